@@ -1,0 +1,88 @@
+# muster: one job file, every launcher, one trainer. `make` alone lists the targets.
+
+JOB ?= k8s/jobs/digits-ddp.yaml
+LAUNCHERS ?= job pytorchjob
+SET ?=
+FRESH ?=
+IMAGE ?= muster:latest
+# Empty: the torch of the lock (CUDA builds on Linux, they run on a CPU too). cpu: PyTorch's CPU index.
+TORCH_BACKEND ?=
+PYTHON ?= python3
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.stamp
+UV := $(PY) -m uv
+NAME = $(shell sed -n 's/^name: *\([a-z0-9-]*\).*/\1/p' $(JOB) | tail -n 1)
+FOLDER = build/$(NAME)
+BACKEND = $(or $(TORCH_BACKEND),$(shell cat $(STAMP) 2>/dev/null),locked)
+RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run render lint format test test-fast lock image docker-run clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@printf '\nVariables: JOB=%s LAUNCHERS="%s" SET="key=value ..." FRESH=1 IMAGE=%s TORCH_BACKEND=cpu PYTHON=%s\n' \
+		'$(JOB)' '$(LAUNCHERS)' '$(IMAGE)' '$(PYTHON)'
+
+setup: $(STAMP) ## make .venv and install the hash-locked packages into it
+
+# The stamp holds the backend, so that a later `make run` keeps it and another TORCH_BACKEND redoes it.
+ifneq ($(TORCH_BACKEND),)
+ifneq ($(TORCH_BACKEND),$(shell cat $(STAMP) 2>/dev/null))
+.PHONY: $(STAMP)
+endif
+endif
+$(STAMP): docker/requirements-dev.txt docker/requirements-uv.txt docker/install.sh
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'make: $(PYTHON) is older than Python 3.11; try make PYTHON=python3.12' >&2; exit 64; }
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r docker/requirements-uv.txt
+	@docker/install.sh $(PY) docker/requirements-dev.txt $(BACKEND)
+	@echo '$(BACKEND)' > $@
+
+run: $(STAMP) ## train JOB here, with as many ranks as it asks for, and render it for clusters
+	@$(RENDER) $(foreach launcher,local $(LAUNCHERS),--launcher $(launcher)) -o $(FOLDER)
+	$(if $(FRESH),@rm -rf $(FOLDER)/run)
+	@PYTHON=$(PY) $(FOLDER)/local.sh
+
+render: $(STAMP) ## write the manifests of JOB to build/NAME/, ready for kubectl apply -f
+	@$(RENDER) $(foreach launcher,$(LAUNCHERS),--launcher $(launcher)) -o $(FOLDER)
+
+lint: $(STAMP) ## ruff, mypy --strict, hadolint
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(VENV)/bin/hadolint docker/Dockerfile
+
+format: $(STAMP) ## let ruff rewrite the code
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+test: $(STAMP) ## every test
+	@$(PY) -m pytest
+
+test-fast: $(STAMP) ## the tests that take seconds
+	@$(PY) -m pytest -m 'not slow'
+
+lock: $(STAMP) ## compile the requirements files anew, with the newest versions
+	@printf 'uv\n' | $(UV) pip compile $(LOCK) -o docker/requirements-uv.txt -
+	@$(UV) pip compile $(LOCK) --all-extras -o docker/requirements-dev.txt pyproject.toml
+	@$(UV) pip compile $(LOCK) -c docker/requirements-dev.txt -o docker/requirements.txt pyproject.toml
+LOCK = --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-emit-index-url \
+	--no-annotate --custom-compile-command 'make lock'
+
+image: ## build the trainer's image IMAGE (TORCH_BACKEND=cpu: without CUDA)
+	docker build --file docker/Dockerfile --tag $(IMAGE) \
+		--build-arg TORCH_BACKEND=$(or $(TORCH_BACKEND),locked) \
+		--build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
+		--build-arg REVISION=$$(git rev-parse HEAD) .
+
+docker-run: $(STAMP) ## train JOB in the image IMAGE on this machine, on its GPUs if JOB asks for them
+	@$(RENDER) --set image=$(IMAGE) --launcher docker -o $(FOLDER)
+	@$(FOLDER)/docker.sh
+
+clean: ## remove what make and the tests wrote, except .venv
+	rm -rf build runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

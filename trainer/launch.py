@@ -1,0 +1,163 @@
+"""The container's entrypoint: starts this node's ranks under torch's elastic agent.
+
+It resolves the PET_* contract, waits for the master (bounded), and runs the agent in this process, so
+that the ranks' exit codes survive: torchrun turns every one of them into 1, even a clean stop.
+
+    python -m trainer.launch                            # one node: a rank per GPU, else one
+    PET_NPROC_PER_NODE=2 python -m trainer.launch       # two ranks
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from types import FrameType
+
+from trainer.contract import Contract, resolve, table
+from trainer.exits import Action, Exit, Fault, codes_for
+from trainer.settings import Settings, from_environment, variable
+from trainer.sizing import size
+
+_HELP = """usage: python -m trainer.launch
+
+Starts this node's ranks of a training run and ends with the exit code that speaks for them. Where the
+node stands comes from torchrun's own variables: PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK,
+PET_MASTER_ADDR, PET_MASTER_PORT (or PET_RDZV_BACKEND=c10d with PET_RDZV_ENDPOINT and PET_RDZV_ID),
+PET_MAX_RESTARTS, PET_LOCAL_ADDR, PET_SHUTDOWN_TIMEOUT. What is trained comes from TRAINER_*:
+see python -m trainer --help."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main() -> int:
+    """Launch and return the exit code, as whoever started this is to see it."""
+    if len(sys.argv) > 1:
+        print(_HELP, file=sys.stdout if sys.argv[1] in ("-h", "--help") else sys.stderr)
+        return Exit.DONE if sys.argv[1] in ("-h", "--help") else Exit.CONFIG
+    for number in _SIGNALS:
+        signal.signal(number, _stop_before_start)
+    try:
+        offset = _retry_offset(os.environ)
+        return _launch(from_environment(), offset)
+    except Fault as fault:
+        say(f"{fault} (exit {fault.code})")
+        return fault.code
+
+
+def _launch(settings: Settings, retry_offset: int) -> int:
+    contract = resolve(os.environ, devices=_count_devices)
+    if contract.world_size is not None:
+        size(settings, contract.world_size, label=variable)  # refused once, not by every rank
+    if not contract.port:
+        contract = replace(contract, port=_free_port())
+    say("this node's place\n" + table(contract))
+    _share_cores(contract.ranks_per_node)
+    try:
+        if not contract.elastic and contract.node_rank > 0:
+            wait_for_master(contract, timeout=settings.rendezvous_timeout)
+        # torch's agent takes seconds to import; refusals and the wait do without it.
+        from trainer.agent import prepare  # noqa: PLC0415
+
+        with prepare(contract, rendezvous_timeout=settings.rendezvous_timeout) as ranks:
+            for number in _SIGNALS:
+                signal.signal(number, ranks.stop)
+            code = ranks.run_to_end()
+    except Fault as fault:
+        say(str(fault))
+        code = fault.code
+    reported = code + retry_offset if code in codes_for(*_RETRIED) else int(code)
+    say(f"exit {reported}" + (f" (that is {code})" if reported != code else ""))
+    return reported
+
+
+# What a controller that judges by range (PyTorchJob's ExitCode: 1-127 permanent, 128-255 retried) is
+# told with an offset of 128. A stop is 143 and needs none.
+_RETRIED = (Action.RETRY, Action.RETRY_ELSEWHERE, Action.RETRY_FREE)
+
+
+def _retry_offset(environment: Mapping[str, str]) -> int:
+    text = environment.get("MUSTER_RETRY_EXIT_OFFSET") or "0"
+    if not text.isdecimal() or int(text) > 128:
+        raise Fault(Exit.CONFIG, f"MUSTER_RETRY_EXIT_OFFSET={text!r}: must be 0 to 128")
+    return int(text)
+
+
+def _stop_before_start(number: int, _: FrameType | None) -> None:
+    raise Fault(Exit.STOPPED, f"{signal.Signals(number).name} before any rank was started")
+
+
+def wait_for_master(contract: Contract, *, timeout: float) -> None:
+    """Wait until the master's port accepts a connection. Raises Fault(69) after `timeout` seconds.
+
+    A name that resolves is not enough: the port may open seconds later (kubeflow/pytorch-operator
+    125, 333).
+    """
+    began = time.monotonic()
+    told = False
+    while True:
+        try:
+            socket.create_connection((contract.address, contract.port), timeout=5).close()
+        except OSError as error:
+            waited = time.monotonic() - began
+            if waited >= timeout:
+                raise Fault(
+                    Exit.PEER,
+                    f"the master, node 0, did not answer at {contract.endpoint} within "
+                    f"{timeout:.0f} s (TRAINER_RENDEZVOUS_TIMEOUT); last: {error}",
+                ) from None
+            if not told:
+                say(f"waiting for the master at {contract.endpoint} ({error})")
+                told = True
+            time.sleep(min(0.5, timeout - waited))
+        else:
+            return
+
+
+def _count_devices() -> int:
+    import torch  # noqa: PLC0415  # only where nothing says how many ranks to start
+
+    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _share_cores(ranks: int) -> None:
+    """Give every rank its share of this container's cores, unless the user has said otherwise."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    threads = max(1, cores() // ranks)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    say(f"OMP_NUM_THREADS={threads}: {cores()} cores for {ranks} ranks")
+
+
+def cores() -> int:
+    """Return how many cores this process may use: its affinity, or its cgroup's quota if lower."""
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return allowed if quota == "max" else min(allowed, ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        return allowed
+
+
+def say(message: str) -> None:
+    """Write a line for people: to standard error, since standard output carries JSON."""
+    print(f"launch: {message}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    ending = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: a thread may still wait in the rendezvous, and the interpreter would wait with it.
+    os._exit(ending)

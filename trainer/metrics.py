@@ -1,0 +1,50 @@
+"""What a run reports: events, one JSON object a line, to `metrics.jsonl` and to who is watching.
+
+Only the main rank reports. Off a terminal the lines go to standard output as well; on one a progress
+bar shows them. Human words go to standard error.
+"""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trainer.runtime import Runtime
+from trainer.settings import Settings
+
+Event = dict[str, Any]
+Report = Callable[..., None]
+
+
+@contextlib.contextmanager
+def reporting(settings: Settings, runtime: Runtime) -> Iterator[Report]:
+    """Open what events go to and yield `report(event, **fields)`; on other ranks it does nothing."""
+    if not runtime.is_main:
+        yield lambda _event, **_fields: None
+        return
+    with contextlib.ExitStack() as stack:
+        settings.run_folder.mkdir(parents=True, exist_ok=True)
+        file = stack.enter_context((settings.run_folder / "metrics.jsonl").open("a"))
+
+        def to_file(event: Event) -> None:
+            print(json.dumps(event), file=file, flush=True)
+
+        if settings.log == "rich" or (settings.log == "auto" and sys.stdout.isatty()):
+            from trainer.progress import display  # noqa: PLC0415  # rich is needed on a terminal only
+
+            show: Callable[[Event], None] = stack.enter_context(display())
+        else:
+            show = _to_stdout
+
+        def report(event: str, **fields: Any) -> None:
+            record = {"event": event, "time": time.time(), **fields}
+            to_file(record)
+            show(record)
+
+        yield report
+
+
+def _to_stdout(event: Event) -> None:
+    print(json.dumps(event), flush=True)

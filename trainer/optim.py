@@ -1,0 +1,40 @@
+"""Optimiser and learning rate; the rate is a pure function of the step, so it needs no state."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from trainer.settings import Settings
+
+
+def build(parameters: Iterable[nn.Parameter], settings: Settings) -> torch.optim.Optimizer:
+    """Return the optimiser that the settings name, over `parameters`."""
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+        )
+    return torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+
+
+def learning_rate(step: int, total: int, settings: Settings) -> float:
+    """Return the rate of optimiser step `step` (the first is 0) of `total`.
+
+    Linear warm-up, then half a cosine down to zero (Loshchilov and Hutter, 2017), or constant.
+    """
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / settings.warmup_steps
+    if settings.schedule == "constant":
+        return settings.lr
+    progress = (step - settings.warmup_steps) / max(1, total - settings.warmup_steps)
+    return settings.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every parameter group the rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,135 @@
+"""The arithmetic of a run: mode, mesh, batches. Pure, shared by trainer and renderer, free of torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from trainer.exits import Exit, Fault
+from trainer.modes import AXES, DATA_AXES, MODES
+from trainer.settings import Label, Settings
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Samples: `global_batch` = `micro` x `accumulation` x `replicas`."""
+
+    global_batch: int
+    micro: int
+    accumulation: int
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """How a world of ranks trains: the mode with the reason it was chosen, mesh sizes, batches."""
+
+    world_size: int
+    mode: str
+    reason: str
+    mesh: dict[str, int]
+    batches: Batches
+
+
+def size(settings: Settings, world_size: int, *, label: Label) -> Sizing:
+    """Settle mode, mesh and batches for `world_size` ranks. Raises Fault(64) when they do not fit."""
+    mode, reason = choose_mode(settings.mode, world_size)
+    mesh = settle_mesh(settings.mesh, mode, world_size, label=label)
+    replicas = prod(mesh[axis] for axis in DATA_AXES)
+    batches = divide_batch(settings.global_batch, settings.micro_batch, replicas, label=label)
+    return Sizing(world_size, mode, reason, mesh, batches)
+
+
+def choose_mode(mode: str, world_size: int) -> tuple[str, str]:
+    """Return the mode to use and why: what was asked for, or for `auto` what fits the world."""
+    if mode != "auto":
+        return mode, "as set"
+    if world_size == 1:
+        return "single", "auto: one rank"
+    return "ddp", f"auto: {world_size} ranks, and every one can hold the whole model"
+
+
+def settle_mesh(text: str, mode: str, world_size: int, *, label: Label) -> dict[str, int]:
+    """Return the size of every axis of the mesh.
+
+    Without `text` the mode's first axis takes the whole world. Raises Fault(64) when the text does
+    not parse, names an axis the mode does not use, or the product is not the world size.
+    """
+    usable = MODES[mode].axes
+    if not text:
+        if world_size > 1 and not usable:
+            raise Fault(
+                Exit.CONFIG,
+                f"{label('mode')}={mode!r}: runs in one process, but there are {world_size} ranks; "
+                "use ddp, or one rank",
+            )
+        sizes = {usable[0]: world_size} if usable else {}
+    else:
+        sizes = _parse_mesh(text, label)
+        for axis, extent in sizes.items():
+            if extent > 1 and axis not in usable:
+                raise Fault(
+                    Exit.CONFIG,
+                    f"{label('mesh')}={text!r}: mode {mode} does not use the axis {axis}; "
+                    f"it uses {', '.join(usable) or 'none'}",
+                )
+    if prod(sizes.values()) != world_size:
+        raise Fault(
+            Exit.CONFIG,
+            f"{label('mesh')}={text!r}: multiplies to {prod(sizes.values())}, but the world size is "
+            f"{world_size}{_mesh_that_would_do(usable, world_size)}",
+        )
+    return {axis: sizes.get(axis, 1) for axis in AXES}
+
+
+def _parse_mesh(text: str, label: Label) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, number = (piece.strip() for piece in part.partition("="))
+        if axis not in AXES or axis in sizes or not (number.isdecimal() and int(number) > 0):
+            raise Fault(
+                Exit.CONFIG,
+                f"{label('mesh')}={text!r}: {part.strip()!r} is not AXIS=SIZE; write each of "
+                f"{', '.join(AXES)} at most once, e.g. dp_replicate=2",
+            )
+        sizes[axis] = int(number)
+    return sizes
+
+
+def _mesh_that_would_do(usable: tuple[str, ...], world_size: int) -> str:
+    return f"; {usable[0]}={world_size} would do" if usable else ""
+
+
+def divide_batch(
+    global_batch: int, micro_batch: int | None, replicas: int, *, label: Label
+) -> Batches:
+    """Split the global batch over `replicas` and into micro-batches. Raises Fault(64) on a remainder."""
+    if global_batch % replicas:
+        near = _nearest_multiples(global_batch, replicas)
+        raise Fault(
+            Exit.CONFIG,
+            f"{label('global_batch')}={global_batch}: does not divide over {replicas} "
+            f"data-parallel ranks; {near} would",
+        )
+    per_replica = global_batch // replicas
+    micro = micro_batch or per_replica
+    if per_replica % micro:
+        fitting = max(n for n in range(1, micro) if per_replica % n == 0) if micro > 1 else 1
+        raise Fault(
+            Exit.CONFIG,
+            f"{label('micro_batch')}={micro}: does not divide the {per_replica} samples that each of "
+            f"{replicas} data-parallel ranks has per step; {fitting} would",
+        )
+    return Batches(global_batch, micro, per_replica // micro, replicas)
+
+
+def _nearest_multiples(value: int, of: int) -> str:
+    below = value // of * of
+    return " or ".join(str(n) for n in (below, below + of) if n)
+
+
+def data_rank(coordinates: Mapping[str, int], mesh: Mapping[str, int]) -> int:
+    """Return which share of the data the rank at `coordinates` of the mesh reads."""
+    rank = 0
+    for axis in DATA_AXES:
+        rank = rank * mesh[axis] + coordinates[axis]
+    return rank

@@ -1,0 +1,79 @@
+"""Stop requests: a signal sets a flag, and all ranks agree on the step after which they stop."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from trainer.runtime import Runtime, say
+
+
+class Stop:
+    """Whether this run was asked to stop."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.signal: signal.Signals | None = None
+        self._runtime = runtime
+        self._flag = torch.zeros(1)
+        self._pending: dist.Work | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The signal this rank got; None when another rank got it."""
+        return self.signal.name if self.signal else None
+
+    def request(self, number: int, _: FrameType | None) -> None:
+        """Handle a signal. A second SIGTERM changes nothing; a second Ctrl-C ends this rank at once."""
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+            if self._runtime.is_main:
+                say(f"{self.signal.name}: saving a checkpoint after this step, then stopping")
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def agreed(self) -> bool:
+        """Return whether any rank had been asked to stop at the last call, the same on every rank.
+
+        A collective: every rank calls it equally often. The flags travel while the step computes, so
+        the answer is one call old and costs no waiting.
+        """
+        if self._runtime.control is None:
+            return self.signal is not None
+        asked = False
+        if self._pending is not None:
+            self._pending.wait()
+            asked = bool(self._flag.item())
+        self._flag.fill_(self.signal is not None)
+        self._pending = dist.all_reduce(
+            self._flag, dist.ReduceOp.MAX, group=self._runtime.control, async_op=True
+        )
+        return asked
+
+    def settle(self) -> None:
+        """Wait for the flags that still travel; to be called before the group goes away."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+
+
+@contextlib.contextmanager
+def stop_requests(runtime: Runtime) -> Iterator[Stop]:
+    """Turn SIGTERM and SIGINT into a flag within the block.
+
+    Outside of it they keep their defaults: before the first step there is nothing to save, and a
+    handler would not run anyway while the process group waits for its peers in C++.
+    """
+    stop = Stop(runtime)
+    before = {number: signal.signal(number, stop.request) for number in _SIGNALS}
+    try:
+        yield stop
+        stop.settle()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -1,0 +1,110 @@
+"""The modes of parallel training, a file each.
+
+A strategy answers what differs between them: how the model is wrapped, how a step is taken, how
+gradients are clipped, and what evaluates.
+
+A mode's file offers `build(model, context) -> Strategy`; its row is in `trainer/modes.py`.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+from torch import Tensor, nn
+
+from trainer.data import Batch
+from trainer.runtime import Runtime
+from trainer.settings import Settings
+
+# Outputs and targets to one loss per sample, shape (n,).
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a strategy is built with."""
+
+    settings: Settings
+    runtime: Runtime
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A mode at work.
+
+    `module` holds the parameters the optimiser updates and the checkpoint saves.
+    `step(micro_batches, weight)` leaves in them the gradient of the global batch's mean loss and
+    returns this rank's sum of losses; `weight` is the global batch's sum of weights.
+    `clip(norm)` scales the gradients to a global norm of at most `norm` (0: not at all) and returns
+    what the norm was.
+    `forward(inputs)` is the model for evaluation.
+    """
+
+    module: nn.Module
+    step: Callable[[Sequence[Batch], float], Tensor]
+    clip: Callable[[float], Tensor]
+    forward: Callable[[Tensor], Tensor]
+
+
+def build(mode: str, model: nn.Module, context: Context) -> Strategy:
+    """Return the strategy of `mode` for `model`, which is on the rank's device."""
+    module = import_module(f"{__name__}.{mode.replace('-', '_')}")
+    strategy: Strategy = module.build(model, context)
+    return strategy
+
+
+def accumulate(
+    module: nn.Module,
+    micro_batches: Sequence[Batch],
+    context: Context,
+    *,
+    scale: float,
+    unsynced: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Tensor:
+    """Run forward and backward over the micro-batches of a step and return their sum of losses.
+
+    Every loss is multiplied by `scale` before its backward pass. All but the last micro-batch run
+    under `unsynced`, for modules whose backward pass communicates.
+    """
+    loss_sum = torch.zeros((), device=context.runtime.device)
+    for number, batch in enumerate(micro_batches, start=1):
+        with contextlib.nullcontext() if number == len(micro_batches) else unsynced():
+            with autocast(context):
+                outputs = module(batch.inputs)
+            loss = weighted_loss(outputs, batch, context)
+            (loss * scale).backward()
+        loss_sum += loss.detach()
+    return loss_sum
+
+
+def inference(module: nn.Module, context: Context) -> Callable[[Tensor], Tensor]:
+    """Return the forward pass of evaluation, in the precision of the settings."""
+
+    def forward(inputs: Tensor) -> Tensor:
+        with autocast(context):
+            outputs: Tensor = module(inputs)
+        return outputs
+
+    return forward
+
+
+def autocast(context: Context) -> contextlib.AbstractContextManager[object]:
+    """Return the context that computes in the precision of the settings."""
+    if context.settings.precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(context.runtime.device.type, torch.bfloat16)
+
+
+def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
+    """Return the sum of the losses of a micro-batch, a sample that only fills the shape left out."""
+    losses = context.loss(outputs, batch.targets).float()
+    # where, not a product: nothing that the filler computes may reach the sum, not even as 0 * inf.
+    return torch.where(batch.weights > 0, losses * batch.weights, 0.0).sum()
+
+
+def clip_replicated(parameters: Sequence[nn.Parameter], norm: float) -> Tensor:
+    """Clip gradients that are whole on every rank."""
+    return nn.utils.clip_grad_norm_(parameters, norm or float("inf"))

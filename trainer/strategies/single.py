@@ -1,0 +1,25 @@
+"""One process, one device: what every other mode is compared with.
+
+TRAINER_MODE=single python -m trainer
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from trainer.data import Batch
+from trainer.strategies import Context, Strategy, accumulate, clip_replicated, inference
+
+
+def build(model: nn.Module, context: Context) -> Strategy:
+    parameters = list(model.parameters())
+
+    def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
+        return accumulate(model, micro_batches, context, scale=1 / weight)
+
+    return Strategy(
+        module=model,
+        step=step,
+        clip=lambda norm: clip_replicated(parameters, norm),
+        forward=inference(model, context),
+    )

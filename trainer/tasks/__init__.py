@@ -1,0 +1,63 @@
+"""What is trained: a task builds model, data, loss and metric, a file each.
+
+The file's name is the task's, and it offers `Task`. A task of one's own is
+TRAINER_TASK=package.module:Class.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from trainer.data import Data
+from trainer.exits import Exit, Fault
+from trainer.settings import Settings
+
+
+class Task(Protocol):
+    """What every task offers; the class is called with the settings.
+
+    `metric` names what `score` counts, e.g. accuracy: 1.0 for a sample that was predicted right.
+    """
+
+    metric: str
+
+    def model(self) -> nn.Module:
+        """Return the model with its initial weights; the trainer has seeded torch."""
+        ...
+
+    def data(self, *, train: bool) -> Data:
+        """Return the training or the test set."""
+        ...
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return one loss per sample, shape (n,)."""
+        ...
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return one score per sample, shape (n,); their mean over the test set is the metric."""
+        ...
+
+
+def load(settings: Settings) -> Task:
+    """Return the task that the settings name. Raises Fault(64) when it cannot be imported."""
+    module_name, _, attribute = settings.task.partition(":")
+    if not attribute:
+        module_name, attribute = f"{__name__}.{settings.task.replace('-', '_')}", "Task"
+    elif (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise Fault(
+            Exit.CONFIG,
+            f"TRAINER_TASK={settings.task!r}: no module named {error.name!r} on the Python path",
+        ) from error
+    if not hasattr(module, attribute):
+        raise Fault(
+            Exit.CONFIG, f"TRAINER_TASK={settings.task!r}: {module_name} has no {attribute!r}"
+        )
+    task: Task = getattr(module, attribute)(settings)
+    return task

@@ -1,0 +1,42 @@
+"""Made-up vectors around ten centres: learnable, and there is nothing to read or to download.
+
+TRAINER_TASK=synthetic python -m trainer
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.data import Tensors
+from trainer.settings import Settings
+
+_FEATURES = 64
+_CLASSES = 10
+_TRAIN, _TEST = 4096, 1024
+_NOISE = 2.0  # of a centre's own scale: the classes overlap a little
+
+
+class Task:
+    metric = "accuracy"
+
+    def __init__(self, _: Settings) -> None:
+        pass
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(_FEATURES, 128), nn.ReLU(), nn.Linear(128, _CLASSES))
+
+    def data(self, *, train: bool) -> Tensors:
+        """Return vectors, shape (n, 64), and the class of the centre each was drawn around."""
+        generator = torch.Generator().manual_seed(0)
+        centres = torch.randn(_CLASSES, _FEATURES, generator=generator)
+        labels = torch.randint(_CLASSES, (_TRAIN + _TEST,), generator=generator)
+        noise = torch.randn(len(labels), _FEATURES, generator=generator)
+        vectors = centres[labels] + _NOISE * noise
+        chosen = slice(0, _TRAIN) if train else slice(_TRAIN, None)
+        return Tensors(vectors[chosen], labels[chosen])
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(dim=1) == targets).float()

@@ -49,14 +49,14 @@ class Settings(BaseModel):
     )
     epochs: int = Field(20, ge=0, description="passes over the training data")
     steps: int | None = Field(None, ge=0, description="optimiser steps; overrides epochs")
-    global_batch: int = Field(64, ge=1, description="samples per optimiser step, over all ranks")
+    global_batch: int = Field(32, ge=1, description="samples per optimiser step, over all ranks")
     micro_batch: int | None = Field(
         None,
         ge=1,
         description="samples per forward pass and rank; the rest is accumulated (default: all at once)",
     )
-    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="sgd or adamw")
-    lr: float = Field(0.05, gt=0, allow_inf_nan=False, description="peak learning rate")
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="adamw or sgd")
+    lr: float = Field(0.001, gt=0, allow_inf_nan=False, description="peak learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(
         0.0005, ge=0, allow_inf_nan=False, description="weight decay of either optimiser"

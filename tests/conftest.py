@@ -1,0 +1,110 @@
+"""What the tests share: real runs of the trainer, each in a process of its own or several."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# A small, quick job; tests add to it.
+QUICK = {"TRAINER_TASK": "synthetic", "TRAINER_STEPS": "12", "TRAINER_LOG_STEPS": "1"}
+
+
+def clean_environment(**added: str) -> dict[str, str]:
+    """Return this process's environment without what would change a run, and with `added`."""
+    prefixes = ("TRAINER_", "PET_", "MUSTER_", "TORCHELASTIC_")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(prefixes) and k not in names}
+    return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | added
+
+
+@dataclass
+class Ended:
+    """A process that has ended: its code, its events, and what it told people."""
+
+    code: int
+    events: list[dict[str, Any]]
+    words: str
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == kind]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        return {event["step"]: event["loss"] for event in self.of("step")}
+
+
+class Started:
+    """A running `python ARGUMENTS`, in a folder of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, env: Mapping[str, str]) -> None:
+        self.out = (folder / "stdout").open("w+")
+        self.words = (folder / "stderr").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env=clean_environment(**env),
+            stdout=self.out,
+            stderr=self.words,
+            start_new_session=True,
+        )
+
+    def read(self, file: Any) -> str:
+        file.flush()
+        return Path(file.name).read_text(encoding="utf-8")
+
+    def wait_for(self, what: str, *, timeout: float = 60) -> None:
+        """Wait until `what` stands in either output."""
+        end = time.monotonic() + timeout
+        while what not in self.read(self.out) + self.read(self.words):
+            assert self.process.poll() is None, self.read(self.words)
+            assert time.monotonic() < end, f"no {what!r} in {timeout} s: {self.read(self.words)}"
+            time.sleep(0.02)
+
+    def family(self) -> list[psutil.Process]:
+        """Return this process and all below it."""
+        top = psutil.Process(self.process.pid)
+        return [top, *top.children(recursive=True)]
+
+    def end(self, *, timeout: float = 120) -> Ended:
+        """Wait for the end and return it."""
+        code = self.process.wait(timeout)
+        lines = self.read(self.out).splitlines()
+        return Ended(code, [json.loads(line) for line in lines], self.read(self.words))
+
+    def clear(self) -> None:
+        """Kill what is left, so that one failed test does not disturb the next."""
+        if self.process.poll() is None:
+            for process in self.family():
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
+            self.process.wait()
+        self.out.close()
+        self.words.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    """Start `python ARGUMENTS` with variables set, each time in a new folder below tmp_path."""
+    running: list[Started] = []
+
+    def begin(*arguments: str, **env: str) -> Started:
+        folder = tmp_path / f"process-{len(running)}"
+        folder.mkdir()
+        running.append(Started(folder, *arguments, env=env))
+        return running[-1]
+
+    yield begin
+    for process in running:
+        process.clear()

@@ -1,0 +1,249 @@
+"""Runs on one machine, as a person or a container starts them: outcome, output, exit codes."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import QUICK, clean_environment
+from tests.ranks import free_port
+
+pytestmark = pytest.mark.slow
+
+OWN_TASK = """
+import os
+from trainer.tasks.synthetic import Task as Synthetic
+
+class Own(Synthetic):
+    def loss(self, outputs, targets):
+        if os.environ.get("RANK", "0") == os.environ.get("FAILING_RANK"):
+            raise ValueError("out of order")
+        return super().loss(outputs, targets)
+"""
+
+
+def test_an_empty_environment_trains_digits_in_one_process(start: Any) -> None:
+    ended = start("-m", "trainer").end()
+    assert ended.code == 0, ended.words
+    launch, summary = ended.events[0], ended.events[-1]
+    assert (launch["event"], launch["mode"], launch["why"]) == (
+        "launch",
+        "single",
+        "auto: one rank",
+    )
+    assert summary["event"] == "summary"
+    assert summary["accuracy"] >= 0.97
+    assert summary["seconds"] < 60
+    assert {"steps", "samples_per_s", "checkpoint", "mode", "world_size"} <= summary.keys()
+    assert {"step", "epoch", "loss", "grad_norm", "lr", "samples", "samples_per_s"} <= ended.of(
+        "step"
+    )[0].keys()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("-m", "trainer.launch"), ("-m", "torch.distributed.run", "-m", "trainer")]
+)
+def test_both_launchers_read_the_same_contract(arguments: tuple[str, ...], start: Any) -> None:
+    started = start(*arguments, PET_NPROC_PER_NODE="2", PET_MASTER_PORT=str(free_port()), **QUICK)
+    ended = started.end()
+    assert ended.code == 0, ended.words
+    assert ended.of("launch")[0]["world_size"] == 2
+    assert ended.of("summary")[0]["mode"] == "ddp"
+    file = Path(started.out.name).parent / "runs/synthetic/metrics.jsonl"
+    assert [json.loads(line) for line in file.read_text().splitlines()] == ended.events
+
+
+@pytest.mark.parametrize("failing", ["0", "1"])
+def test_a_rank_that_raises_is_told_once_and_is_70(
+    failing: str, start: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_TASK, encoding="utf-8")
+    ended = start(
+        "-m",
+        "trainer.launch",
+        PET_NPROC_PER_NODE="2",
+        FAILING_RANK=failing,
+        **(QUICK | {"TRAINER_TASK": "own:Own"}),
+        PYTHONPATH=f"{tmp_path}:{clean_environment()['PYTHONPATH']}",
+    ).end()
+    assert ended.code == 70
+    assert ended.words.count("Traceback (most recent call last)") == 1
+    assert ended.words.count("ValueError: out of order") == 2  # its last line, and the verdict's
+    assert f"launch: rank {failing}: ValueError: out of order (exit 70)" in ended.words
+    assert ended.of("error")[0]["code"] == (70 if failing == "0" else 69)
+
+
+def test_codes_that_may_be_retried_are_shifted_where_a_controller_judges_by_range(
+    start: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_TASK, encoding="utf-8")
+    own = {
+        "TRAINER_TASK": "own:Own",
+        "PYTHONPATH": f"{tmp_path}:{clean_environment()['PYTHONPATH']}",
+    }
+    shift = {"MUSTER_RETRY_EXIT_OFFSET": "128"}
+    assert (
+        start("-m", "trainer.launch", FAILING_RANK="0", **(QUICK | own), **shift).end().code == 198
+    )
+    assert start("-m", "trainer.launch", TRAINER_MODE="dpd", **shift).end().code == 64
+
+
+WRONG = [
+    ({"TRAINER_MODE": "dpd"}, "TRAINER_MODE='dpd': no such mode"),
+    ({"TRAINER_GLOBAL_BATCH": "7", "PET_NPROC_PER_NODE": "2"}, "does not divide over 2"),
+    ({"PET_NNODES": "0"}, "PET_NNODES='0'"),
+    ({"MUSTER_RETRY_EXIT_OFFSET": "x"}, "MUSTER_RETRY_EXIT_OFFSET='x': must be 0 to 128"),
+    ({"TRAINER_TASK": "no.such:Task"}, "TRAINER_TASK='no.such:Task': no module named 'no'"),
+]
+
+
+@pytest.mark.parametrize(("environment", "message"), WRONG)
+def test_a_bad_configuration_is_64_in_one_line(
+    environment: dict[str, str], message: str, start: Any
+) -> None:
+    ended = start("-m", "trainer.launch", **environment).end()
+    assert ended.code == 64
+    (line,) = [line for line in ended.words.splitlines() if message in line]
+    assert "Traceback" not in ended.words
+    assert ended.of("step") == []
+
+
+@pytest.mark.parametrize("module", ["trainer", "trainer.launch"])
+def test_sigterm_saves_and_the_next_run_ends_where_an_undisturbed_one_does(
+    module: str, start: Any, tmp_path: Path
+) -> None:
+    settings = QUICK | {"TRAINER_STEPS": "400", "PET_NPROC_PER_NODE": "2"}
+    whole = start("-m", module, **settings).end()
+    out = {"TRAINER_OUT": str(tmp_path / "run")}
+    started = start("-m", module, **settings, **out)
+    started.wait_for('"step": 30,')
+    started.process.send_signal(signal.SIGTERM)
+    time.sleep(0.01)
+    started.process.send_signal(signal.SIGTERM)  # changes nothing
+    stopped = started.end()
+    assert stopped.code == 143, stopped.words
+    assert stopped.of("fault")[0]["kind"] == "stopped"
+    step = stopped.of("fault")[0]["step"]
+    assert stopped.of("step")[-1]["step"] == step < 400
+    rest = start("-m", module, **settings, **out).end()
+    assert rest.code == 0, rest.words
+    assert f"{step} steps done" in rest.words
+    assert stopped.losses | rest.losses == whole.losses  # bit by bit
+
+
+def test_ctrl_c_leaves_no_process_behind(start: Any) -> None:
+    settings = QUICK | {"TRAINER_STEPS": "100000", "PET_NPROC_PER_NODE": "2"}
+    started = start("-m", "trainer.launch", **settings)
+    started.wait_for('"step": 5,')
+    family = started.family()
+    assert len(family) == 3
+    os.killpg(started.process.pid, signal.SIGINT)  # what a terminal sends
+    assert started.end().code == 143
+    gone, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+
+
+def test_ctrl_c_twice_ends_at_once(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\nfrom trainer.tasks.synthetic import Task\n"
+        "class Slow(Task):\n"
+        "    def loss(self, *a):\n        time.sleep(600)\n        return super().loss(*a)\n",
+        encoding="utf-8",
+    )
+    own = {
+        "TRAINER_TASK": "slow:Slow",
+        "PYTHONPATH": f"{tmp_path}:{clean_environment()['PYTHONPATH']}",
+    }
+    started = start("-m", "trainer.launch", **(QUICK | own))
+    started.wait_for('"event": "launch"')
+    time.sleep(1)
+    family = started.family()
+    started.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert started.process.poll() is None  # it waits for the step
+    started.process.send_signal(signal.SIGINT)
+    assert started.end(timeout=20).code == 70
+    gone, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+
+
+def test_a_rank_that_outstays_the_time_to_stop_is_killed(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\nfrom trainer.tasks.synthetic import Task\n"
+        "class Slow(Task):\n"
+        "    def loss(self, *a):\n        time.sleep(600)\n        return super().loss(*a)\n",
+        encoding="utf-8",
+    )
+    own = {
+        "TRAINER_TASK": "slow:Slow",
+        "PYTHONPATH": f"{tmp_path}:{clean_environment()['PYTHONPATH']}",
+    }
+    started = start("-m", "trainer.launch", PET_SHUTDOWN_TIMEOUT="1", **(QUICK | own))
+    started.wait_for('"event": "launch"')
+    time.sleep(1)
+    started.process.send_signal(signal.SIGTERM)
+    assert started.end(timeout=20).code == 70
+
+
+def test_a_finished_run_says_so_and_never_starts_over_unasked(start: Any, tmp_path: Path) -> None:
+    settings = QUICK | {"TRAINER_OUT": str(tmp_path / "run")}
+    first = start("-m", "trainer", **settings).end()
+    again = start("-m", "trainer", **settings).end()
+    assert again.code == 0
+    assert again.of("step") == []
+    assert "12 steps done, 0 to go" in again.words
+    assert again.of("summary")[0]["accuracy"] == first.of("summary")[0]["accuracy"]
+    over = start("-m", "trainer", TRAINER_RESUME="never", **settings).end()
+    assert over.losses == first.losses
+    other = start("-m", "trainer", TRAINER_SEED="1", **settings).end()
+    assert other.code == 64
+    assert (
+        "was trained with 0; set that, another TRAINER_OUT, or TRAINER_RESUME=never" in other.words
+    )
+
+
+def test_divergence_is_72(start: Any) -> None:
+    wild = {"TRAINER_LR": "1e30", "TRAINER_CLIP_NORM": "0", "TRAINER_WARMUP_STEPS": "0"}
+    ended = start("-m", "trainer", **(QUICK | wild)).end()
+    assert ended.code == 72
+    assert "try a smaller TRAINER_LR" in ended.words
+
+
+def test_on_a_terminal_there_is_a_bar_and_no_json(tmp_path: Path) -> None:
+    main, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainer"],
+        cwd=tmp_path,
+        env=clean_environment(TERM="xterm", COLUMNS="120", **QUICK),
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    shown = b""
+    try:
+        while piece := os.read(main, 65536):
+            shown += piece
+    except OSError:  # the other end is closed
+        pass
+    assert process.wait(60) == 0
+    text = shown.decode()
+    for part in (
+        "launch",
+        "world size",
+        "training",
+        "12/12",
+        "loss",
+        "samples/s",
+        "summary",
+        "accuracy",
+    ):
+        assert part in text
+    assert '{"event"' not in text

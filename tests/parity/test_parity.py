@@ -1,0 +1,107 @@
+"""Every mode against one process: same global batches, same losses, gradient norms and weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+STEPS = 50
+COMMON = {"task": "digits", "steps": str(STEPS), "eval_steps": "0", "checkpoint_steps": "0"}
+OPTIMIZERS: dict[str, dict[str, str]] = {
+    "sgd": {"optimizer": "sgd", "lr": "0.02"},
+    "adamw": {"optimizer": "adamw"},
+}
+
+
+def curve(events: list[dict[str, Any]], name: str) -> torch.Tensor:
+    values = [event[name] for event in events if event["event"] == "step"]
+    assert len(values) == STEPS
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    dcp_to_torch_save(folder / "checkpoints" / f"step-{STEPS:08d}", folder / "weights.pt")
+    saved: dict[str, dict[str, torch.Tensor]] = torch.load(folder / "weights.pt")
+    return saved["model"]
+
+
+def worst(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest relative difference."""
+    return float(((one - other).abs() / one.abs().clamp(min=1e-8)).max())
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[Any]]]:
+    runs = {}
+    for name, optimizer in OPTIMIZERS.items():
+        folder = tmp_path_factory.mktemp(f"single-{name}")
+        runs[name] = (folder, run_ranks(1, folder, mode="single", **COMMON, **optimizer))
+    return runs
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("mode", "ranks", "micro"),
+    [("ddp", 2, "16"), ("ddp", 2, "4"), ("ddp", 4, "8"), ("single", 1, "8")],
+)
+def test_a_mode_equals_one_process(
+    mode: str, ranks: int, micro: str, optimizer: str, single: Any, tmp_path: Path
+) -> None:
+    folder, expected = single[optimizer]
+    events = run_ranks(
+        ranks, tmp_path, mode=mode, micro_batch=micro, **COMMON, **OPTIMIZERS[optimizer]
+    )
+    assert worst(curve(expected, "loss"), curve(events, "loss")) < 1e-5
+    assert worst(curve(expected, "grad_norm"), curve(events, "grad_norm")) < 1e-4
+    mine = weights(tmp_path)
+    for name, tensor in weights(folder).items():
+        assert (tensor - mine[name]).norm() < 1e-4 * tensor.norm(), name
+
+
+def _average_nothing() -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    DistributedDataParallel.require_backward_grad_sync = property(  # type: ignore[assignment]
+        lambda _: False, lambda _, __: None
+    )
+
+
+def _read_the_same_share() -> None:
+    from trainer import loop
+
+    original = loop.training_shares
+    loop.training_shares = lambda order, batches, _, *, start: original(  # type: ignore[assignment]
+        order, batches, 0, start=start
+    )
+
+
+@pytest.mark.parametrize("fault", [_average_nothing, _read_the_same_share])
+def test_a_planted_fault_is_seen(fault: Any, single: Any, tmp_path: Path) -> None:
+    _, expected = single["sgd"]
+    events = run_ranks(2, tmp_path, before=fault, mode="ddp", **COMMON, **OPTIMIZERS["sgd"])
+    assert worst(curve(expected, "loss"), curve(events, "loss")) > 1e-3
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_in_one(tmp_path: Path) -> None:
+    """The world may change between two runs; the curve goes on as if it had not."""
+    schedule = {"schedule": "constant"}  # the cosine's length is the run's, and the first is cut
+    whole = run_ranks(1, tmp_path / "whole", mode="single", **COMMON, **schedule)
+    run_ranks(2, tmp_path / "parts", mode="ddp", **(COMMON | schedule | {"steps": "20"}))
+    events = run_ranks(1, tmp_path / "parts", mode="single", **COMMON, **schedule)
+    assert [e["step"] for e in events if e.get("action") == "resumed"] == [20]
+    assert worst(curve(whole, "loss"), curve(events, "loss")) < 1e-4
+
+
+def test_resuming_with_the_same_world_is_exact(tmp_path: Path) -> None:
+    schedule = {"schedule": "constant"}
+    run_ranks(2, tmp_path / "whole", mode="ddp", **COMMON, **schedule)
+    run_ranks(2, tmp_path / "parts", mode="ddp", **(COMMON | schedule | {"steps": "20"}))
+    run_ranks(2, tmp_path / "parts", mode="ddp", **COMMON, **schedule)
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(one[name], other[name]) for name in one)

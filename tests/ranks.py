@@ -1,0 +1,87 @@
+"""Real ranks for the tests: processes with a gloo group, started from a server that has torch loaded.
+
+Importing torch takes seconds; a fork server does it once for the whole test run.
+"""
+
+import json
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["trainer.loop", "tests.ranks"])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_ranks(
+    world_size: int, folder: Path, before: Callable[[], None] | None = None, **settings: str
+) -> list[dict[str, Any]]:
+    """Train with `world_size` ranks and return the main rank's events.
+
+    `before` runs in every rank first: the place to plant a fault. It must be a module's function.
+    """
+    port = free_port()
+    queue = _CONTEXT.SimpleQueue()
+    ranks = [
+        _CONTEXT.Process(
+            target=_rank, args=(rank, world_size, port, folder, before, settings, queue)
+        )
+        for rank in range(world_size)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(timeout=120)
+    late = [number for number, rank in enumerate(ranks) if rank.is_alive()]
+    for rank in ranks:
+        rank.kill()
+    assert not late, f"ranks {late} did not end"
+    codes = [queue.get() for _ in ranks]
+    assert codes == [0] * world_size, codes
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def _rank(
+    rank: int,
+    world_size: int,
+    port: int,
+    folder: Path,
+    before: Callable[[], None] | None,
+    settings: dict[str, str],
+    queue: Any,
+) -> None:
+    import torch
+
+    from trainer.loop import run
+    from trainer.settings import from_environment
+
+    torch.set_num_threads(1)
+    if world_size > 1:
+        os.environ |= {
+            "TORCHELASTIC_RUN_ID": "test",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+    code = 70
+    try:
+        if before is not None:
+            before()
+        variables = {f"TRAINER_{name.upper()}": value for name, value in settings.items()}
+        quiet = {"TRAINER_LOG": "json", "TRAINER_OUT": str(folder), "TRAINER_LOG_STEPS": "1"}
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        code = int(run(from_environment(quiet | variables)))
+    finally:
+        queue.put(code)

@@ -20,7 +20,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast lock image docker-run clean
+.PHONY: help setup run render lint format test test-fast docs lock image docker-run clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -66,6 +66,9 @@ test: $(STAMP) ## every test
 
 test-fast: $(STAMP) ## the tests that take seconds
 	@$(PY) -m pytest -m 'not slow'
+
+docs: $(STAMP) ## write the tables of the README anew from the code
+	@$(PY) -m trainer.reference README.md
 
 lock: $(STAMP) ## compile the requirements files anew, with the newest versions
 	@printf 'uv\n' | $(UV) pip compile $(LOCK) -o docker/requirements-uv.txt -

@@ -22,9 +22,14 @@ def free_port() -> int:
 
 
 def run_ranks(
-    world_size: int, folder: Path, before: Callable[[], None] | None = None, **settings: str
+    world_size: int,
+    folder: Path,
+    before: Callable[[], None] | None = None,
+    *,
+    code: int = 0,
+    **settings: str,
 ) -> list[dict[str, Any]]:
-    """Train with `world_size` ranks and return the main rank's events.
+    """Train with `world_size` ranks, expect them to end with `code`, and return the events.
 
     `before` runs in every rank first: the place to plant a fault. It must be a module's function.
     """
@@ -45,7 +50,7 @@ def run_ranks(
         rank.kill()
     assert not late, f"ranks {late} did not end"
     codes = [queue.get() for _ in ranks]
-    assert codes == [0] * world_size, codes
+    assert codes == [code] * world_size, codes
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
@@ -61,6 +66,7 @@ def _rank(
 ) -> None:
     import torch
 
+    from trainer.exits import Fault
     from trainer.loop import run
     from trainer.settings import from_environment
 
@@ -83,5 +89,7 @@ def _rank(
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
         code = int(run(from_environment(quiet | variables)))
+    except Fault as fault:
+        code = int(fault.code)
     finally:
         queue.put(code)

@@ -129,23 +129,39 @@ def evaluation_shares(length: int, batches: Batches, rank: int) -> Iterator[tupl
 
 
 def load(
-    data: Data, shares: Iterator[tuple[Tensor, Tensor]], *, device: torch.device, workers: int
+    data: Data,
+    shares: Iterator[tuple[Tensor, Tensor]],
+    *,
+    device: torch.device,
+    workers: int,
+    dtype: torch.dtype = torch.float32,
 ) -> Iterator[Batch]:
-    """Yield the micro-batches that `shares` name, on `device`.
+    """Yield the micro-batches that `shares` name, on `device`, inputs of real numbers as `dtype`.
 
     In-memory data is indexed here. Other data comes through a DataLoader with `workers` processes.
     """
     if isinstance(data, InMemory):
         for indices, weights in shares:
             inputs, targets = data.batch(indices)
-            yield Batch(inputs.to(device), targets.to(device), weights.to(device))
+            yield _on_device(inputs, targets, weights, device=device, dtype=dtype)
         return
-    yield from _through_loader(data, shares, device=device, workers=workers)
+    for inputs, targets, weights in _through_loader(data, shares, device, workers=workers):
+        yield _on_device(inputs, targets, weights, device=device, dtype=dtype)
+
+
+def _on_device(
+    inputs: Tensor, targets: Tensor, weights: Tensor, *, device: torch.device, dtype: torch.dtype
+) -> Batch:
+    return Batch(
+        inputs.to(device, dtype if inputs.is_floating_point() else None, non_blocking=True),
+        targets.to(device, non_blocking=True),
+        weights.to(device, non_blocking=True),
+    )
 
 
 def _through_loader(
-    data: MapStyle, shares: Iterator[tuple[Tensor, Tensor]], *, device: torch.device, workers: int
-) -> Iterator[Batch]:
+    data: MapStyle, shares: Iterator[tuple[Tensor, Tensor]], device: torch.device, *, workers: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     pending: list[Tensor] = []
 
     def batch_sampler() -> Iterator[Sequence[int]]:
@@ -163,12 +179,7 @@ def _through_loader(
         multiprocessing_context="forkserver" if workers else None,
     )
     for inputs, targets in loader:
-        weights = pending.pop(0)
-        yield Batch(
-            inputs.to(device, non_blocking=True),
-            targets.to(device, non_blocking=True),
-            weights.to(device),
-        )
+        yield inputs, targets, pending.pop(0)
 
 
 def _ignore_signals(_: int) -> None:

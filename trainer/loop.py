@@ -78,7 +78,7 @@ def run(settings: Settings) -> Exit:
 
 def _prepare(settings: Settings, runtime: Runtime, report: Report, task: tasks.Task) -> Run:
     torch.manual_seed(settings.seed)
-    model = task.model().to(runtime.device)
+    model = task.model().to(runtime.device, _dtype(settings))
     context = strategies.Context(settings, runtime, task.loss)
     strategy = strategies.build(runtime.sizing.mode, model, context)
     optimizer = optim.build(strategy.module.parameters(), settings)
@@ -90,6 +90,10 @@ def _prepare(settings: Settings, runtime: Runtime, report: Report, task: tasks.T
             "both need at least one",
         )
     return Run(settings, runtime, report, task, strategy, optimizer, training, test)
+
+
+def _dtype(settings: Settings) -> torch.dtype:
+    return torch.float64 if settings.precision == "fp64" else torch.float32
 
 
 def _announce(run: Run) -> None:
@@ -168,7 +172,13 @@ def _take_steps(run: Run, stop: Stop) -> bool:
     settings, runtime, order = run.settings, run.runtime, run.order
     steps = run.step + run.remaining
     shares = training_shares(order, runtime.sizing.batches, runtime.data_rank, start=run.samples)
-    batches = load(run.training, shares, device=runtime.device, workers=settings.workers)
+    batches = load(
+        run.training,
+        shares,
+        device=runtime.device,
+        workers=settings.workers,
+        dtype=_dtype(settings),
+    )
     mark, mark_samples = time.monotonic(), run.samples
     while run.step < steps:
         if stop.agreed():
@@ -201,12 +211,14 @@ def _take_steps(run: Run, stop: Stop) -> bool:
                 samples_per_s=(run.samples - mark_samples) / (now - mark),
             )
             mark, mark_samples = now, run.samples
-        if saving and not last:
+        if last:
+            break
+        pause = time.monotonic()
+        if saving:
             _save(run)
-        if not last and _is_time_to_evaluate(run, epoch, order.length):
-            if _evaluate(run, stop) is None:
-                return True
-            mark = time.monotonic()
+        if _is_time_to_evaluate(run, epoch, order.length) and _evaluate(run, stop) is None:
+            return True
+        mark += time.monotonic() - pause
     return False
 
 
@@ -257,7 +269,14 @@ def _evaluate(run: Run, stop: Stop) -> float | None:
     sums = torch.zeros(3, dtype=torch.float64)
     run.strategy.module.eval()
     shares = evaluation_shares(len(run.test), runtime.sizing.batches, runtime.data_rank)
-    for batch in load(run.test, shares, device=runtime.device, workers=run.settings.workers):
+    batches = load(
+        run.test,
+        shares,
+        device=runtime.device,
+        workers=run.settings.workers,
+        dtype=_dtype(run.settings),
+    )
+    for batch in batches:
         if stop.agreed():
             return None
         outputs = run.strategy.forward(batch.inputs)

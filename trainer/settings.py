@@ -47,7 +47,7 @@ class Settings(BaseModel):
     mesh: str = Field(
         "", description="sizes of the mesh, e.g. dp_replicate=4; the product is the world size"
     )
-    epochs: int = Field(20, ge=0, description="passes over the training data")
+    epochs: int = Field(30, ge=0, description="passes over the training data")
     steps: int | None = Field(None, ge=0, description="optimiser steps; overrides epochs")
     global_batch: int = Field(32, ge=1, description="samples per optimiser step, over all ranks")
     micro_batch: int | None = Field(
@@ -55,11 +55,11 @@ class Settings(BaseModel):
         ge=1,
         description="samples per forward pass and rank; the rest is accumulated (default: all at once)",
     )
-    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="adamw or sgd")
-    lr: float = Field(0.001, gt=0, allow_inf_nan=False, description="peak learning rate")
+    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="sgd or adamw")
+    lr: float = Field(0.03, gt=0, allow_inf_nan=False, description="peak learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(
-        0.0005, ge=0, allow_inf_nan=False, description="weight decay of either optimiser"
+        0.005, ge=0, allow_inf_nan=False, description="weight decay of either optimiser"
     )
     schedule: Literal["cosine", "constant"] = Field(
         "cosine", description="learning rate after the warm-up: cosine (to zero) or constant"
@@ -68,7 +68,9 @@ class Settings(BaseModel):
     clip_norm: float = Field(
         1.0, ge=0, allow_inf_nan=False, description="largest global gradient norm; 0 does not clip"
     )
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="fp32, or bf16 autocast")
+    precision: Literal["fp32", "bf16", "fp64"] = Field(
+        "fp32", description="fp32; bf16 autocast; or fp64, in which modes can be compared exactly"
+    )
     seed: int = Field(
         0, ge=0, lt=2**32, description="decides initial weights, data order and what layers draw"
     )

@@ -25,17 +25,19 @@ def node(rank: int, port: int, **added: str) -> dict[str, str]:
     } | added
 
 
-def test_two_nodes_train_one_model_though_the_master_comes_late(start: Any) -> None:
+def test_a_late_master_is_waited_for_and_sigterm_to_one_node_stops_both(start: Any) -> None:
     port = free_port()
-    second = start("-m", "trainer.launch", **node(1, port), **QUICK)
+    long = QUICK | {"TRAINER_STEPS": "1000000"}
+    second = start("-m", "trainer.launch", **node(1, port), **long)
     second.wait_for("waiting for the master")
-    first = start("-m", "trainer.launch", **node(0, port), **QUICK)
-    ended = first.end()
-    assert ended.code == 0, ended.words
-    assert second.end().code == 0
-    assert ended.of("launch")[0]["nodes"] == 2
-    assert ended.of("summary")[0]["world_size"] == 2
-    assert second.end().events == []  # one rank speaks for all
+    first = start("-m", "trainer.launch", **node(0, port), **long)
+    first.wait_for('"step": 5,')
+    second.process.send_signal(signal.SIGTERM)
+    ended, other = first.end(timeout=60), second.end(timeout=60)
+    assert (ended.code, other.code) == (143, 143), ended.words
+    assert (ended.of("launch")[0]["nodes"], ended.of("launch")[0]["world_size"]) == (2, 2)
+    assert ended.of("fault")[0]["step"] == ended.of("step")[-1]["step"]
+    assert other.events == []  # one rank speaks for all
 
 
 def test_elastic_nodes_meet_by_c10d(start: Any) -> None:
@@ -106,15 +108,3 @@ def test_losing_a_node_ends_the_other_with_69_soon(start: Any) -> None:
     assert "lost a peer" in ended.words
     assert "Traceback" not in ended.words
     assert psutil.wait_procs(family, timeout=10)[1] == []
-
-
-def test_sigterm_to_one_node_stops_both_at_the_same_step(start: Any) -> None:
-    port = free_port()
-    long = QUICK | {"TRAINER_STEPS": "1000000"}
-    first = start("-m", "trainer.launch", **node(0, port), **long)
-    second = start("-m", "trainer.launch", **node(1, port), **long)
-    first.wait_for('"step": 5,')
-    second.process.send_signal(signal.SIGTERM)
-    ended = first.end(timeout=60)
-    assert (ended.code, second.end().code) == (143, 143), ended.words
-    assert ended.of("fault")[0]["step"] == ended.of("step")[-1]["step"]

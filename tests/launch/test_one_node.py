@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import QUICK, clean_environment
-from tests.ranks import free_port
+from tests.conftest import QUICK, ROOT, clean_environment
+from tests.ranks import free_port, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -48,11 +48,9 @@ def test_an_empty_environment_trains_digits_in_one_process(start: Any) -> None:
     )[0].keys()
 
 
-@pytest.mark.parametrize(
-    "arguments", [("-m", "trainer.launch"), ("-m", "torch.distributed.run", "-m", "trainer")]
-)
-def test_both_launchers_read_the_same_contract(arguments: tuple[str, ...], start: Any) -> None:
-    started = start(*arguments, PET_NPROC_PER_NODE="2", PET_MASTER_PORT=str(free_port()), **QUICK)
+def test_plain_torchrun_reads_the_same_contract(start: Any) -> None:
+    port = {"PET_NPROC_PER_NODE": "2", "PET_MASTER_PORT": str(free_port())}
+    started = start("-m", "torch.distributed.run", "-m", "trainer", **port, **QUICK)
     ended = started.end()
     assert ended.code == 0, ended.words
     assert ended.of("launch")[0]["world_size"] == 2
@@ -61,38 +59,30 @@ def test_both_launchers_read_the_same_contract(arguments: tuple[str, ...], start
     assert [json.loads(line) for line in file.read_text().splitlines()] == ended.events
 
 
-@pytest.mark.parametrize("failing", ["0", "1"])
-def test_a_rank_that_raises_is_told_once_and_is_70(
-    failing: str, start: Any, tmp_path: Path
-) -> None:
+def test_a_rank_that_raises_is_told_once_and_is_70(start: Any, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_TASK, encoding="utf-8")
     ended = start(
         "-m",
         "trainer.launch",
         PET_NPROC_PER_NODE="2",
-        FAILING_RANK=failing,
+        FAILING_RANK="1",
         **(QUICK | {"TRAINER_TASK": "own:Own"}),
-        PYTHONPATH=f"{tmp_path}:{clean_environment()['PYTHONPATH']}",
+        PYTHONPATH=f"{tmp_path}:{ROOT}",
     ).end()
     assert ended.code == 70
     assert ended.words.count("Traceback (most recent call last)") == 1
     assert ended.words.count("ValueError: out of order") == 2  # its last line, and the verdict's
-    assert f"launch: rank {failing}: ValueError: out of order (exit 70)" in ended.words
-    assert ended.of("error")[0]["code"] == (70 if failing == "0" else 69)
+    assert "launch: rank 1: ValueError: out of order (exit 70)" in ended.words
+    assert ended.of("error")[0]["code"] == 69  # rank 0 lost its peer, which is not the cause
 
 
 def test_codes_that_may_be_retried_are_shifted_where_a_controller_judges_by_range(
     start: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(OWN_TASK, encoding="utf-8")
-    own = {
-        "TRAINER_TASK": "own:Own",
-        "PYTHONPATH": f"{tmp_path}:{clean_environment()['PYTHONPATH']}",
-    }
+    own = {"TRAINER_TASK": "own:Own", "PYTHONPATH": f"{tmp_path}:{ROOT}", "FAILING_RANK": "0"}
     shift = {"MUSTER_RETRY_EXIT_OFFSET": "128"}
-    assert (
-        start("-m", "trainer.launch", FAILING_RANK="0", **(QUICK | own), **shift).end().code == 198
-    )
+    assert start("-m", "trainer.launch", **(QUICK | own), **shift).end().code == 198
     assert start("-m", "trainer.launch", TRAINER_MODE="dpd", **shift).end().code == 64
 
 
@@ -116,14 +106,19 @@ def test_a_bad_configuration_is_64_in_one_line(
     assert ended.of("step") == []
 
 
-@pytest.mark.parametrize("module", ["trainer", "trainer.launch"])
+@pytest.mark.parametrize(("module", "ranks"), [("trainer", 1), ("trainer.launch", 2)])
 def test_sigterm_saves_and_the_next_run_ends_where_an_undisturbed_one_does(
-    module: str, start: Any, tmp_path: Path
+    module: str, ranks: int, start: Any, tmp_path: Path
 ) -> None:
-    settings = QUICK | {"TRAINER_STEPS": "400", "PET_NPROC_PER_NODE": "2"}
-    whole = start("-m", module, **settings).end()
-    out = {"TRAINER_OUT": str(tmp_path / "run")}
-    started = start("-m", module, **settings, **out)
+    settings = {"task": "synthetic", "steps": "400"}
+    whole = run_ranks(ranks, tmp_path / "whole", **settings)
+    started = start(
+        "-m",
+        module,
+        PET_NPROC_PER_NODE=str(ranks),
+        TRAINER_OUT=str(tmp_path / "parts"),
+        **(QUICK | {"TRAINER_STEPS": "400"}),
+    )
     started.wait_for('"step": 30,')
     started.process.send_signal(signal.SIGTERM)
     time.sleep(0.01)
@@ -133,10 +128,13 @@ def test_sigterm_saves_and_the_next_run_ends_where_an_undisturbed_one_does(
     assert stopped.of("fault")[0]["kind"] == "stopped"
     step = stopped.of("fault")[0]["step"]
     assert stopped.of("step")[-1]["step"] == step < 400
-    rest = start("-m", module, **settings, **out).end()
-    assert rest.code == 0, rest.words
-    assert f"{step} steps done" in rest.words
-    assert stopped.losses | rest.losses == whole.losses  # bit by bit
+    both = run_ranks(ranks, tmp_path / "parts", **settings)
+    assert [event["step"] for event in both if event.get("action") == "resumed"] == [step]
+    assert losses(both) == losses(whole)  # bit by bit
+
+
+def losses(events: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    return [(event["step"], event["loss"]) for event in events if event["event"] == "step"]
 
 
 def test_ctrl_c_leaves_no_process_behind(start: Any) -> None:
@@ -160,7 +158,7 @@ def test_ctrl_c_twice_ends_at_once(start: Any, tmp_path: Path) -> None:
     )
     own = {
         "TRAINER_TASK": "slow:Slow",
-        "PYTHONPATH": f"{tmp_path}:{clean_environment()['PYTHONPATH']}",
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
     }
     started = start("-m", "trainer.launch", **(QUICK | own))
     started.wait_for('"event": "launch"')
@@ -184,7 +182,7 @@ def test_a_rank_that_outstays_the_time_to_stop_is_killed(start: Any, tmp_path: P
     )
     own = {
         "TRAINER_TASK": "slow:Slow",
-        "PYTHONPATH": f"{tmp_path}:{clean_environment()['PYTHONPATH']}",
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
     }
     started = start("-m", "trainer.launch", PET_SHUTDOWN_TIMEOUT="1", **(QUICK | own))
     started.wait_for('"event": "launch"')
@@ -193,28 +191,22 @@ def test_a_rank_that_outstays_the_time_to_stop_is_killed(start: Any, tmp_path: P
     assert started.end(timeout=20).code == 70
 
 
-def test_a_finished_run_says_so_and_never_starts_over_unasked(start: Any, tmp_path: Path) -> None:
-    settings = QUICK | {"TRAINER_OUT": str(tmp_path / "run")}
-    first = start("-m", "trainer", **settings).end()
-    again = start("-m", "trainer", **settings).end()
-    assert again.code == 0
-    assert again.of("step") == []
-    assert "12 steps done, 0 to go" in again.words
-    assert again.of("summary")[0]["accuracy"] == first.of("summary")[0]["accuracy"]
-    over = start("-m", "trainer", TRAINER_RESUME="never", **settings).end()
-    assert over.losses == first.losses
-    other = start("-m", "trainer", TRAINER_SEED="1", **settings).end()
-    assert other.code == 64
-    assert (
-        "was trained with 0; set that, another TRAINER_OUT, or TRAINER_RESUME=never" in other.words
-    )
+def test_a_finished_run_stays_finished_and_never_starts_over_unasked(tmp_path: Path) -> None:
+    settings = {"task": "synthetic", "steps": "12"}
+    first = run_ranks(1, tmp_path, **settings)
+    again = run_ranks(1, tmp_path, **settings)[len(first) :]
+    assert losses(again) == []
+    assert again[-1]["accuracy"] == first[-1]["accuracy"]
+    over = run_ranks(1, tmp_path, resume="never", **settings)[len(first) + len(again) :]
+    assert losses(over) == losses(first)
+    refused = run_ranks(1, tmp_path, code=64, seed="1", **settings)
+    assert "was trained with 0; set that, another TRAINER_OUT" in refused[-1]["message"]
 
 
-def test_divergence_is_72(start: Any) -> None:
-    wild = {"TRAINER_LR": "1e30", "TRAINER_CLIP_NORM": "0", "TRAINER_WARMUP_STEPS": "0"}
-    ended = start("-m", "trainer", **(QUICK | wild)).end()
-    assert ended.code == 72
-    assert "try a smaller TRAINER_LR" in ended.words
+def test_divergence_is_72(tmp_path: Path) -> None:
+    events = run_ranks(1, tmp_path, code=72, lr="1e30", clip_norm="0", warmup_steps="0", steps="9")
+    assert events[-1]["event"] == "error"
+    assert "try a smaller TRAINER_LR" in events[-1]["message"]
 
 
 def test_on_a_terminal_there_is_a_bar_and_no_json(tmp_path: Path) -> None:

@@ -14,9 +14,14 @@ pytestmark = pytest.mark.slow
 STEPS = 50
 COMMON = {"task": "digits", "steps": str(STEPS), "eval_steps": "0", "checkpoint_steps": "0"}
 OPTIMIZERS: dict[str, dict[str, str]] = {
-    "sgd": {"optimizer": "sgd", "lr": "0.02"},
-    "adamw": {"optimizer": "adamw"},
+    "sgd": {"optimizer": "sgd"},
+    # In float32 AdamW divides noise by noise where a gradient is nothing but rounding, as under a
+    # constant background; in float64 nothing is left to chance.
+    "sgd64": {"optimizer": "sgd", "precision": "fp64"},
+    "adamw64": {"optimizer": "adamw", "lr": "0.001", "precision": "fp64"},
 }
+# Largest relative difference of losses; norms and weights may be ten times as far apart.
+TOLERANCE = {"sgd": 1e-5, "sgd64": 1e-10, "adamw64": 1e-8}
 
 
 def curve(events: list[dict[str, Any]], name: str) -> torch.Tensor:
@@ -57,11 +62,12 @@ def test_a_mode_equals_one_process(
     events = run_ranks(
         ranks, tmp_path, mode=mode, micro_batch=micro, **COMMON, **OPTIMIZERS[optimizer]
     )
-    assert worst(curve(expected, "loss"), curve(events, "loss")) < 1e-5
-    assert worst(curve(expected, "grad_norm"), curve(events, "grad_norm")) < 1e-4
+    tolerance = TOLERANCE[optimizer]
+    assert worst(curve(expected, "loss"), curve(events, "loss")) < tolerance
+    assert worst(curve(expected, "grad_norm"), curve(events, "grad_norm")) < 10 * tolerance
     mine = weights(tmp_path)
     for name, tensor in weights(folder).items():
-        assert (tensor - mine[name]).norm() < 1e-4 * tensor.norm(), name
+        assert (tensor - mine[name]).norm() < 10 * tolerance * tensor.norm(), name
 
 
 def _average_nothing() -> None:

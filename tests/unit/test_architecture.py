@@ -22,7 +22,7 @@ TRAINER_ORDER = [
     ["data", "stop", "optim", "checkpoint", "metrics", "progress", "agent"],
     ["tasks", "strategies"],
     ["loop", "launch"],
-    ["__main__"],
+    ["__main__", "reference"],
 ]
 
 

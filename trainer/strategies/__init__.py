@@ -69,15 +69,15 @@ def accumulate(
     Every loss is multiplied by `scale` before its backward pass. All but the last micro-batch run
     under `unsynced`, for modules whose backward pass communicates.
     """
-    loss_sum = torch.zeros((), device=context.runtime.device)
+    losses = []
     for number, batch in enumerate(micro_batches, start=1):
         with contextlib.nullcontext() if number == len(micro_batches) else unsynced():
             with autocast(context):
                 outputs = module(batch.inputs)
             loss = weighted_loss(outputs, batch, context)
             (loss * scale).backward()
-        loss_sum += loss.detach()
-    return loss_sum
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
 
 
 def inference(module: nn.Module, context: Context) -> Callable[[Tensor], Tensor]:
@@ -93,14 +93,15 @@ def inference(module: nn.Module, context: Context) -> Callable[[Tensor], Tensor]
 
 def autocast(context: Context) -> contextlib.AbstractContextManager[object]:
     """Return the context that computes in the precision of the settings."""
-    if context.settings.precision == "fp32":
-        return contextlib.nullcontext()
-    return torch.autocast(context.runtime.device.type, torch.bfloat16)
+    if context.settings.precision == "bf16":
+        return torch.autocast(context.runtime.device.type, torch.bfloat16)
+    return contextlib.nullcontext()
 
 
 def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
     """Return the sum of the losses of a micro-batch, a sample that only fills the shape left out."""
-    losses = context.loss(outputs, batch.targets).float()
+    losses = context.loss(outputs, batch.targets)
+    losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
     # where, not a product: nothing that the filler computes may reach the sum, not even as 0 * inf.
     return torch.where(batch.weights > 0, losses * batch.weights, 0.0).sum()
 

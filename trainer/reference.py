@@ -1,0 +1,61 @@
+"""The README's tables, made from what the code reads: settings, modes, exit codes.
+
+python -m trainer.reference README.md      # rewrite what stands between the markers
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic.alias_generators import to_camel
+
+from trainer.exits import MEANINGS, Exit
+from trainer.modes import MODES
+from trainer.settings import Settings, variable
+
+
+def settings() -> str:
+    """Return the table of settings, one row a field of the model."""
+    rows = (
+        (f"`{variable(name)}`", f"`{to_camel(name)}`", _default(field.default), field.description)
+        for name, field in Settings.model_fields.items()
+    )
+    return _table(("variable", "in the job file", "default", "meaning"), rows)
+
+
+def modes() -> str:
+    """Return the table of modes."""
+    rows = (
+        (f"`{name}`", mode.summary, ", ".join(f"`{axis}`" for axis in mode.axes))
+        for name, mode in MODES.items()
+    )
+    return _table(("mode", "what it does", "axes of the mesh"), rows)
+
+
+def exits() -> str:
+    """Return the table of exit codes."""
+    rows = ((str(int(code)), MEANINGS[code].text, MEANINGS[code].action) for code in Exit)
+    return _table(("code", "meaning", "what a launcher is told to do"), rows)
+
+
+def rewrite(text: str) -> str:
+    """Return a document with every table between its markers made anew."""
+    for name, table in (("settings", settings), ("modes", modes), ("exits", exits)):
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        head, _, rest = text.partition(begin)
+        text = head + begin + table() + end + rest.partition(end)[2]
+    return text
+
+
+def _default(value: object) -> str:
+    return "" if value is None or value == "" else f"`{value}`"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    document = Path(sys.argv[1])
+    document.write_text(rewrite(document.read_text(encoding="utf-8")), encoding="utf-8")

@@ -70,13 +70,14 @@ def _launch(settings: Settings, retry_offset: int) -> int:
     except Fault as fault:
         say(str(fault))
         code = fault.code
-    reported = code + retry_offset if code in codes_for(*_RETRIED) else int(code)
+    shifted = code in codes_for(*_RETRIED) and code != Exit.STOPPED
+    reported = code + retry_offset if shifted else int(code)
     say(f"exit {reported}" + (f" (that is {code})" if reported != code else ""))
     return reported
 
 
 # What a controller that judges by range (PyTorchJob's ExitCode: 1-127 permanent, 128-255 retried) is
-# told with an offset of 128. A stop is 143 and needs none.
+# told with an offset of 128. A stop is 143 already, and 271 would reach the controller as 15.
 _RETRIED = (Action.RETRY, Action.RETRY_ELSEWHERE, Action.RETRY_FREE)
 
 

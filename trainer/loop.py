@@ -158,7 +158,9 @@ def _train(run: Run, stop: Stop) -> Exit:
         "summary",
         steps=run.step,
         **{run.task.metric: result},
-        samples_per_s=(run.samples - first_sample) / seconds if run.step else None,
+        samples_per_s=(run.samples - first_sample) / seconds
+        if run.samples > first_sample
+        else None,
         seconds=seconds,
         checkpoint=run.saved,
         mode=run.runtime.sizing.mode,

@@ -46,7 +46,7 @@ class Display:
             case "eval":
                 self._numbers["test " + event["metric"]] = f"{event[event['metric']]:.4f}"
             case "checkpoint":
-                self._console.print(f"[dim]step {event['step']}: checkpoint {event['path']}[/]")
+                self._numbers["checkpoint"] = str(event["step"])
             case "summary":
                 self.close()
                 self._console.print(_table("summary", event))
@@ -79,7 +79,14 @@ def display() -> Iterator[Display]:
 def _table(title: str, event: Event) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in event.items():
-        if name not in ("event", "time"):
-            text = f"{value:,.4f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
-            table.add_row(name.replace("_", " "), str(text))
+        if name not in ("event", "time") and value not in (None, {}):
+            table.add_row(name.replace("_", " "), _text(value))
     return table
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4f}".rstrip("0").rstrip(".")
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={part}" for name, part in value.items())
+    return str(value)

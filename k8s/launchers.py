@@ -1,0 +1,78 @@
+"""What a launcher is. Each is one folder in `k8s/templates/`, found by its name.
+
+The folder's `__init__.py` holds LAUNCHER, the facts below; beside it lie its own templates:
+`manifest.yaml.j2` with `pod.yaml.j2` for a cluster, `script.sh.j2` for a machine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.exits import Exit, Fault
+
+if TYPE_CHECKING:
+    from k8s.plan import Plan
+    from k8s.spec import JobSpec
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+class RunsIn(StrEnum):
+    """What a node of the job is."""
+
+    POD = "pod"
+    CONTAINER = "container"  # one, on this machine, for all nodes
+    PROCESS = "process"  # on this machine, without an image
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """`host` names the host of a node, `check` refuses or warns, `restarts` puts faults in words."""
+
+    name: str
+    summary: str
+    runs_in: RunsIn
+    check: Callable[["JobSpec"], list[str]]
+    restarts: Callable[["Plan"], str]
+    host: Callable[[str, int], str]
+    master: Callable[[str], str]
+
+    @property
+    def suffix(self) -> str:
+        return ".yaml" if self.runs_in is RunsIn.POD else ".sh"
+
+    @property
+    def template(self) -> str:
+        stem = "manifest" if self.runs_in is RunsIn.POD else "script"
+        return f"{self.name}/{stem}{self.suffix}.j2"
+
+
+def known() -> list[str]:
+    """Return the names of all launchers."""
+    return sorted(file.parent.name for file in TEMPLATES.glob("*/__init__.py"))
+
+
+def find(name: str) -> Launcher:
+    """Return a launcher by its name. Raises Fault(64)."""
+    if name not in known():
+        raise Fault(
+            Exit.CONFIG, f"launcher={name!r}: no such launcher; choose {', '.join(known())}"
+        )
+    launcher = import_module(f"k8s.templates.{name}").LAUNCHER
+    assert isinstance(launcher, Launcher)  # noqa: S101  # tells mypy
+    return launcher
+
+
+def warnings_of_a_machine(spec: "JobSpec") -> list[str]:
+    """Return what people should know who run a cluster's job on one machine."""
+    warnings = []
+    if spec.nodes > 1:
+        warnings.append(f"nodes: the ranks of all {spec.nodes} run on this machine")
+    if spec.data and spec.data.pvc:
+        warnings.append("data.pvc: not on this machine; the script asks for TRAINER_DATA")
+    if spec.checkpoints and spec.checkpoints.pvc:
+        warnings.append("checkpoints.pvc: not on this machine; the run folder is in build/")
+    return warnings

@@ -1,0 +1,88 @@
+"""The plan for people and for programs: what a job file amounts to before anything runs.
+
+It is what these print:
+
+    render.py job.yaml --plan
+    render.py job.yaml --plan --json
+"""
+
+import json
+import sys
+from dataclasses import asdict
+
+from k8s.launchers import Launcher, RunsIn
+from k8s.manifests import Rendered
+from k8s.plan import Plan
+
+
+def rows(plan: Plan, launcher: Launcher, rendered: Rendered) -> list[tuple[str, str]]:
+    """Return the plan as pairs of a label and words."""
+    mesh = " x ".join(f"{axis} {n}" for axis, n in plan.sizing.mesh.items() if n > 1)
+    found = [
+        ("launcher", f"{launcher.name}: {launcher.summary}"),
+        ("objects", ", ".join(f"{o['kind']} {o['metadata']['name']}" for o in rendered.objects)),
+        ("image", plan.image or ""),
+        ("nodes", f"{plan.nodes}"),
+        ("hosts", f"up to {plan.longest_host}" if rendered.objects else ""),
+        ("ranks", f"{plan.sizing.world_size}, {plan.procs} per node"),
+        ("mode", f"{plan.sizing.mode} ({plan.sizing.reason})"),
+        ("mesh", mesh or "one rank"),
+        ("batch", _batch(plan)),
+        ("rendezvous", f"{plan.master}:{plan.port}" if rendered.objects else "on this machine"),
+        ("each node", _amounts(plan)),
+        ("shared memory", plan.shm if launcher.runs_in is not RunsIn.PROCESS else "this machine's"),
+        ("data", plan.data or "the task's own"),
+        ("run folder", plan.out if launcher.runs_in is not RunsIn.PROCESS else plan.host_out),
+        ("to stop", f"{plan.grace} s, of which {plan.shutdown} s for the ranks to save"),
+        ("restarts", launcher.restarts(plan)),
+        ("deadline", f"{plan.deadline} s" if plan.deadline and rendered.objects else "none"),
+        *(("warning", warning) for warning in plan.warnings),
+    ]
+    return [(name, words) for name, words in found if words]
+
+
+def _batch(plan: Plan) -> str:
+    batches = plan.sizing.batches
+    accumulated = f" x {batches.accumulation} accumulated" if batches.accumulation > 1 else ""
+    return (
+        f"{batches.global_batch} samples a step = {batches.micro}{accumulated} "
+        f"x {batches.replicas} replicas"
+    )
+
+
+def _amounts(plan: Plan) -> str:
+    amounts = {**plan.requests, **plan.limits}
+    return ", ".join(f"{name} {amount}" for name, amount in amounts.items()) or "nothing asked for"
+
+
+def show(plan: Plan, launcher: Launcher, rendered: Rendered) -> None:
+    """Print the plan: a table on a terminal, else plain lines."""
+    lines = rows(plan, launcher, rendered)
+    if not sys.stdout.isatty():
+        print(plan.name)
+        for name, words in lines:
+            print(f"  {name:15}{words}")
+        return
+    from rich.console import Console  # noqa: PLC0415  # a fifth of the time of all else
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table("", plan.name)
+    for name, words in lines:
+        table.add_row(name, Text(words, style="yellow" if name == "warning" else ""))
+    Console().print(table)
+
+
+def as_json(plans: list[tuple[Plan, Launcher, Rendered]]) -> str:
+    """Return the plans as a JSON list, one item per launcher."""
+    return json.dumps(
+        [
+            {
+                **asdict(plan),
+                "objects": [f"{o['kind']}/{o['metadata']['name']}" for o in rendered.objects],
+                "restarts": launcher.restarts(plan),
+            }
+            for plan, launcher, rendered in plans
+        ],
+        indent=2,
+    )

@@ -1,0 +1,46 @@
+"""A PyTorchJob of Kubeflow's training operator, 1.7 or newer."""
+
+from k8s.launchers import Launcher, RunsIn
+from k8s.plan import Plan
+from k8s.spec import JobSpec
+from trainer.exits import Action, codes_for
+
+
+def _host(name: str, node: int) -> str:
+    return f"{name}-worker-{node - 1}" if node else f"{name}-master-0"
+
+
+def _master(name: str) -> str:
+    return f"{name}-master-0"
+
+
+def _check(spec: JobSpec) -> list[str]:
+    warnings = []
+    if spec.faults.deadline is None and spec.faults.max_restarts:
+        warnings.append(
+            "faults.maxRestarts: the controller does not count every restart; faults.deadline bounds it"
+        )
+    if spec.nodes > 1:
+        warnings.append(
+            "pytorchjob: the init container that the controller adds to workers has no "
+            "securityContext of its own, so a namespace with Pod Security restricted refuses them"
+        )
+    return warnings
+
+
+def _restarts(plan: Plan) -> str:
+    fails = ", ".join(map(str, codes_for(Action.FAIL)))
+    if not plan.max_restarts:
+        return "any failure fails the job"
+    return f"exit {fails} fails the job; any other failure replaces the pod, on every node as peers end"
+
+
+LAUNCHER = Launcher(
+    name="pytorchjob",
+    summary="kubeflow.org/v1 PyTorchJob",
+    runs_in=RunsIn.POD,
+    check=_check,
+    restarts=_restarts,
+    host=_host,
+    master=_master,
+)

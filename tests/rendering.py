@@ -1,0 +1,149 @@
+"""What the tests of the rendering side share: job files as dictionaries, renderings, environments."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from k8s import launchers, manifests, plan, spec
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "k8s" / "jobs" / "digits-ddp.yaml"
+LAUNCHERS = launchers.known()
+
+# Everything that has broken somebody's templates: quotes of all kinds, line ends, YAML's and the shell's
+# own characters, words that YAML takes for something else, what Kubernetes expands.
+AWKWARD = [
+    "a\nb: \"c\" 'd'\n",
+    ": ",
+    "# no comment",
+    "- x",
+    "{{ jinja }} {% raw %}",
+    "${HOME} $(id) `id` $HOME \\",
+    "$(PET_NNODES)",
+    "$$(A) $$ $",
+    "$é",
+    "-v /:/host",
+    "'",
+    '"',
+    "",
+    " ",
+    "\ttab",
+    "y",
+    "no",
+    "null",
+    "~",
+    "1e-05",
+    "0o17",
+    "0x1F",
+    "1_000",
+    "12:30",
+    "2026-01-01",
+    ".inf",
+    "=",
+    "é ü 漢 \U0001f600 \u2028 \x85 \ufeff \x7f",
+    "*anchor",
+    "&anchor",
+    "!!python/object",
+    "%",
+    "a" * 300,
+]
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    """Return a small valid job file's values, with changes."""
+    return {"name": "a-job", "image": "muster:cpu", **changes}
+
+
+def render(values: dict[str, Any], launcher: str) -> manifests.Rendered:
+    found = launchers.find(launcher)
+    return manifests.render(plan.make(spec.validate(values), found), found)
+
+
+def planned(values: dict[str, Any], launcher: str = "job") -> plan.Plan:
+    return plan.make(spec.validate(values), launchers.find(launcher))
+
+
+def pods(rendered: manifests.Rendered) -> list[dict[str, Any]]:
+    """Return the pod templates of a rendering, wherever they are."""
+    found: list[dict[str, Any]] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            if "containers" in value.get("spec", {}):
+                found.append(value)
+            for item in value.values():
+                walk(item)
+
+    for one in rendered.objects:
+        walk(one)
+    return found
+
+
+def environment_in_pod(pod: dict[str, Any]) -> dict[str, str]:
+    """Return the literal variables as the kubelet hands them to the container."""
+    variables: dict[str, str] = {}
+    for entry in pod["spec"]["containers"][0]["env"]:
+        if "value" in entry:
+            variables[entry["name"]] = expand(entry["value"], variables)
+    return variables
+
+
+def expand(text: str, variables: dict[str, str]) -> str:
+    """Expand $(NAME) and $$ as the kubelet does: byte by byte, so that it garbles `$é`."""
+    source, result, at = text.encode(), b"", 0
+    while at < len(source):
+        following = source[at + 1 : at + 2]
+        if source[at : at + 1] != b"$" or not following:
+            result += source[at : at + 1]
+            at += 1
+        elif following == b"$":
+            result += b"$"
+            at += 2
+        elif following == b"(" and b")" in source[at:]:
+            end = source.index(b")", at)
+            name = source[at + 2 : end].decode()
+            result += variables[name].encode() if name in variables else source[at : end + 1]
+            at = end + 1
+        else:
+            result += b"$" + following.decode("latin-1").encode()
+            at += 2
+    return result.decode(errors="replace")
+
+
+def run_script(text: str, folder: Path, **environment: str) -> tuple[int, Any, str]:
+    """Run a rendered script with /bin/sh in `folder`, with a program that writes what it was given.
+
+    The program stands where python (for `local`) and docker are looked for. Returns the exit code, the
+    program's arguments and environment, standard error.
+    """
+    tool = folder / "docker"
+    tool.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        "print(json.dumps({'arguments': sys.argv[1:], 'environment': dict(os.environ)}))\n"
+    )
+    tool.chmod(0o755)
+    script = folder / "script.sh"
+    script.write_bytes(text.encode())
+    done = subprocess.run(
+        ["/bin/sh", str(script)],
+        cwd=folder,
+        env={"PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": str(tool), **environment},
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout or "null"), done.stderr.decode()
+
+
+def environment_in_script(values: dict[str, Any], launcher: str, folder: Path) -> dict[str, str]:
+    """Return the variables that a rendered script hands to the trainer."""
+    code, seen, errors = run_script(render(values, launcher).text, folder)
+    assert code == 0, errors
+    if launcher == "local":
+        found: dict[str, str] = seen["environment"]
+        return found
+    arguments = seen["arguments"]
+    return dict(value.split("=", 1) for option, value in pairwise(arguments) if option == "--env")

@@ -1,0 +1,380 @@
+"""Manifests and scripts: goldens, values that come through unchanged, peers' strict models."""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from k8s import command, jobfile, spec
+from tests.rendering import (
+    AWKWARD,
+    EXAMPLE,
+    LAUNCHERS,
+    ROOT,
+    environment_in_pod,
+    environment_in_script,
+    job,
+    pods,
+    render,
+    run_script,
+)
+from trainer.exits import MEANINGS, Action
+
+CLUSTER = ("job", "pytorchjob")
+GOLDEN = ROOT / "tests" / "golden"
+GOLDEN_JOBS = {"digits-ddp": EXAMPLE, "everything": GOLDEN / "everything.yaml"}
+EVERYTHING = yaml.safe_load(GOLDEN_JOBS["everything"].read_text())
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN_JOBS))
+def test_golden(name: str, tmp_path: Path) -> None:
+    """See tests/golden/README.md for how to write them anew."""
+    every = [part for launcher in LAUNCHERS for part in ("--launcher", launcher)]
+    assert command.main([str(GOLDEN_JOBS[name]), *every, "-o", str(tmp_path)]) == 0
+    written = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert written == {file.name: file.read_text() for file in (GOLDEN / name).iterdir()}
+
+
+def test_the_job_of_goldens_says_everything() -> None:
+    """A key that a later change adds must be shown too."""
+
+    def keys(schema: dict[str, Any], at: str = "") -> set[str]:
+        found = set()
+        for key, value in schema.get("properties", {}).items():
+            refs = [value, *value.get("anyOf", []), value.get("items", {})]
+            names = [one["$ref"].rsplit("/", 1)[1] for one in refs if "$ref" in one]
+            below = [keys(whole["$defs"][name], f"{at}{key}.") for name in names]
+            found |= set().union(*below) if below else {f"{at}{key}"}
+        return found
+
+    whole = spec.json_schema()
+    # Of a volume's sources a job has one; the trainer's own settings are the trainer's to test.
+    elsewhere = {"data.hostPath", "checkpoints.hostPath", "checkpoints.emptyDir"}
+    said = {
+        path for path in _paths(EVERYTHING) if not path.startswith(("trainer.", "labels.", "annot"))
+    }
+    assert keys(whole) - elsewhere - {"trainer", "labels", "annotations"} <= said
+
+
+def _paths(value: Any, at: str = "") -> set[str]:
+    if isinstance(value, dict):
+        return set().union(
+            *(_paths(item, f"{at}.{key}" if at else key) for key, item in value.items())
+        )
+    if isinstance(value, list):
+        return set().union(*(_paths(item, at) for item in value))
+    return {at}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_values_come_through_unchanged(launcher: str, tmp_path: Path) -> None:
+    wanted = {f"V{number}": text for number, text in enumerate(AWKWARD)}
+    values = job(env=[{"name": name, "value": text} for name, text in wanted.items()])
+    if launcher in CLUSTER:
+        for pod in pods(render(values, launcher)):
+            seen = environment_in_pod(pod)
+            assert {name: seen[name] for name in wanted} == wanted
+    else:
+        seen = environment_in_script(values, launcher, tmp_path)
+        assert {name: seen[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("launcher", CLUSTER)
+def test_annotations_come_through_unchanged(launcher: str) -> None:
+    wanted = {f"a.io/v{number}": text for number, text in enumerate(AWKWARD)}
+    rendered = render(job(annotations=wanted), launcher)
+    for one in rendered.objects:
+        assert one["metadata"]["annotations"] == wanted
+    assert tuple(yaml.safe_load_all(rendered.text)) == rendered.objects
+
+
+@pytest.mark.parametrize(
+    "text", ["y", "N", "on", "1e-05", "0o17", "1_000", "~", "12:30", "0x1F", "=", ".5"]
+)
+def test_words_that_other_parsers_read_as_something_else_are_quoted(text: str) -> None:
+    """The parser of kubectl reads y as a truth value, 1e-05 as a number; PyYAML, both as text."""
+    written = render(job(env=[{"name": "A", "value": text}]), "job").text
+    assert re.search(rf"name: A\n +value: {re.escape(json.dumps(text))}\n", written)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_2_and_512_nodes_differ_only_in_numbers(launcher: str) -> None:
+    def rendered(nodes: int) -> str:
+        return render(job(nodes=nodes, trainer={"globalBatch": 1024}), launcher).text
+
+    small, large = rendered(2), rendered(512)
+    assert small != large
+    assert re.sub("[0-9]+", "#", small) == re.sub("[0-9]+", "#", large)
+    assert len(large) - len(small) < 20
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_second_rendering_is_identical(launcher: str) -> None:
+    assert render(EVERYTHING, launcher).text == render(EVERYTHING, launcher).text
+
+
+def assert_shape(seen: Any, value: Any, at: str = "") -> None:
+    """Compare, ignoring what `seen` has as None: a strict model's unset fields."""
+    if isinstance(value, dict):
+        assert {key for key, item in seen.items() if item is not None} == set(value), at
+        for key, item in value.items():
+            assert_shape(seen[key], item, f"{at}.{key}")
+    elif isinstance(value, list):
+        assert len(seen) == len(value), at
+        for index, item in enumerate(value):
+            assert_shape(seen[index], item, f"{at}[{index}]")
+    else:
+        assert seen == value, at
+
+
+@pytest.mark.parametrize("values", [job(), job(nodes=3, trainer={"globalBatch": 6}), EVERYTHING])
+@pytest.mark.parametrize("version", ["1.31", kubernetes_validate.latest_version()])
+def test_kubernetes_own_schema_accepts_job_and_service(
+    values: dict[str, Any], version: str
+) -> None:
+    rendered = render(values, "job")
+    assert [one["kind"] for one in rendered.objects] == ["Service", "Job"]
+    for one in rendered.objects:
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_kubernetes_own_schema_would_refuse_an_unknown_field() -> None:
+    one = render(job(), "job").objects[1]
+    one["spec"]["template"]["spec"]["containers"][0]["envs"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(one, "1.31", strict=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [job(), EVERYTHING])
+def test_kubeflow_models_accept_the_pytorchjob(values: dict[str, Any]) -> None:
+    """They drop a field they do not know, so what comes back must be what went in."""
+    training = importlib.import_module("kubeflow.training")
+    client = importlib.import_module("kubernetes.client")
+    one = render(values, "pytorchjob").objects[0]
+    api = training.ApiClient()
+
+    class Response:
+        data = json.dumps(one)
+
+    def back(part: Any, kind: str, owner: Any) -> None:
+        response = Response()
+        response.data = json.dumps(part)
+        assert_shape(owner.sanitize_for_serialization(owner.deserialize(response, kind)), part)
+
+    back(one, "KubeflowOrgV1PyTorchJob", api)
+    for pod in pods(render(values, "pytorchjob")):
+        back(pod, "V1PodTemplateSpec", client.ApiClient())
+
+
+def crd_folder() -> Path | None:
+    places = [os.environ.get("MUSTER_CRDS", ""), str(ROOT.parent / "shared" / "crds")]
+    return next((Path(place) for place in places if place and Path(place).is_dir()), None)
+
+
+def strict(schema: Any) -> Any:
+    """Return an OpenAPI schema that refuses unknown fields, which an API server drops."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    made = {key: strict(value) for key, value in schema.items()}
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        made["additionalProperties"] = False
+    return made
+
+
+@pytest.mark.skipif(crd_folder() is None, reason="no folder of CRDs: set MUSTER_CRDS")
+@pytest.mark.parametrize("values", [job(), EVERYTHING])
+def test_the_crd_accepts_the_pytorchjob(values: dict[str, Any]) -> None:
+    folder = crd_folder()
+    assert folder
+    crd = yaml.load((folder / "pytorchjobs.yaml").read_bytes(), yaml.CSafeLoader)
+    schema = strict(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object"}  # the API server's own, not the CRD's
+    one = render(values, "pytorchjob").objects[0]
+    validator = Draft202012Validator(schema)
+    assert [error.message for error in validator.iter_errors(one)] == []
+    one["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["container"] = []
+    assert list(validator.iter_errors(one))
+
+
+def test_the_failure_policy_is_the_table_of_exit_codes() -> None:
+    """Every row of trainer/exits.py, as the Job controller would apply the rules."""
+    policy = render(job(), "job").objects[1]["spec"]
+    container = policy["template"]["spec"]["containers"][0]["name"]
+
+    def applied(code: int) -> str:
+        for rule in policy["podFailurePolicy"]["rules"]:
+            codes = rule.get("onExitCodes")
+            if codes and codes["containerName"] == container and code in codes["values"]:
+                return str(rule["action"])
+        return "Count"
+
+    expected = {
+        Action.FAIL: "FailJob",
+        Action.RETRY: "Count",
+        Action.RETRY_ELSEWHERE: "Count",
+        Action.RETRY_FREE: "Ignore",
+    }
+    for code, meaning in MEANINGS.items():
+        if meaning.action in expected:
+            assert applied(code) == expected[meaning.action], code
+    assert applied(137) == "Count"
+    assert {
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        "action": "Ignore",
+    } in (policy["podFailurePolicy"]["rules"])
+    # The API refuses a policy with any other.
+    assert policy["template"]["spec"]["restartPolicy"] == "Never"
+
+
+@pytest.mark.parametrize("launcher", CLUSTER)
+def test_the_pod_passes_pod_security_restricted(launcher: str) -> None:
+    for pod in pods(render(EVERYTHING, launcher)):
+        inside = pod["spec"]
+        assert inside["securityContext"]["runAsNonRoot"] is True
+        assert inside["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert inside["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(inside)
+        for container in inside["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert all({"emptyDir", "persistentVolumeClaim"} & set(one) for one in inside["volumes"])
+
+
+@pytest.mark.parametrize("launcher", CLUSTER)
+@pytest.mark.parametrize("key", ["labels", "annotations"])
+def test_no_sidecar_is_injected(launcher: str, key: str) -> None:
+    for pod in pods(render(job(), launcher)):
+        assert pod["metadata"][key]["sidecar.istio.io/inject"] == "false"
+
+
+@pytest.mark.parametrize("launcher", CLUSTER)
+def test_every_mount_has_its_volume(launcher: str) -> None:
+    for values in (job(), EVERYTHING):
+        for pod in pods(render(values, launcher)):
+            mounts = pod["spec"]["containers"][0]["volumeMounts"]
+            assert [m["name"] for m in mounts] == [v["name"] for v in pod["spec"]["volumes"]]
+
+
+@pytest.mark.parametrize("launcher", CLUSTER)
+def test_a_namespace_is_never_guessed(launcher: str) -> None:
+    assert all("namespace" not in one["metadata"] for one in render(job(), launcher).objects)
+    named = render(job(namespace="team"), launcher).objects
+    assert {one["metadata"]["namespace"] for one in named} == {"team"}
+
+
+def test_quantities_stay_as_written() -> None:
+    values = job(resources={"gpu": 2, "cpu": 0.5, "memory": "1.5Gi"}, procsPerNode=1)
+    resources = pods(render(values, "job"))[0]["spec"]["containers"][0]["resources"]
+    assert resources == {
+        "requests": {"cpu": "0.5", "memory": "1.5Gi", "nvidia.com/gpu": "2"},
+        "limits": {"memory": "1.5Gi", "nvidia.com/gpu": "2"},
+    }
+
+
+def test_local_starts_all_ranks_under_one_agent(tmp_path: Path) -> None:
+    text = render(job(nodes=2, procsPerNode=3, trainer={"globalBatch": 6}), "local").text
+    code, seen, errors = run_script(text, tmp_path, PET_NODE_RANK="1", PET_MASTER_ADDR="far")
+    assert code == 0, errors
+    assert seen["arguments"] == ["-m", "trainer.launch"]
+    contract = {k: v for k, v in seen["environment"].items() if k.startswith("PET_")}
+    assert contract == {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "6", "PET_SHUTDOWN_TIMEOUT": "110"}
+    assert seen["environment"]["TRAINER_GLOBAL_BATCH"] == "6"
+    assert seen["environment"]["TRAINER_OUT"] == "build/a-job/run"
+
+
+def test_local_leaves_paths_to_the_caller(tmp_path: Path) -> None:
+    values = job(data={"hostPath": "/mnt"}, trainer={"lr": 0.5})
+    given = {"TRAINER_OUT": "my out", "TRAINER_DATA": "/my data", "TRAINER_LR": "9"}
+    seen = run_script(render(values, "local").text, tmp_path, **given)[1]["environment"]
+    assert (seen["TRAINER_OUT"], seen["TRAINER_DATA"]) == ("my out", "/my data")
+    assert seen["TRAINER_LR"] == "0.5"
+    seen = run_script(render(values, "local").text, tmp_path)[1]["environment"]
+    assert seen["TRAINER_DATA"] == "/mnt"
+
+
+@pytest.mark.parametrize("launcher", ["local", "docker"])
+def test_data_of_a_cluster_is_asked_for(launcher: str, tmp_path: Path) -> None:
+    text = render(job(data={"pvc": "d"}), launcher).text
+    code, seen, errors = run_script(text, tmp_path)
+    assert (code, seen) == (64, None)
+    assert "set TRAINER_DATA to the folder that holds the data" in errors
+    assert run_script(text, tmp_path, TRAINER_DATA=str(tmp_path))[0] == 0
+
+
+def test_docker(tmp_path: Path) -> None:
+    values = job(
+        nodes=2,
+        resources={"gpu": 2, "shm": "1Gi"},
+        data={"hostPath": "/mnt/my data"},
+        trainer={"data": "/data/set"},
+        faults={"gracePeriod": 60},
+    )
+    code, seen, errors = run_script(render(values, "docker").text, tmp_path)
+    assert code == 0, errors
+    arguments = seen["arguments"]
+    assert arguments[:2] == ["run", "--rm"]
+    assert arguments[-1] == "muster:cpu"
+    pairs = list(pairwise(arguments))
+    out = tmp_path.resolve() / "build" / "a-job" / "docker"
+    assert out.is_dir()
+    for pair in [
+        ("--gpus", "all"),
+        ("--shm-size", str(2 * 2**30)),
+        ("--ulimit", "memlock=-1"),
+        ("--stop-timeout", "60"),
+        ("--user", f"{os.getuid()}:{os.getgid()}"),
+        ("--mount", f"type=bind,source={out},target=/out/a-job"),
+        ("--mount", "type=bind,source=/mnt/my data/set,target=/data/set,readonly"),
+        ("--env", "PET_NPROC_PER_NODE=4"),
+        ("--env", "PET_NNODES=1"),
+        ("--env", "PET_SHUTDOWN_TIMEOUT=50"),
+        ("--env", "TRAINER_DATA=/data/set"),
+        ("--env", "TRAINER_OUT=/out/a-job"),
+    ]:
+        assert pair in pairs
+    assert "--read-only" in arguments
+    assert "--tty" not in arguments
+
+
+def test_docker_asks_for_no_gpu_unless_the_job_does(tmp_path: Path) -> None:
+    assert "--gpus" not in run_script(render(job(), "docker").text, tmp_path)[1]["arguments"]
+
+
+@pytest.mark.parametrize("launcher", ["local", "docker"])
+def test_a_script_ends_with_the_code_of_what_it_ran(launcher: str, tmp_path: Path) -> None:
+    tool = tmp_path / "docker"
+    tool.write_text("#!/bin/sh\nexit 72\n")
+    tool.chmod(0o755)
+    script = tmp_path / "script.sh"
+    script.write_text(render(job(), launcher).text)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": str(tool)}
+    done = subprocess.run(["/bin/sh", str(script)], cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 72
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "k8s" / "jobs").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_ready_job_files_render_and_fit_the_schema(path: Path) -> None:
+    values = jobfile.read([str(path)]).values
+    for launcher in LAUNCHERS:
+        assert render(values, launcher).text
+    validator = Draft202012Validator(spec.json_schema())
+    assert [error.message for error in validator.iter_errors(values)] == []
+    assert list(validator.iter_errors({**values, "colour": "red"}))
+    assert list(validator.iter_errors({**values, "trainer": {"golbalBatch": 1}}))

@@ -1,0 +1,126 @@
+"""render.py as a process: how it starts, what it imports, what it prints."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.rendering import EXAMPLE, LAUNCHERS, ROOT
+
+# What no renderer of this kind can do without.
+FLOOR = "import pydantic, jinja2, yaml; pydantic.BaseModel"
+
+
+def start(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "render.py"), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def processor_seconds(*arguments: str) -> float:
+    before = getrusage(RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    after = getrusage(RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_a_whole_process_takes_little_more_than_its_imports() -> None:
+    """A ratio in processor time, each the best of several, so that a busy machine does not matter."""
+    render = ("render.py", str(EXAMPLE), "--set", "nodes=512", "--set", "trainer.globalBatch=512")
+    pairs = [(processor_seconds(*render), processor_seconds("-c", FLOOR)) for _ in range(4)]
+    whole, floor = (min(column) for column in zip(*pairs, strict=True))
+    assert whole < 1.5 * floor
+
+
+def test_it_imports_neither_torch_nor_kubernetes_nor_a_terminal_library() -> None:
+    code = (
+        "import sys; from k8s.command import main\n"
+        f"main([{str(EXAMPLE)!r}, '--plan']); main([{str(EXAMPLE)!r}])\n"
+        "heavy = {'torch', 'numpy', 'kubernetes', 'rich', 'typer', 'asyncio'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_manifests_go_to_standard_output() -> None:
+    done = start(str(EXAMPLE))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (ROOT / "tests" / "golden" / "digits-ddp" / "job.yaml").read_text()
+
+
+def test_files_are_written_and_named(tmp_path: Path) -> None:
+    done = start(
+        str(EXAMPLE), "--launcher", "job", "--launcher", "local", "-o", "a/b", folder=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "wrote a/b/job.yaml\nwrote a/b/local.sh\n"
+    files = {file.name: file for file in (tmp_path / "a" / "b").iterdir()}
+    assert sorted(files) == ["job.yaml", "local.sh"]
+    assert not os.access(files["job.yaml"], os.X_OK)
+    assert os.access(files["local.sh"], os.X_OK)
+
+
+def test_check_writes_nothing(tmp_path: Path) -> None:
+    every = [part for launcher in LAUNCHERS for part in ("--launcher", launcher)]
+    done = start(str(EXAMPLE), *every, "--check", "-o", "here", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "digits-ddp: ok for docker, job, local, pytorchjob\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_plan_in_words(launcher: str) -> None:
+    done = start(str(EXAMPLE), "--plan", "--launcher", launcher, "--set", "trainer.globalBatch=64")
+    assert (done.returncode, done.stderr) == (0, "")
+    for words in (
+        "ranks          2, 1 per node",
+        "64 samples a step = 32 x 2 replicas",
+        "restarts ",
+    ):
+        assert words in done.stdout
+    if launcher == "job":
+        assert "objects        Service digits-ddp, Job digits-ddp\n" in done.stdout
+        assert "rendezvous     digits-ddp-0.digits-ddp:29500\n" in done.stdout
+        assert "warning        checkpoints: kept in the pod only" in done.stdout
+
+
+def test_plan_for_programs() -> None:
+    done = start(str(EXAMPLE), "--plan", "--json", "--launcher", "job", "--launcher", "local")
+    first, second = json.loads(done.stdout)
+    assert (first["launcher"], second["launcher"]) == ("job", "local")
+    assert first["objects"] == ["Service/digits-ddp", "Job/digits-ddp"]
+    assert first["sizing"]["world_size"] == 2
+    assert first["shm"] == "256Mi"
+    assert second["host_out"] == "build/digits-ddp/run"
+
+
+def test_schema() -> None:
+    schema = json.loads(start("--schema").stdout)
+    Draft202012Validator.check_schema(schema)
+    assert "globalBatch" in schema["properties"]["trainer"]["properties"]
+    assert schema["required"] == ["name"]
+    assert schema["properties"]["launcher"]["enum"] == LAUNCHERS
+    assert all("description" in value for value in schema["properties"].values())
+
+
+def test_help_names_every_launcher_and_teaches_with_examples() -> None:
+    done = start("--help")
+    assert done.returncode == 0
+    assert ", ".join(LAUNCHERS) in done.stdout
+    assert "render.py job.yaml | kubectl apply -f -" in done.stdout
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    command = f"{sys.executable} render.py {EXAMPLE} --plan --json | head -c 1"
+    done = subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, check=False)
+    assert done.stderr == b""

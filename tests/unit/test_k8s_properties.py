@@ -1,0 +1,100 @@
+"""Any job file that is accepted renders, parses and keeps what its writer wrote."""
+
+import re
+from typing import Any
+
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from k8s import launchers, manifests, plan, spec
+from tests.rendering import AWKWARD, environment_in_pod, environment_in_script, pods
+from trainer.exits import Fault
+
+TEXT = st.one_of(
+    st.sampled_from(AWKWARD),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40),
+)
+NAME = st.from_regex(r"[a-z]([-a-z0-9]{0,60}[a-z0-9])?", fullmatch=True)
+VARIABLE = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True)
+KEY = st.from_regex(
+    r"([a-z]{1,8}\.[a-z]{1,4}/)?[A-Za-z0-9]([-_.A-Za-z0-9]{0,20}[A-Za-z0-9])?", fullmatch=True
+)
+LABEL = st.from_regex(r"([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?", fullmatch=True)
+SIZE = st.builds(
+    str.__add__, st.integers(1, 999).map(str), st.sampled_from(["Mi", "Gi", "M", "G", "e9"])
+)
+
+
+@st.composite
+def job_files(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw job files: most are accepted, some not (a long name, a memory that shm fills)."""
+    nodes, gpu = draw(st.integers(1, 600)), draw(st.sampled_from([0, 0, 1, 4, 8]))
+    procs = draw(st.integers(1, gpu or 4))
+    names = draw(st.lists(VARIABLE, unique=True, max_size=4))
+    optional = {
+        "namespace": NAME,
+        "annotations": st.dictionaries(KEY, TEXT, max_size=3),
+        "labels": st.dictionaries(KEY, LABEL, max_size=3),
+        "data": st.sampled_from([{"pvc": "data.set"}, {"hostPath": "/mnt/data"}]),
+        "checkpoints": st.sampled_from([{"pvc": "c"}, {"hostPath": "/c d"}, {"emptyDir": "1Gi"}]),
+        "faults": st.fixed_dictionaries(
+            {"gracePeriod": st.integers(1, 600), "ttl": st.integers(0, 9)}
+        ),
+    }
+    return {
+        "name": draw(NAME),
+        "image": draw(st.sampled_from(["a", "muster:cpu", "r.example:5000/a/b_c:1.0"])),
+        "nodes": nodes,
+        "procsPerNode": procs,
+        "resources": {"gpu": gpu}
+        | draw(
+            st.fixed_dictionaries({}, optional={"memory": SIZE, "shm": SIZE, "cpu": st.just("2")})
+        ),
+        "trainer": {"globalBatch": nodes * procs * draw(st.integers(1, 9))},
+        "env": [{"name": name, "value": draw(TEXT)} for name in names],
+        **draw(st.fixed_dictionaries({}, optional=optional)),
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(values=job_files(), launcher=st.sampled_from(launchers.known()))
+def test_accepted_renders_and_parses(values: dict[str, Any], launcher: str) -> None:
+    try:
+        rendered = rendering(values, launcher)
+    except Fault as fault:
+        line = str(fault)
+        rendered = None
+    if rendered is None:
+        assert "\n" not in line
+        assert re.split(r"[=:.\[]", line)[0] in values
+        return
+    assert rendering(values, launcher).text == rendered.text
+    if rendered.objects:
+        assert tuple(yaml.load_all(rendered.text, yaml.CSafeLoader)) == rendered.objects
+    wanted = {one["name"]: one["value"] for one in values["env"]}
+    for one in rendered.objects:
+        assert len(one["metadata"]["name"]) <= 63
+        assert one["metadata"].get("annotations", {}) == values.get("annotations", {})
+        assert values.get("labels", {}).items() <= one["metadata"]["labels"].items()
+    for pod in pods(rendered):
+        seen = environment_in_pod(pod)
+        assert {name: seen[name] for name in wanted} == wanted
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(text=TEXT)
+def test_a_shell_hands_on_what_was_written(text: str, tmp_path_factory: Any) -> None:
+    values = {"name": "a", "image": "b", "env": [{"name": "VALUE", "value": text}]}
+    for launcher in ("local", "docker"):
+        folder = tmp_path_factory.mktemp("shell")
+        assert environment_in_script(values, launcher, folder)["VALUE"] == text
+
+
+def rendering(values: dict[str, Any], launcher: str) -> manifests.Rendered:
+    found = launchers.find(launcher)
+    made = plan.make(spec.validate(values), found)
+    assert len(made.longest_host) <= 63
+    return manifests.render(made, found)

@@ -14,16 +14,32 @@ DATA_AXES = ("dp_replicate", "dp_shard")
 
 @dataclass(frozen=True)
 class Mode:
-    """`axes`: the axes of the mesh the mode can use; the first takes the world when none is given."""
+    """What is known of a mode.
+
+    `axes` are those of the mesh it can use, `whole` the one that takes the world when no mesh is
+    given. Without `whole` a mode runs in one process, or wants its mesh spelt out.
+    """
 
     axes: tuple[str, ...]
+    whole: str | None
     summary: str
 
 
 MODES: dict[str, Mode] = {
-    "single": Mode(axes=(), summary="one process, one device"),
+    "single": Mode(axes=(), whole=None, summary="one process, one device"),
     "ddp": Mode(
         axes=("dp_replicate",),
+        whole="dp_replicate",
         summary="a replica per rank, gradients averaged while they are computed",
+    ),
+    "fsdp": Mode(
+        axes=("dp_shard",),
+        whole="dp_shard",
+        summary="parameters, gradients and optimiser state sharded over all ranks (fully_shard)",
+    ),
+    "hsdp": Mode(
+        axes=("dp_replicate", "dp_shard"),
+        whole=None,
+        summary="sharded within a group of ranks, replicated over the groups",
     ),
 }

@@ -71,6 +71,12 @@ class Settings(BaseModel):
     precision: Literal["fp32", "bf16", "fp64"] = Field(
         "fp32", description="fp32; bf16 autocast; or fp64, in which modes can be compared exactly"
     )
+    reshard: bool = Field(
+        True, description="fsdp, hsdp: free the gathered parameters between forward and backward"
+    )
+    cpu_offload: bool = Field(
+        False, description="fsdp, hsdp: keep the shards in host memory between their uses"
+    )
     seed: int = Field(
         0, ge=0, lt=2**32, description="decides initial weights, data order and what layers draw"
     )

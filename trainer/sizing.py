@@ -56,13 +56,7 @@ def settle_mesh(text: str, mode: str, world_size: int, *, label: Label) -> dict[
     """
     usable = MODES[mode].axes
     if not text:
-        if world_size > 1 and not usable:
-            raise Fault(
-                Exit.CONFIG,
-                f"{label('mode')}={mode!r}: runs in one process, but there are {world_size} ranks; "
-                "use ddp, or one rank",
-            )
-        sizes = {usable[0]: world_size} if usable else {}
+        sizes = _mesh_of_the_world(mode, world_size, label)
     else:
         sizes = _parse_mesh(text, label)
         for axis, extent in sizes.items():
@@ -76,9 +70,29 @@ def settle_mesh(text: str, mode: str, world_size: int, *, label: Label) -> dict[
         raise Fault(
             Exit.CONFIG,
             f"{label('mesh')}={text!r}: multiplies to {prod(sizes.values())}, but the world size is "
-            f"{world_size}{_mesh_that_would_do(usable, world_size)}",
+            f"{world_size}{_mesh_that_would_do(MODES[mode].whole, world_size)}",
         )
     return {axis: sizes.get(axis, 1) for axis in AXES}
+
+
+def _mesh_of_the_world(mode: str, world_size: int, label: Label) -> dict[str, int]:
+    usable, whole = MODES[mode].axes, MODES[mode].whole
+    if whole:
+        return {whole: world_size}
+    if usable:
+        outer = next(n for n in range(2, world_size + 2) if world_size % n == 0 or n > world_size)
+        example = f"{usable[0]}={outer},{usable[1]}={max(1, world_size // outer)}"
+        raise Fault(
+            Exit.CONFIG,
+            f"{label('mesh')} is not set: mode {mode} wants its mesh spelt out, e.g. {example}",
+        )
+    if world_size > 1:
+        raise Fault(
+            Exit.CONFIG,
+            f"{label('mode')}={mode!r}: runs in one process, but there are {world_size} ranks; "
+            "use ddp, or one rank",
+        )
+    return {}
 
 
 def _parse_mesh(text: str, label: Label) -> dict[str, int]:
@@ -95,8 +109,8 @@ def _parse_mesh(text: str, label: Label) -> dict[str, int]:
     return sizes
 
 
-def _mesh_that_would_do(usable: tuple[str, ...], world_size: int) -> str:
-    return f"; {usable[0]}={world_size} would do" if usable else ""
+def _mesh_that_would_do(whole: str | None, world_size: int) -> str:
+    return f"; {whole}={world_size} would do" if whole else ""
 
 
 def divide_batch(

@@ -50,18 +50,36 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, li
     return runs
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(
-    ("mode", "ranks", "micro"),
-    [("ddp", 2, "16"), ("ddp", 2, "4"), ("ddp", 4, "8"), ("single", 1, "8")],
-)
+# mode, ranks, mesh, micro-batch of the 32 samples of a step
+CASES = [
+    ("single", 1, "", "8"),
+    ("ddp", 2, "", "16"),
+    ("ddp", 2, "", "4"),
+    ("ddp", 4, "", "8"),
+    ("fsdp", 2, "", "4"),
+    ("fsdp", 4, "", "8"),
+    ("hsdp", 4, "dp_replicate=2,dp_shard=2", "4"),
+]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd64", "adamw64"])
+@pytest.mark.parametrize(("mode", "ranks", "mesh", "micro"), CASES)
 def test_a_mode_equals_one_process(
-    mode: str, ranks: int, micro: str, optimizer: str, single: Any, tmp_path: Path
+    mode: str, ranks: int, mesh: str, micro: str, optimizer: str, single: Any, tmp_path: Path
 ) -> None:
+    compare(single, tmp_path, optimizer, ranks, mode=mode, mesh=mesh, micro_batch=micro)
+
+
+@pytest.mark.parametrize("micro", ["16", "4"])
+def test_two_ranks_and_one_give_the_same_curve_in_float32(
+    micro: str, single: Any, tmp_path: Path
+) -> None:
+    compare(single, tmp_path, "sgd", 2, mode="ddp", micro_batch=micro)
+
+
+def compare(single: Any, tmp_path: Path, optimizer: str, ranks: int, **settings: str) -> None:
     folder, expected = single[optimizer]
-    events = run_ranks(
-        ranks, tmp_path, mode=mode, micro_batch=micro, **COMMON, **OPTIMIZERS[optimizer]
-    )
+    events = run_ranks(ranks, tmp_path, **settings, **COMMON, **OPTIMIZERS[optimizer])
     tolerance = TOLERANCE[optimizer]
     assert worst(curve(expected, "loss"), curve(events, "loss")) < tolerance
     assert worst(curve(expected, "grad_norm"), curve(events, "grad_norm")) < 10 * tolerance
@@ -94,14 +112,15 @@ def test_a_planted_fault_is_seen(fault: Any, single: Any, tmp_path: Path) -> Non
     assert worst(curve(expected, "loss"), curve(events, "loss")) > 1e-3
 
 
-def test_a_checkpoint_of_two_ranks_goes_on_in_one(tmp_path: Path) -> None:
-    """The world may change between two runs; the curve goes on as if it had not."""
-    schedule = {"schedule": "constant"}  # the cosine's length is the run's, and the first is cut
-    whole = run_ranks(1, tmp_path / "whole", mode="single", **COMMON, **schedule)
-    run_ranks(2, tmp_path / "parts", mode="ddp", **(COMMON | schedule | {"steps": "20"}))
-    events = run_ranks(1, tmp_path / "parts", mode="single", **COMMON, **schedule)
-    assert [e["step"] for e in events if e.get("action") == "resumed"] == [20]
-    assert worst(curve(whole, "loss"), curve(events, "loss")) < 1e-4
+def test_a_checkpoint_goes_on_under_any_mode_and_world(tmp_path: Path) -> None:
+    common = OPTIMIZERS["adamw64"] | {"schedule": "constant"}
+    whole = run_ranks(1, tmp_path / "whole", mode="single", **COMMON, **common)
+    legs = [(2, "ddp", "", 10), (4, "fsdp", "", 20), (1, "single", "", 30), (2, "fsdp", "", 40)]
+    for ranks, mode, mesh, steps in [*legs, (4, "hsdp", "dp_replicate=2,dp_shard=2", STEPS)]:
+        settings = COMMON | common | {"steps": str(steps), "mesh": mesh, "mode": mode}
+        events = run_ranks(ranks, tmp_path / "parts", **settings)
+    assert [e["step"] for e in events if e.get("action") == "resumed"] == [10, 20, 30, 40]
+    assert worst(curve(whole, "loss"), curve(events, "loss")) < TOLERANCE["adamw64"]
 
 
 def test_resuming_with_the_same_world_is_exact(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from importlib import import_module
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from trainer.data import Batch
 from trainer.runtime import Runtime
@@ -106,6 +107,7 @@ def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
     return torch.where(batch.weights > 0, losses * batch.weights, 0.0).sum()
 
 
-def clip_replicated(parameters: Sequence[nn.Parameter], norm: float) -> Tensor:
-    """Clip gradients that are whole on every rank."""
-    return nn.utils.clip_grad_norm_(parameters, norm or float("inf"))
+def clip(parameters: Sequence[nn.Parameter], norm: float) -> Tensor:
+    """Clip gradients by their global norm: whole on every rank, or all sharded over one mesh."""
+    total = nn.utils.clip_grad_norm_(parameters, norm or float("inf"))
+    return total.full_tensor() if isinstance(total, DTensor) else total

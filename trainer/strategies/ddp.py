@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.data import Batch
-from trainer.strategies import Context, Strategy, accumulate, clip_replicated, inference, single
+from trainer.strategies import Context, Strategy, accumulate, clip, inference, single
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
@@ -34,6 +34,6 @@ def build(model: nn.Module, context: Context) -> Strategy:
     return Strategy(
         module=replica,
         step=step,
-        clip=lambda norm: clip_replicated(parameters, norm),
+        clip=lambda norm: clip(parameters, norm),
         forward=inference(model, context),
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from trainer.data import Batch
-from trainer.strategies import Context, Strategy, accumulate, clip_replicated, inference
+from trainer.strategies import Context, Strategy, accumulate, clip, inference
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
@@ -20,6 +20,6 @@ def build(model: nn.Module, context: Context) -> Strategy:
     return Strategy(
         module=model,
         step=step,
-        clip=lambda norm: clip_replicated(parameters, norm),
+        clip=lambda norm: clip(parameters, norm),
         forward=inference(model, context),
     )

@@ -1,0 +1,78 @@
+"""Fully sharded data parallel: parameters, gradients and optimiser state split over the ranks.
+
+Each block gathers its parameters just before it computes and frees them after (ZeRO stage 3,
+Rajbhandari et al., 2020), by torch's `fully_shard`. A mesh that also replicates makes it hsdp.
+
+    TRAINER_MODE=fsdp torchrun --nproc-per-node 2 -m trainer
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from trainer.data import Batch
+from trainer.settings import Settings
+from trainer.strategies import Context, Strategy, accumulate, clip, inference, single
+
+
+def build(model: nn.Module, context: Context) -> Strategy:
+    runtime = context.runtime
+    if runtime.mesh is None:  # a world of one has nothing to shard over
+        return single.build(model, context)
+    replicated = runtime.sizing.mesh["dp_replicate"] > 1
+    mesh = runtime.mesh["dp_replicate", "dp_shard"] if replicated else runtime.mesh["dp_shard"]
+    sharded = shard(model, mesh, context.settings)
+    parameters = list(model.parameters())
+    replicas = runtime.sizing.batches.replicas
+
+    @contextlib.contextmanager
+    def unsynced() -> Iterator[None]:
+        sharded.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            sharded.set_requires_gradient_sync(True)
+
+    def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
+        # The reduce-scatter averages over the replicas, while the loss is a mean over the batch.
+        return accumulate(model, micro_batches, context, scale=replicas / weight, unsynced=unsynced)
+
+    return Strategy(
+        module=model,
+        step=step,
+        clip=lambda norm: clip(parameters, norm),
+        forward=inference(model, context),
+    )
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
+    """Shard `model` over `mesh`, each child with parameters by itself, so that few are whole at once."""
+    # reduce_dtype is spelt out: its default changed with torch 2.15, from param_dtype to the gradient's.
+    precision = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if settings.precision == "bf16"
+        else MixedPrecisionPolicy()
+    )
+    offload = CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy()
+    blocks = [child for child in model.children() if any(True for _ in child.parameters())]
+    for module in (*blocks, model):
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=settings.reshard,
+            mp_policy=precision,
+            offload_policy=offload,
+        )
+    if not isinstance(model, FSDPModule):
+        raise TypeError(f"fully_shard left a {type(model).__name__}")
+    return model

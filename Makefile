@@ -62,13 +62,16 @@ format: $(STAMP) ## let ruff rewrite the code
 	@$(PY) -m ruff format .
 
 test: $(STAMP) ## every test
-	@$(PY) -m pytest
+	@$(PY) -m pytest $(PARALLEL)
 
 test-fast: $(STAMP) ## the tests that take seconds
-	@$(PY) -m pytest -m 'not slow'
+	@$(PY) -m pytest $(PARALLEL) -m 'not slow'
 
 docs: $(STAMP) ## write the tables of the README anew from the code
 	@$(PY) -m trainer.reference README.md
+
+# Two at a time, whatever the machine: most of a test's time is the start of a process with torch.
+PARALLEL = -n 2 --dist loadscope
 
 lock: $(STAMP) ## compile the requirements files anew, with the newest versions
 	@printf 'uv\n' | $(UV) pip compile $(LOCK) -o docker/requirements-uv.txt -

@@ -27,6 +27,14 @@ class Mode:
 
 MODES: dict[str, Mode] = {
     "single": Mode(axes=(), whole=None, summary="one process, one device"),
+    "dp": Mode(
+        axes=(),
+        whole=None,
+        summary="nn.DataParallel: one process, a replica per visible GPU, loss on the first",
+    ),
+    "dp-balanced": Mode(
+        axes=(), whole=None, summary="nn.DataParallel with the loss inside the replica"
+    ),
     "ddp": Mode(
         axes=("dp_replicate",),
         whole="dp_replicate",

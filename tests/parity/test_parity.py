@@ -53,6 +53,8 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, li
 # mode, ranks, mesh, micro-batch of the 32 samples of a step
 CASES = [
     ("single", 1, "", "8"),
+    ("dp", 1, "", "8"),
+    ("dp-balanced", 1, "", "8"),
     ("ddp", 2, "", "16"),
     ("ddp", 2, "", "4"),
     ("ddp", 4, "", "8"),
@@ -68,6 +70,35 @@ def test_a_mode_equals_one_process(
     mode: str, ranks: int, mesh: str, micro: str, optimizer: str, single: Any, tmp_path: Path
 ) -> None:
     compare(single, tmp_path, optimizer, ranks, mode=mode, mesh=mesh, micro_batch=micro)
+
+
+# the sequence models, each under a mode that shards and one that does not
+SEQUENCES = [
+    ("charlm-lstm", "ddp", 2, ""),
+    ("charlm-lstm", "fsdp", 2, ""),
+    ("charlm-gru", "fsdp", 2, ""),
+    ("charlm-gpt", "ddp", 2, ""),
+    ("charlm-gpt", "hsdp", 4, "dp_replicate=2,dp_shard=2"),
+]
+
+
+@pytest.mark.parametrize(("task", "mode", "ranks", "mesh"), SEQUENCES)
+def test_sequence_models_equal_one_process_too(
+    task: str, mode: str, ranks: int, mesh: str, tmp_path: Path
+) -> None:
+    common = {"task": task, "steps": "10", "eval_steps": "0", "precision": "fp64"}
+    expected = run_ranks(1, tmp_path / "single", mode="single", **common)
+    settings = {"mode": mode, "mesh": mesh, "micro_batch": "4"}
+    events = run_ranks(ranks, tmp_path / mode, **common, **settings)
+    for name in ("loss", "grad_norm"):
+        one, other = (
+            torch.tensor([event[name] for event in run if event["event"] == "step"])
+            for run in (expected, events)
+        )
+        assert len(one) == 10
+        assert worst(one, other) < 1e-8
+    evaluated = [[e["loss"] for e in run if e["event"] == "eval"] for run in (expected, events)]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-8)
 
 
 @pytest.mark.parametrize("micro", ["16", "4"])

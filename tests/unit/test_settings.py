@@ -17,8 +17,8 @@ from trainer.settings import (
 REFUSED = [
     ({"TRAINER_LRR": "1"}, "TRAINER_LRR: no such setting; did you mean TRAINER_LR?"),
     ({"TRAINER_ZZZZ": "1"}, "TRAINER_ZZZZ: no such setting; --help lists them all"),
-    ({"TRAINER_MODE": "dpd"}, "TRAINER_MODE='dpd': no such mode; choose auto, single, ddp"),
-    ({"TRAINER_TASK": "digit"}, "TRAINER_TASK='digit': no such task; choose digits, synthetic or"),
+    ({"TRAINER_MODE": "dpd"}, "TRAINER_MODE='dpd': no such mode; choose auto, single, "),
+    ({"TRAINER_TASK": "digit"}, "TRAINER_TASK='digit': no such task; choose charlm-gpt, "),
     ({"TRAINER_TASK": "a b:C"}, "TRAINER_TASK='a b:C': no such task"),
     ({"TRAINER_TASK": "a:"}, "TRAINER_TASK='a:': no such task"),
     ({"TRAINER_LR": "fast"}, "TRAINER_LR='fast': must be a valid number"),

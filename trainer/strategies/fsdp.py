@@ -56,7 +56,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
-    """Shard `model` over `mesh`, each child with parameters by itself, so that few are whole at once."""
+    """Shard `model` over `mesh`, block by block, so that few parameters are whole at once."""
     # reduce_dtype is spelt out: its default changed with torch 2.15, from param_dtype to the gradient's.
     precision = (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -64,8 +64,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
         else MixedPrecisionPolicy()
     )
     offload = CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy()
-    blocks = [child for child in model.children() if any(True for _ in child.parameters())]
-    for module in (*blocks, model):
+    for module in (*_blocks(model), model):
         fully_shard(
             module,
             mesh=mesh,
@@ -76,3 +75,12 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     if not isinstance(model, FSDPModule):
         raise TypeError(f"fully_shard left a {type(model).__name__}")
     return model
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the model's children that have parameters, in place of a list of layers its members."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _blocks(child)
+        elif any(True for _ in child.parameters()):
+            yield child

@@ -1,0 +1,39 @@
+"""nn.DataParallel: one process drives all visible GPUs, outputs and loss gather on the first.
+
+Kept for comparison: ddp is faster, and dp-balanced loads the first GPU less.
+
+    TRAINER_MODE=dp python -m trainer
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trainer.data import Batch
+from trainer.runtime import say
+from trainer.strategies import Context, Strategy, accumulate, clip, inference
+
+
+def build(model: nn.Module, context: Context) -> Strategy:
+    parameters = list(model.parameters())
+    parallel = over_devices(model, context)
+
+    def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
+        return accumulate(parallel, micro_batches, context, scale=1 / weight)
+
+    return Strategy(
+        module=model,
+        step=step,
+        clip=lambda norm: clip(parameters, norm),
+        forward=inference(parallel, context),
+    )
+
+
+def over_devices(module: nn.Module, context: Context) -> nn.Module:
+    """Return the module as a replica on each visible GPU; on none or one it stays as it is."""
+    count = torch.cuda.device_count() if context.runtime.device.type == "cuda" else 0
+    if count < 2:
+        say(f"mode {context.settings.mode}: {count} GPUs here, so one replica")
+        return module
+    return nn.DataParallel(module)

@@ -1,0 +1,51 @@
+"""nn.DataParallel with the loss inside the replica: a scalar per GPU comes back, not its outputs.
+
+The first GPU then holds no other's outputs. What comes back are sums, not means, so that an uneven
+split of the batch is weighted right.
+
+    TRAINER_MODE=dp-balanced python -m trainer
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trainer.data import Batch
+from trainer.strategies import Context, Strategy, autocast, clip, inference, weighted_loss
+from trainer.strategies.dp import over_devices
+
+
+class LossInside(nn.Module):
+    """Model and loss in one module, to be replicated together."""
+
+    def __init__(self, model: nn.Module, context: Context) -> None:
+        super().__init__()
+        self.model = model
+        self._context = context
+
+    def forward(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return the sum of the losses of a replica's share, shape (1,), to be gathered."""
+        with autocast(self._context):
+            outputs = self.model(inputs)
+        return weighted_loss(outputs, Batch(inputs, targets, weights), self._context).view(1)
+
+
+def build(model: nn.Module, context: Context) -> Strategy:
+    parameters = list(model.parameters())
+    parallel = over_devices(LossInside(model, context), context)
+
+    def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
+        losses = []
+        for batch in micro_batches:
+            loss = parallel(batch.inputs, batch.targets, batch.weights).sum()
+            (loss / weight).backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
+    return Strategy(
+        module=model,
+        step=step,
+        clip=lambda norm: clip(parameters, norm),
+        forward=inference(model, context),
+    )

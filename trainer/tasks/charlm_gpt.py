@@ -1,0 +1,76 @@
+"""A character model with a small transformer: bytes in, the next byte out.
+
+TRAINER_TASK=charlm-gpt TRAINER_OPTIMIZER=adamw TRAINER_LR=0.001 python -m trainer
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.data import Tensors
+from trainer.settings import Settings
+from trainer.tasks import _text
+
+
+class Block(nn.Module):
+    """Causal self-attention and a feed-forward layer, each on the normalised residual stream."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.queries = nn.Linear(width, width)
+        self.keys = nn.Linear(width, width)
+        self.values = nn.Linear(width, width)
+        self.mix = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """Map the stream, shape (n, length, width), to itself with the block's part added."""
+        normed = self.norm1(stream)
+        queries, keys, values = (
+            part(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.queries, self.keys, self.values)
+        )
+        attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        stream = stream + self.mix(attended.transpose(1, 2).flatten(2))
+        out: Tensor = stream + self.down(F.gelu(self.up(self.norm2(stream))))
+        return out
+
+
+class Model(nn.Module):
+    """A decoder-only transformer (Radford et al., 2019), small."""
+
+    def __init__(self, width: int = 128, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(_text.VOCABULARY, width)
+        self.positions = nn.Embedding(_text.LENGTH, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, _text.VOCABULARY)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Map bytes, shape (n, length), to logits, shape (n, length, 256)."""
+        stream = self.bytes(text) + self.positions(torch.arange(text.shape[1], device=text.device))
+        for block in self.blocks:
+            stream = block(stream)
+        logits: Tensor = self.head(self.norm(stream))
+        return logits
+
+
+class Task:
+    metric = "accuracy"
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def model(self) -> nn.Module:
+        return Model()
+
+    def data(self, *, train: bool) -> Tensors:
+        return _text.windows(self._settings, train=train)
+
+    loss = staticmethod(_text.loss)
+    score = staticmethod(_text.score)

@@ -87,7 +87,7 @@ class Settings(BaseModel):
         0, ge=0, description="DataLoader processes per rank for data that is not held in memory"
     )
     out: Path | None = Field(
-        None, description="run folder: metrics.jsonl, checkpoints/, logs/ (default: runs/TASK)"
+        None, description="run folder: metrics.jsonl, checkpoints/ (default: runs/TASK)"
     )
     resume: _Text = Field(
         "auto",

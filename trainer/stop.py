@@ -8,6 +8,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
+from trainer.exits import Exit, Fault
 from trainer.runtime import Runtime, say
 
 
@@ -71,6 +72,8 @@ def stop_requests(runtime: Runtime) -> Iterator[Stop]:
     try:
         yield stop
         stop.settle()
+    except KeyboardInterrupt:
+        raise Fault(Exit.CODE, "interrupted a second time, before the checkpoint") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -150,13 +150,46 @@ def test_ctrl_c_leaves_no_process_behind(start: Any) -> None:
     assert alive == []
 
 
+SLOW_TASK = """
+import time
+from trainer.tasks.synthetic import Task
+
+class Slow(Task):
+    def loss(self, *arguments):
+        time.sleep(600)
+        return super().loss(*arguments)
+"""
+PARTED_TASK = """
+from trainer.tasks.synthetic import Task
+
+class Parted(Task):
+    def data(self, *, train):
+        whole = super().data(train=train)
+        return list(zip(whole.inputs, whole.targets))
+"""
+
+
+def test_sigterm_to_the_whole_group_saves_with_loader_workers(start: Any, tmp_path: Path) -> None:
+    """As torchrun does it: its signal reaches the DataLoader's processes as well."""
+    (tmp_path / "parted.py").write_text(PARTED_TASK, encoding="utf-8")
+    own = {
+        "TRAINER_TASK": "parted:Parted",
+        "TRAINER_WORKERS": "2",
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+    }
+    started = start("-m", "trainer", **(QUICK | own | {"TRAINER_STEPS": "100000"}))
+    started.wait_for('"step": 5,')
+    family = started.family()
+    assert len(family) > 3
+    os.killpg(started.process.pid, signal.SIGTERM)
+    ended = started.end()
+    assert ended.code == 143, ended.words
+    assert ended.of("checkpoint")[-1]["step"] == ended.of("fault")[0]["step"]
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
 def test_ctrl_c_twice_ends_at_once(start: Any, tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(
-        "import time\nfrom trainer.tasks.synthetic import Task\n"
-        "class Slow(Task):\n"
-        "    def loss(self, *a):\n        time.sleep(600)\n        return super().loss(*a)\n",
-        encoding="utf-8",
-    )
+    (tmp_path / "slow.py").write_text(SLOW_TASK, encoding="utf-8")
     own = {
         "TRAINER_TASK": "slow:Slow",
         "PYTHONPATH": f"{tmp_path}:{ROOT}",
@@ -174,13 +207,22 @@ def test_ctrl_c_twice_ends_at_once(start: Any, tmp_path: Path) -> None:
     assert alive == []
 
 
+def test_ctrl_c_twice_without_a_launcher_is_no_clean_stop(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_TASK, encoding="utf-8")
+    own = {"TRAINER_TASK": "slow:Slow", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    started = start("-m", "trainer", **(QUICK | own))
+    started.wait_for('"event": "launch"')
+    time.sleep(1)
+    for _ in range(2):
+        started.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    ended = started.end(timeout=20)
+    assert ended.code == 70
+    assert "interrupted a second time, before the checkpoint" in ended.words
+
+
 def test_a_rank_that_outstays_the_time_to_stop_is_killed(start: Any, tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(
-        "import time\nfrom trainer.tasks.synthetic import Task\n"
-        "class Slow(Task):\n"
-        "    def loss(self, *a):\n        time.sleep(600)\n        return super().loss(*a)\n",
-        encoding="utf-8",
-    )
+    (tmp_path / "slow.py").write_text(SLOW_TASK, encoding="utf-8")
     own = {
         "TRAINER_TASK": "slow:Slow",
         "PYTHONPATH": f"{tmp_path}:{ROOT}",

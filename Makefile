@@ -1,7 +1,7 @@
 # muster: one job file, every launcher, one trainer. `make` alone lists the targets.
 
 JOB ?= k8s/jobs/digits-ddp.yaml
-LAUNCHERS ?= job pytorchjob
+LAUNCHERS ?= job jobset pytorchjob trainjob
 SET ?=
 FRESH ?=
 IMAGE ?= muster:latest

@@ -7,6 +7,7 @@ argparse, since a richer parser would take a fifth of the time of the whole proc
 
 import argparse
 import contextlib
+import difflib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from k8s import jobfile, launchers, manifests, plan, report, spec
+from k8s import explain, jobfile, launchers, manifests, plan, report, spec
 from trainer.exits import Exit, Fault
 
 _DESCRIPTION = (
@@ -31,6 +32,9 @@ _EXAMPLES = """examples:
                                                       a later file and --set win, an empty value unsets
   render.py job.yaml --launcher job --launcher pytorchjob -o build
                                                       build/job.yaml and build/pytorchjob.yaml
+  render.py job.yaml --all -o build                   one file for every launcher
+  render.py job.yaml --diff build/job.yaml            what would change
+  render.py --explain scheduling.queue                what a key means
   render.py --schema > job.schema.json                for an editor
 
 Exit code 64 and one line when something is wrong; then nothing is written."""
@@ -87,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", "--output", metavar="DIR", type=Path, help="write DIR/LAUNCHER.yaml or .sh")
     add("--plan", action="store_true", help="say what the job amounts to, and write nothing")
     add("--json", action="store_true", help="with --plan: for programs")
+    add("--all", action="store_true", help="for every launcher that has what the job asks for")
+    add(
+        "--diff", metavar="OLD", type=Path, help="what would change in OLD; exit code 1 if anything"
+    )
+    add("--explain", metavar="KEY", help="say what a key means, e.g. scheduling.queue")
     add("--check", action="store_true", help="render everything, write nothing, say ok")
     add("--schema", action="store_true", help="print the JSON Schema of a job file")
     return parser
@@ -96,11 +105,22 @@ def _run(options: argparse.Namespace) -> int:
     if options.schema:
         print(json.dumps(spec.json_schema(), indent=2))
         return Exit.DONE
+    if options.explain is not None:
+        print(explain.explain(options.explain))
+        return Exit.DONE
     if not options.jobs:
         raise Fault(Exit.CONFIG, "no job file; e.g. render.py k8s/jobs/digits-ddp.yaml")
     if options.json and not options.plan:
         raise Fault(Exit.CONFIG, "--json: goes with --plan")
-    planned = _plan_all(jobfile.read(options.jobs, options.set), options.launcher)
+    if options.all and options.launcher:
+        raise Fault(Exit.CONFIG, "--all: stands for every launcher; leave out --launcher")
+    if options.all and not (options.output or options.plan or options.check):
+        raise Fault(Exit.CONFIG, "--all: makes several files; add -o DIR")
+    job = jobfile.read(options.jobs, options.set)
+    return _show(_plan_each(job) if options.all else _plan_all(job, options.launcher), options)
+
+
+def _show(planned: list[_Planned], options: argparse.Namespace) -> int:
     if options.check:
         print(f"{planned[0][0].name}: ok for {', '.join(p.launcher for p, _, _ in planned)}")
     elif options.plan and options.json:
@@ -108,6 +128,8 @@ def _run(options: argparse.Namespace) -> int:
     elif options.plan:
         for one in planned:
             report.show(*one)
+    elif options.diff:
+        return _diff(planned, options.diff)
     elif options.output:
         _write(planned, options.output)
     elif len(planned) > 1:
@@ -126,6 +148,43 @@ def _plan_all(job: jobfile.JobFile, wanted: list[str] | None) -> list[_Planned]:
         from_option = wanted and str(fault).startswith("launcher=")
         origin = "--launcher" if from_option else job.origin_of(str(fault))
         raise Fault(fault.code, f"{origin}: {fault}") from None
+
+
+def _plan_each(job: jobfile.JobFile) -> list[_Planned]:
+    """Plan and render for every launcher; one that refuses is passed over, unless all do."""
+    planned: list[_Planned] = []
+    refusals: dict[str, Fault] = {}
+    for name in launchers.known():
+        try:
+            planned += _plan_all(job, [name])
+        except Fault as refusal:
+            refusals[name] = refusal
+    if not planned:
+        raise next(iter(refusals.values()))
+    for name, why in refusals.items():
+        print(f"without {name}: {_in_one_line(str(why))}", file=sys.stderr)
+    return planned
+
+
+def _diff(planned: list[_Planned], path: Path) -> int:
+    """Print what the rendering changes in a file; how a file is written is no change."""
+    if len(planned) > 1:
+        raise Fault(Exit.CONFIG, "--diff: compares with one launcher's file")
+    _, launcher, rendered = planned[0]
+    try:
+        old = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not UTF-8"
+        raise Fault(Exit.CONFIG, f"--diff {path}: {why}") from None
+    if rendered.objects:
+        old = manifests.rewritten(old, name=f"--diff {path}")
+    new = f"{launcher.name}{launcher.suffix}"
+    lines = difflib.unified_diff(
+        old.splitlines(), rendered.text.splitlines(), str(path), new, lineterm=""
+    )
+    changes = list(lines)
+    print("\n".join(changes), end="\n" if changes else "")
+    return 1 if changes else Exit.DONE
 
 
 def _plan(checked: spec.JobSpec, name: str) -> _Planned:

@@ -4,14 +4,16 @@ The folder's `__init__.py` holds LAUNCHER, the facts below; beside it lie its ow
 `manifest.yaml.j2` with `pod.yaml.j2` for a cluster, `script.sh.j2` for a machine.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.exits import Exit, Fault
+from pydantic.alias_generators import to_snake
+
+from trainer.exits import Action, Exit, Fault, codes_for
 
 if TYPE_CHECKING:
     from k8s.plan import Plan
@@ -30,7 +32,11 @@ class RunsIn(StrEnum):
 
 @dataclass(frozen=True)
 class Launcher:
-    """`host` names the host of a node, `check` refuses or warns, `restarts` puts faults in words."""
+    """`host` names the host of a node, `check` refuses or warns, `restarts` puts faults in words.
+
+    `pod_suffix` is as long as what a controller adds to a host's name and counts as part of it.
+    `lacks` has the keys of a job file that are refused, each with the reason.
+    """
 
     name: str
     summary: str
@@ -39,6 +45,18 @@ class Launcher:
     restarts: Callable[["Plan"], str]
     host: Callable[[str, int], str]
     master: Callable[[str], str]
+    pod_suffix: str = ""
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+    def refuse(self, spec: "JobSpec") -> None:
+        """Refuse what the job file asks for and this launcher lacks. Raises Fault(64)."""
+        for key, reason in self.lacks.items():
+            value: object = spec
+            for part in key.split("."):
+                value = getattr(value, to_snake(part), None)
+            if value is not None and value is not False and value not in ([], {}):
+                seen = f"={value!r}" if isinstance(value, (int, str)) else ""
+                raise Fault(Exit.CONFIG, f"{key}{seen}: not on launcher {self.name}; {reason}")
 
     @property
     def suffix(self) -> str:
@@ -66,6 +84,11 @@ def find(name: str) -> Launcher:
     return launcher
 
 
+def codes(action: Action) -> str:
+    """Return the exit codes of an action in words."""
+    return ", ".join(map(str, codes_for(action)))
+
+
 def warnings_of_a_machine(spec: "JobSpec") -> list[str]:
     """Return what people should know who run a cluster's job on one machine."""
     warnings = []
@@ -75,4 +98,17 @@ def warnings_of_a_machine(spec: "JobSpec") -> list[str]:
         warnings.append("data.pvc: not on this machine; the script asks for TRAINER_DATA")
     if spec.checkpoints and spec.checkpoints.pvc:
         warnings.append("checkpoints.pvc: not on this machine; the run folder is in build/")
+    if spec.pod_patch.spec:
+        warnings.append("podPatch: there is no pod on this machine; it is passed over")
+    if spec.env_from:
+        warnings.append("envFrom: not on this machine; the trainer has none of those variables")
     return warnings
+
+
+def warnings_of_a_gang(spec: "JobSpec") -> list[str]:
+    """Return what people should know whose pods are placed together by a PodGroup."""
+    if spec.scheduling.gang and spec.scheduling.scheduler_name is None:
+        return [
+            "scheduling.gang: needs a scheduler that reads a PodGroup; set scheduling.schedulerName"
+        ]
+    return []

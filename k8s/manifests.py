@@ -18,9 +18,10 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from k8s import patch
 from k8s.launchers import TEMPLATES, Launcher, RunsIn
 from k8s.plan import Plan
-from trainer.exits import Action, codes_for
+from trainer.exits import Action, Exit, Fault, codes_for
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,20 @@ def render(plan: Plan, launcher: Launcher) -> Rendered:
     pod = environment.get_template(f"{launcher.name}/pod.yaml.j2").render(plan=plan)
     text = environment.get_template(launcher.template).render(
         plan=plan,
-        pod=yaml.load(pod, yaml.CSafeLoader),
+        pod=patch.apply(yaml.load(pod, yaml.CSafeLoader), plan.pod_patch),
         fail_codes=codes_for(Action.FAIL),
         free_codes=codes_for(Action.RETRY_FREE),
     )
     objects = tuple(yaml.load_all(text, yaml.CSafeLoader))
     return Rendered(_dump(objects), objects)
+
+
+def rewritten(text: str, *, name: str) -> str:
+    """Return manifests as `render` would write them, so that only what they say counts."""
+    try:
+        return _dump(tuple(one for one in yaml.load_all(text, yaml.CSafeLoader) if one is not None))
+    except yaml.YAMLError as error:
+        raise Fault(Exit.CONFIG, f"{name}: not YAML: {' '.join(str(error).split())}") from None
 
 
 @cache

@@ -7,12 +7,12 @@ Everything a template writes is settled and checked here, before it costs a seco
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
-from k8s import quantity
+from k8s import patch, quantity, storage
 from k8s.launchers import Launcher, RunsIn
 from k8s.names import LONGEST
-from k8s.spec import DATA, OUT, JobSpec, label, settings_of
+from k8s.scheduling import Scheduled, schedule
+from k8s.spec import JobSpec, label, settings_of
 from trainer.contract import DEFAULT_PORT
 from trainer.exits import Exit, Fault
 from trainer.settings import Settings, environment_of, variable
@@ -30,16 +30,6 @@ _LABELS = {"app.kubernetes.io/name": "muster", "app.kubernetes.io/component": "t
 
 
 @dataclass(frozen=True)
-class Mount:
-    """A volume of the pod: `source` is Kubernetes' own description of it."""
-
-    name: str
-    source: dict[str, object]
-    path: str
-    read_only: bool = False
-
-
-@dataclass(frozen=True)
 class Plan:
     """A job on one launcher. `data` and `out` are paths as the trainer sees them."""
 
@@ -47,6 +37,7 @@ class Plan:
     launcher: str
     image: str | None
     metadata: dict[str, object]
+    job_metadata: dict[str, object]  # of the object that a queue holds back
     labels: dict[str, str]
     annotations: dict[str, str]
     nodes: int
@@ -66,7 +57,15 @@ class Plan:
     deadline: int | None
     ttl: int | None
     environment: dict[str, str]
-    mounts: tuple[Mount, ...]
+    references: dict[str, dict[str, object]]  # variables whose value a cluster looks up
+    needed: tuple[str, ...]  # those of them that a machine's caller must have set
+    env_from: tuple[dict[str, object], ...]
+    pull_policy: str | None
+    pull_secrets: tuple[str, ...]
+    suspend: bool
+    pod_patch: patch.PodPatch
+    mounts: tuple[storage.Mount, ...]
+    scheduled: Scheduled
     data: str | None
     out: str
     host_data: str | None  # on this machine; None with `data` set: the caller must say
@@ -81,13 +80,15 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
             Exit.CONFIG,
             f"image: missing; launcher {launcher.name} runs it, e.g. image: ghcr.io/me/trainer:1.0",
         )
+    launcher.refuse(spec)
     settings = settings_of(spec)
     procs = _procs(spec)
     sizing = size(settings, spec.nodes * procs, label=label)
     shm, shm_bytes = _shm(spec)
     requests, limits = _resources(spec)
-    data, host_data = _data(spec, settings)
-    out, host_out = _out(spec, settings, launcher)
+    data, host_data = storage.data(spec, settings)
+    out, host_out = storage.out(spec, settings, launcher)
+    scheduled = schedule(spec.scheduling, spec.name)
     labels = {
         **_LABELS,
         "app.kubernetes.io/instance": spec.name,
@@ -99,6 +100,7 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         launcher=launcher.name,
         image=spec.image,
         metadata=_metadata(spec, labels),
+        job_metadata=_metadata(spec, labels | scheduled.labels),
         labels=labels,
         annotations=spec.annotations,
         nodes=spec.nodes,
@@ -118,7 +120,21 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         deadline=spec.faults.deadline,
         ttl=spec.faults.ttl,
         environment=_environment(spec, settings, procs, launcher),
-        mounts=tuple(_mounts(spec, shm)),
+        references={
+            one.name: one.value_from.model_dump(by_alias=True, exclude_defaults=True)
+            for one in spec.env
+            if one.value_from is not None
+        },
+        needed=tuple(one.name for one in spec.env if one.value_from and not one.optional),
+        env_from=tuple(
+            one.model_dump(by_alias=True, exclude_defaults=True) for one in spec.env_from
+        ),
+        pull_policy=spec.image_pull_policy,
+        pull_secrets=tuple(spec.image_pull_secrets),
+        suspend=spec.faults.suspend,
+        pod_patch=spec.pod_patch,
+        mounts=tuple(storage.mounts(spec, shm)),
+        scheduled=scheduled,
         data=data,
         out=out,
         host_data=host_data,
@@ -186,7 +202,8 @@ def _shutdown(grace: int) -> int:
 def _longest_host(spec: JobSpec, launcher: Launcher) -> str:
     """Return the longest name that is made of the job's: every host's is checked by the longest."""
     nodes = sorted({0, min(1, spec.nodes - 1), spec.nodes - 1})
-    longest = max((spec.name, *(launcher.host(spec.name, node) for node in nodes)), key=len)
+    host = max((launcher.host(spec.name, node) for node in nodes), key=len)
+    longest = max(spec.name, host + launcher.pod_suffix, key=len)
     if len(longest) > LONGEST:
         fits = len(spec.name) - (len(longest) - LONGEST)
         raise Fault(
@@ -194,7 +211,7 @@ def _longest_host(spec: JobSpec, launcher: Launcher) -> str:
             f"name={spec.name!r}: makes the name {longest}, {len(longest)} characters where {LONGEST} "
             f"are allowed; a job name of at most {fits} would do",
         )
-    return longest
+    return max(spec.name, host, key=len)
 
 
 def _metadata(spec: JobSpec, labels: dict[str, str]) -> dict[str, object]:
@@ -219,69 +236,22 @@ def _environment(
         # Only a request, which the entrypoint cannot see: it would count the whole machine's cores.
         threads = max(1, int(quantity.cores(spec.resources.cpu) / procs))
         environment["OMP_NUM_THREADS"] = str(threads)
-    return environment | {variable_.name: variable_.value for variable_ in spec.env}
-
-
-def _data(spec: JobSpec, settings: Settings) -> tuple[str | None, str | None]:
-    """Return where the data is: as the trainer sees it, and on this machine."""
-    wanted = str(settings.data) if settings.data else None
-    if spec.data is None:
-        return wanted, wanted
-    inside = wanted or DATA
-    if not PurePosixPath(inside).is_relative_to(DATA):
-        raise Fault(
-            Exit.CONFIG,
-            f"trainer.data={inside!r}: must be within {DATA}, where `data` is mounted; leave it out, "
-            f"or write {DATA}/FOLDER",
-        )
-    host = spec.data.host_path
-    return inside, host and str(PurePosixPath(host) / PurePosixPath(inside).relative_to(DATA))
-
-
-def _out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, str]:
-    """Return the run folder: as the trainer sees it, and on this machine."""
-    wanted = settings.out and PurePosixPath(settings.out)
-    inside = wanted or PurePosixPath(OUT) / spec.name
-    if not inside.is_relative_to(OUT):
-        if launcher.runs_in is RunsIn.PROCESS:
-            return str(inside), str(inside)
-        raise Fault(
-            Exit.CONFIG,
-            f"trainer.out={str(inside)!r}: must be within {OUT}, all else is read-only or lost; "
-            f"leave it out, or write {OUT}/FOLDER",
-        )
-    if spec.checkpoints and spec.checkpoints.host_path:
-        return str(inside), str(PurePosixPath(spec.checkpoints.host_path) / inside.relative_to(OUT))
-    folder = "run" if launcher.runs_in is RunsIn.PROCESS else launcher.name
-    return str(inside), f"build/{spec.name}/{folder}"
-
-
-def _mounts(spec: JobSpec, shm: str) -> Iterator[Mount]:
-    yield Mount("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": shm}}, "/dev/shm")  # noqa: S108
-    yield Mount("tmp", {"emptyDir": {}}, "/tmp")  # noqa: S108
-    if spec.data is not None:
-        yield Mount("data", _source(spec.data.pvc, spec.data.host_path), DATA, read_only=True)
-    kept = spec.checkpoints
-    if kept is None:
-        yield Mount("out", {"emptyDir": {}}, OUT)
-    elif kept.empty_dir is not None:
-        yield Mount("out", {"emptyDir": {"sizeLimit": kept.empty_dir}}, OUT)
-    else:
-        yield Mount("out", _source(kept.pvc, kept.host_path), OUT)
-
-
-def _source(claim: str | None, folder: str | None) -> dict[str, object]:
-    if claim is not None:
-        return {"persistentVolumeClaim": {"claimName": claim}}
-    return {"hostPath": {"path": folder, "type": "Directory"}}
+    for one in spec.env:
+        environment.pop(one.name, None)
+        if one.value is not None:
+            environment[one.name] = one.value
+    return environment
 
 
 def _warnings(spec: JobSpec, procs: int, launcher: Launcher) -> Iterator[str]:
     gpu = spec.resources.gpu
     if procs < gpu:
         yield f"procsPerNode: {gpu - procs} of {gpu} GPUs per node have no rank"
+    if launcher.runs_in is not RunsIn.PROCESS and _is_latest(spec.image or ""):
+        yield f"image: {spec.image} is another image tomorrow; name a version, or better a digest"
     if launcher.runs_in is not RunsIn.POD:
         return
+    yield from patch.warnings(spec.pod_patch)
     kept = spec.checkpoints
     if kept is None or kept.empty_dir is not None:
         yield "checkpoints: kept in the pod only; a pod that is replaced starts over at step 0"
@@ -295,5 +265,11 @@ def _warnings(spec: JobSpec, procs: int, launcher: Launcher) -> Iterator[str]:
         yield f"checkpoints.pvc: {spec.nodes} pods mount it, so it must be ReadWriteMany"
     if spec.resources.memory is None:
         yield "resources.memory: not given; such pods are the first to be evicted"
-    if spec.faults.deadline is None and spec.nodes > 1:
+    if spec.faults.deadline is None and spec.nodes > 1 and "faults.deadline" not in launcher.lacks:
         yield "faults.deadline: not given; a job whose pods never all start is retried for ever"
+
+
+def _is_latest(image: str) -> bool:
+    """Say whether an image is not pinned: by the tag `latest`, or by none."""
+    _, _, tag = image.rpartition("/")[2].partition(":")
+    return "@" not in image and tag in ("", "latest")

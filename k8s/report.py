@@ -29,6 +29,7 @@ def rows(plan: Plan, launcher: Launcher, rendered: Rendered) -> list[tuple[str, 
         ("mesh", mesh or "one rank"),
         ("batch", _batch(plan)),
         ("rendezvous", f"{plan.master}:{plan.port}" if rendered.objects else "on this machine"),
+        ("queue", plan.scheduled.queue or "" if rendered.objects else ""),
         ("each node", _amounts(plan)),
         ("shared memory", plan.shm if launcher.runs_in is not RunsIn.PROCESS else "this machine's"),
         ("data", plan.data or "the task's own"),
@@ -79,6 +80,7 @@ def as_json(plans: list[tuple[Plan, Launcher, Rendered]]) -> str:
         [
             {
                 **asdict(plan),
+                "pod_patch": plan.pod_patch.model_dump(by_alias=True),
                 "objects": [f"{o['kind']}/{o['metadata']['name']}" for o in rendered.objects],
                 "restarts": launcher.restarts(plan),
             }

@@ -8,13 +8,12 @@ Unknown keys are refused. Rules between keys are the plan's business (`k8s/plan.
 import difflib
 import reprlib
 import typing
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     WithJsonSchema,
@@ -23,9 +22,13 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from k8s import launchers, names, quantity
+from k8s.environment import EnvFrom, EnvVar, check_environment
+from k8s.model import Key, LabelValue, Model, Subdomain
+from k8s.patch import PodPatch
+from k8s.scheduling import Scheduling
 from trainer.exits import Exit, Fault
 from trainer.modes import MODES
-from trainer.settings import Settings, parse, variable
+from trainer.settings import Settings, parse
 
 # Where the pod and the container have the data and the checkpoints.
 DATA = "/data"
@@ -57,17 +60,10 @@ _QUANTITY_SCHEMA = WithJsonSchema(
 )
 _Cores = Annotated[str, AfterValidator(_cores), BeforeValidator(_quantity), _QUANTITY_SCHEMA]
 _Size = Annotated[str, AfterValidator(_size), BeforeValidator(_quantity), _QUANTITY_SCHEMA]
-_Key = Annotated[str, AfterValidator(names.qualified)]
 _HostPath = Annotated[str, AfterValidator(names.absolute_path)]
-_Claim = Annotated[str, AfterValidator(names.subdomain)]
 
 
-class _Model(BaseModel):
-    # Strict: YAML already has types, and `nodes: "2"` or `gpu: true` is a slip worth hearing of.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
-
-
-class Resources(_Model):
+class Resources(Model):
     """What one node (a pod) has."""
 
     gpu: int = Field(0, ge=0, description="accelerators per node")
@@ -81,15 +77,6 @@ class Resources(_Model):
     )
 
 
-class EnvVar(_Model):
-    """An environment variable; its value reaches the trainer unchanged."""
-
-    name: Annotated[str, AfterValidator(names.variable)] = Field(
-        description="letters, digits and _"
-    )
-    value: str = Field(description="any text")
-
-
 def _one_source(volume: "DataVolume") -> None:
     fields = type(volume).model_fields.items()
     given = [str(field.alias) for name, field in fields if getattr(volume, name) is not None]
@@ -98,10 +85,10 @@ def _one_source(volume: "DataVolume") -> None:
         raise ValueError(f"must have exactly one of {choices}; has {', '.join(given) or 'none'}")
 
 
-class DataVolume(_Model):
+class DataVolume(Model):
     """Where the data set is: one of these."""
 
-    pvc: _Claim | None = Field(None, description="name of a PersistentVolumeClaim")
+    pvc: Subdomain | None = Field(None, description="name of a PersistentVolumeClaim")
     host_path: _HostPath | None = Field(None, description="folder on every machine")
 
     @model_validator(mode="after")
@@ -116,7 +103,7 @@ class CheckpointVolume(DataVolume):
     empty_dir: _Size | None = Field(None, description="size of a folder that is lost with its pod")
 
 
-class Faults(_Model):
+class Faults(Model):
     """What happens when something fails. Seconds, where it is about time."""
 
     max_restarts: int = Field(
@@ -129,19 +116,29 @@ class Faults(_Model):
     grace_period: int = Field(
         120, ge=1, description="between SIGTERM and SIGKILL; the checkpoint is saved within it"
     )
+    suspend: bool = Field(False, description="made, but not started until it is unsuspended")
+
+
+_CONTROLLERS = ("batch.kubernetes.io", "jobset.sigs.k8s.io", "kubeflow.org", "volcano.sh")
+
+
+_KUEUE = {
+    "kueue.x-k8s.io/queue-name": "scheduling.queue",
+    "kueue.x-k8s.io/priority-class": "scheduling.priority",
+}
 
 
 def _not_reserved(labels: dict[str, str]) -> dict[str, str]:
     for key in labels:
+        if key in _KUEUE:
+            raise ValueError(f"labels.{key}: set {_KUEUE[key]} instead")
         domain = key.rpartition("/")[0]
-        if domain == "app.kubernetes.io" or domain.endswith(
-            ("batch.kubernetes.io", "kubeflow.org")
-        ):
+        if domain == "app.kubernetes.io" or domain.endswith(_CONTROLLERS):
             raise ValueError(f"labels.{key}: set by muster or a controller; choose another key")
     return labels
 
 
-class JobSpec(_Model):
+class JobSpec(Model):
     """A training job."""
 
     name: Annotated[str, AfterValidator(names.job_name)] = Field(
@@ -154,6 +151,12 @@ class JobSpec(_Model):
     image: Annotated[str, AfterValidator(names.image)] | None = Field(
         None, description="the trainer's image; every launcher but local needs it"
     )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        None, description="when the image is pulled (default: Kubernetes' own, by the tag)"
+    )
+    image_pull_secrets: list[Subdomain] = Field(
+        [], description="names of Secrets for the image's registry"
+    )
     nodes: int = Field(1, ge=1, le=100_000, description="machines, or pods")
     procs_per_node: int | None = Field(
         None, ge=1, description="ranks per node (default: one per GPU, else one)"
@@ -163,50 +166,29 @@ class JobSpec(_Model):
         {}, description="what is trained and how: the TRAINER_* settings in lower camel case"
     )
     env: list[EnvVar] = Field([], description="more environment variables")
+    env_from: list[EnvFrom] = Field(
+        [], description="ConfigMaps and Secrets whose every key is a variable"
+    )
     data: DataVolume | None = Field(None, description=f"the data set, mounted read-only at {DATA}")
     checkpoints: CheckpointVolume | None = Field(
         None, description=f"the run folder, mounted at {OUT} (default: lost with the pod)"
     )
+    scheduling: Scheduling = Field(Scheduling(), description="where and when the pods run")
     faults: Faults = Field(Faults(), description="what happens when something fails")
-    labels: Annotated[
-        dict[_Key, Annotated[str, AfterValidator(names.label_value)]], AfterValidator(_not_reserved)
-    ] = Field({}, description="labels of every object and pod")
-    annotations: dict[_Key, str] = Field({}, description="annotations of every object and pod")
+    labels: Annotated[dict[Key, LabelValue], AfterValidator(_not_reserved)] = Field(
+        {}, description="labels of every object and pod"
+    )
+    annotations: dict[Key, str] = Field({}, description="annotations of every object and pod")
+
+    pod_patch: PodPatch = Field(
+        PodPatch(),
+        description="a strategic merge into the pod, for what has no key here; applied last",
+    )
 
     @model_validator(mode="after")
     def _check_environment(self) -> typing.Self:
-        first: dict[str, int] = {}
-        for index, one in enumerate(self.env):
-            where = f"env[{index}].name={one.name!r}"
-            if first.setdefault(one.name, index) != index:
-                raise ValueError(f"{where}: given twice, first in env[{first[one.name]}]")
-            if elsewhere := _set_elsewhere(one.name):
-                raise ValueError(f"{where}: not for env; {elsewhere}")
+        check_environment(self.env)
         return self
-
-
-_CONTRACT = {
-    "PET_NNODES": "set nodes",
-    "PET_NPROC_PER_NODE": "set procsPerNode",
-    "PET_MAX_RESTARTS": "set faults.maxRestarts",
-    "PET_SHUTDOWN_TIMEOUT": "set faults.gracePeriod",
-    "WORLD_SIZE": "set nodes and procsPerNode",
-    "LOCAL_WORLD_SIZE": "set procsPerNode",
-}
-_AGENT = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
-_AGENT_PREFIXES = ("PET_", "TRAINER_", "MUSTER_", "TORCHELASTIC_", "JOB_COMPLETION_INDEX")
-
-
-def _set_elsewhere(name: str) -> str | None:
-    """Return where a variable of the contract is set instead, or None when `env` may hold it."""
-    if name in _CONTRACT:
-        return _CONTRACT[name]
-    for field in Settings.model_fields:
-        if name == variable(field):
-            return f"set trainer.{to_camel(field)}"
-    if name in _AGENT or name.startswith(_AGENT_PREFIXES):
-        return "the launcher sets it"
-    return None
 
 
 def validate(values: dict[str, Any]) -> JobSpec:

@@ -1,4 +1,7 @@
-"""What the tests of the rendering side share: job files as dictionaries, renderings, environments."""
+"""What the tests of the rendering side share: job files as dictionaries, renderings, environments.
+
+python -m tests.rendering writes the goldens anew.
+"""
 
 import json
 import os
@@ -8,11 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from k8s import launchers, manifests, plan, spec
+from k8s import command, jobfile, launchers, manifests, plan, spec
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "k8s" / "jobs" / "digits-ddp.yaml"
 LAUNCHERS = launchers.known()
+CLUSTER = [name for name in LAUNCHERS if launchers.find(name).runs_in is launchers.RunsIn.POD]
+GOLDEN = ROOT / "tests" / "golden"
+EVERYTHING = GOLDEN / "everything.yaml"
+GOLDEN_JOBS = {"digits-ddp": EXAMPLE, "everything": EVERYTHING}
 
 # Everything that has broken somebody's templates: quotes of all kinds, line ends, YAML's and the shell's
 # own characters, words that YAML takes for something else, what Kubernetes expands.
@@ -63,6 +70,21 @@ def render(values: dict[str, Any], launcher: str) -> manifests.Rendered:
     return manifests.render(plan.make(spec.validate(values), found), found)
 
 
+def everything(launcher: str, path: Path = EVERYTHING) -> dict[str, Any]:
+    """Return the job file that says everything, without what the launcher lacks."""
+    lacking = [f"{key}=" for key in launchers.find(launcher).lacks]
+    return jobfile.read([str(path)], lacking).values
+
+
+def write_goldens(folder: Path) -> None:
+    """Write every golden to `folder`, each job file without what the launcher lacks."""
+    for name, path in GOLDEN_JOBS.items():
+        for launcher in LAUNCHERS:
+            without = [p for key in launchers.find(launcher).lacks for p in ("--set", f"{key}=")]
+            arguments = [str(path), "--launcher", launcher, *without]
+            assert command.main([*arguments, "-o", str(folder / name)]) == 0
+
+
 def planned(values: dict[str, Any], launcher: str = "job") -> plan.Plan:
     return plan.make(spec.validate(values), launchers.find(launcher))
 
@@ -72,14 +94,15 @@ def pods(rendered: manifests.Rendered) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
 
     def walk(value: Any) -> None:
-        if isinstance(value, dict):
-            if "containers" in value.get("spec", {}):
-                found.append(value)
-            for item in value.values():
+        if isinstance(value, dict) and "containers" in value.get("spec", {}):
+            found.append(value)
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, (dict, list)):
                 walk(item)
 
     for one in rendered.objects:
         walk(one)
+    assert found or not rendered.objects
     return found
 
 
@@ -147,3 +170,7 @@ def environment_in_script(values: dict[str, Any], launcher: str, folder: Path) -
         return found
     arguments = seen["arguments"]
     return dict(value.split("=", 1) for option, value in pairwise(arguments) if option == "--env")
+
+
+if __name__ == "__main__":
+    write_goldens(GOLDEN)

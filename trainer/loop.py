@@ -29,7 +29,6 @@ class Run:
     report: Report
     task: tasks.Task
     strategy: strategies.Strategy
-    optimizer: torch.optim.Optimizer
     training: Data
     test: Data
     step: int = 0
@@ -41,6 +40,11 @@ class Run:
     def batch(self) -> int:
         """Samples per optimiser step, over all ranks."""
         return self.runtime.sizing.batches.global_batch
+
+    @property
+    def saved_optimizer(self) -> torch.optim.Optimizer:
+        """The optimiser whose state this rank saves and loads."""
+        return self.strategy.saved_optimizer or self.strategy.optimizer
 
     @property
     def remaining(self) -> int:
@@ -81,7 +85,6 @@ def _prepare(settings: Settings, runtime: Runtime, report: Report, task: tasks.T
     model = task.model().to(runtime.device, _dtype(settings))
     context = strategies.Context(settings, runtime, task.loss)
     strategy = strategies.build(runtime.sizing.mode, model, context)
-    optimizer = optim.build(strategy.module.parameters(), settings)
     training, test = task.data(train=True), task.data(train=False)
     if not (len(training) and len(test)):
         raise Fault(
@@ -89,7 +92,7 @@ def _prepare(settings: Settings, runtime: Runtime, report: Report, task: tasks.T
             f"task {settings.task}: {len(training)} training and {len(test)} test samples; "
             "both need at least one",
         )
-    return Run(settings, runtime, report, task, strategy, optimizer, training, test)
+    return Run(settings, runtime, report, task, strategy, training, test)
 
 
 def _dtype(settings: Settings) -> torch.dtype:
@@ -125,7 +128,7 @@ def _resume(run: Run) -> None:
     path = checkpoint.find(settings.resume, folder, runtime=run.runtime)
     if path is None:
         return
-    progress = checkpoint.load(path, run.strategy.module, run.optimizer, runtime=run.runtime)
+    progress = checkpoint.load(path, run.strategy.module, run.saved_optimizer, runtime=run.runtime)
     for name in ("task", "seed"):
         then, now = getattr(progress, name), getattr(settings, name)
         if then != now:
@@ -188,13 +191,13 @@ def _take_steps(run: Run, stop: Stop) -> bool:
         # What a layer draws depends on nothing but this, so a resumed run draws the same.
         torch.manual_seed(mix(settings.seed, run.step, runtime.data_rank))
         rate = optim.learning_rate(run.step, steps, settings)
-        optim.set_learning_rate(run.optimizer, rate)
+        optim.set_learning_rate(run.strategy.optimizer, rate)
         weight = min(run.batch, order.end - run.samples)
         micro_batches = list(islice(batches, runtime.sizing.batches.accumulation))
         loss_sum = run.strategy.step(micro_batches, weight)
         norm = run.strategy.clip(settings.clip_norm)
-        run.optimizer.step()
-        run.optimizer.zero_grad()
+        run.strategy.optimizer.step()
+        run.strategy.optimizer.zero_grad()
         epoch = run.samples // order.length
         run.step, run.samples = run.step + 1, run.samples + weight
         last = run.step == steps
@@ -255,7 +258,7 @@ def _save(run: Run) -> None:
         run.settings.run_folder / "checkpoints",
         progress,
         run.strategy.module,
-        run.optimizer,
+        run.saved_optimizer,
         runtime=run.runtime,
         keep=run.settings.checkpoint_keep,
     )

@@ -40,6 +40,11 @@ MODES: dict[str, Mode] = {
         whole="dp_replicate",
         summary="a replica per rank, gradients averaged while they are computed",
     ),
+    "ddp-zero1": Mode(
+        axes=("dp_replicate",),
+        whole="dp_replicate",
+        summary="ddp with the optimiser's state split over the ranks (ZeroRedundancyOptimizer)",
+    ),
     "fsdp": Mode(
         axes=("dp_shard",),
         whole="dp_shard",

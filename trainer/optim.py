@@ -2,23 +2,27 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from trainer.settings import Settings
 
 
-def build(parameters: Iterable[nn.Parameter], settings: Settings) -> torch.optim.Optimizer:
-    """Return the optimiser that the settings name, over `parameters`."""
+def recipe(settings: Settings) -> tuple[type[Optimizer], dict[str, Any]]:
+    """Return the optimiser's class that the settings name, and its arguments."""
+    common = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=settings.lr,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-        )
-    return torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+        return torch.optim.SGD, common | {"momentum": settings.momentum}
+    return torch.optim.AdamW, common
+
+
+def build(parameters: Iterable[nn.Parameter], settings: Settings) -> Optimizer:
+    """Return the optimiser that the settings name, over `parameters`."""
+    kind, arguments = recipe(settings)
+    return kind(parameters, **arguments)
 
 
 def learning_rate(step: int, total: int, settings: Settings) -> float:
@@ -34,7 +38,7 @@ def learning_rate(step: int, total: int, settings: Settings) -> float:
     return settings.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     """Give every parameter group the rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate

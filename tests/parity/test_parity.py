@@ -58,6 +58,8 @@ CASES = [
     ("ddp", 2, "", "16"),
     ("ddp", 2, "", "4"),
     ("ddp", 4, "", "8"),
+    ("ddp-zero1", 2, "", "4"),
+    ("ddp-zero1", 4, "", "8"),
     ("fsdp", 2, "", "4"),
     ("fsdp", 4, "", "8"),
     ("hsdp", 4, "dp_replicate=2,dp_shard=2", "4"),
@@ -146,7 +148,12 @@ def test_a_planted_fault_is_seen(fault: Any, single: Any, tmp_path: Path) -> Non
 def test_a_checkpoint_goes_on_under_any_mode_and_world(tmp_path: Path) -> None:
     common = OPTIMIZERS["adamw64"] | {"schedule": "constant"}
     whole = run_ranks(1, tmp_path / "whole", mode="single", **COMMON, **common)
-    legs = [(2, "ddp", "", 10), (4, "fsdp", "", 20), (1, "single", "", 30), (2, "fsdp", "", 40)]
+    legs = [
+        (2, "ddp", "", 10),
+        (4, "fsdp", "", 20),
+        (1, "single", "", 30),
+        (4, "ddp-zero1", "", 40),
+    ]
     for ranks, mode, mesh, steps in [*legs, (4, "hsdp", "dp_replicate=2,dp_shard=2", STEPS)]:
         settings = COMMON | common | {"steps": str(steps), "mesh": mesh, "mode": mode}
         events = run_ranks(ranks, tmp_path / "parts", **settings)

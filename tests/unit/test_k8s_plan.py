@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from k8s import launchers, plan
-from tests.rendering import LAUNCHERS, job, planned, render
-from trainer import contract
+from tests.rendering import CLUSTER, LAUNCHERS, job, planned
 from trainer.exits import Action, codes_for
 
 
@@ -92,13 +91,18 @@ def test_grace_leaves_time_to_save() -> None:
         ("pytorchjob", 2, 54),
         ("pytorchjob", 11, 54),
         ("pytorchjob", 12, 53),
+        ("jobset", 1, 48),
+        ("jobset", 11, 47),
+        ("trainjob", 10, 48),
+        ("volcano", 1, 56),
+        ("volcano", 11, 55),
         ("local", 4, 63),
     ],
 )
 def test_longest_name(launcher: str, nodes: int, longest: int) -> None:
     trainer = {"globalBatch": nodes}
     made = planned(job(name="a" * longest, nodes=nodes, trainer=trainer), launcher)
-    assert len(made.longest_host) == 63
+    assert len(made.longest_host + launchers.find(launcher).pod_suffix) == 63
     with pytest.raises(Exception, match=f"a job name of at most {longest} would do"):
         planned(job(name="a" * (longest + 1), nodes=nodes, trainer=trainer), launcher)
 
@@ -166,6 +170,9 @@ def test_settings(key: str, written: Any, variable: str, text: str | None) -> No
         ({"checkpoints": {"pvc": "c"}, "nodes": 2}, "must be ReadWriteMany"),
         ({"resources": {"gpu": 8}, "procsPerNode": 2}, "6 of 8 GPUs per node have no rank"),
         ({}, "resources.memory: not given"),
+        ({"image": "a/b"}, "image: a/b is another image tomorrow; name a version"),
+        ({"image": "r.example:5000/b"}, "is another image tomorrow"),
+        ({"image": "a/b:latest"}, "image: a/b:latest is another image tomorrow"),
         ({"nodes": 2}, "faults.deadline: not given"),
     ],
 )
@@ -173,12 +180,39 @@ def test_warning(values: dict[str, Any], says: str) -> None:
     assert says in "\n".join(planned(job(**values)).warnings)
 
 
+@pytest.mark.parametrize(
+    ("launcher", "scheduling", "says"),
+    [
+        ("job", {"gang": True}, "scheduling.gang: needs a scheduler that reads a PodGroup"),
+        ("jobset", {"gang": True}, "scheduling.gang: needs a scheduler that reads a PodGroup"),
+        ("trainjob", {"gang": True}, "scheduling.gang: needs a scheduler that reads a PodGroup"),
+        ("pytorchjob", {"gang": True}, "only if started with --gang-scheduler-name"),
+    ],
+)
+def test_warning_of_a_gang(launcher: str, scheduling: dict[str, Any], says: str) -> None:
+    assert says in "\n".join(planned(job(scheduling=scheduling), launcher).warnings)
+    named = job(scheduling={**scheduling, "schedulerName": "mine"})
+    assert ("needs a scheduler" in says) == (says not in str(planned(named, launcher).warnings))
+
+
 @pytest.mark.parametrize("launcher", ["local", "docker"])
 def test_a_machine_warns_of_what_it_has_not(launcher: str) -> None:
     values = job(nodes=2, data={"pvc": "d"}, checkpoints={"pvc": "c"})
+    values["envFrom"] = [{"secretRef": {"name": "a"}}]
     words = "\n".join(planned(values, launcher).warnings)
-    for key in ("nodes: the ranks of all 2", "data.pvc: not on", "checkpoints.pvc: not on"):
+    for key in (
+        "envFrom: not on",
+        "nodes: the ranks of all 2",
+        "data.pvc: not on",
+        "checkpoints.pvc: not on",
+    ):
         assert key in words
+
+
+@pytest.mark.parametrize("image", ["a:1", "r.example:5000/a:1", f"a@sha256:{'0' * 64}"])
+def test_an_image_that_is_pinned_is_no_cause_for_a_warning(image: str) -> None:
+    assert "tomorrow" not in "\n".join(planned(job(image=image)).warnings)
+    assert "tomorrow" not in "\n".join(planned(job(image="a:latest"), "local").warnings)
 
 
 def test_no_warning_without_cause() -> None:
@@ -203,67 +237,6 @@ def test_a_launcher_is_its_folder(launcher: str) -> None:
 
 
 def test_the_restarts_in_words_name_every_code_that_fails_the_job() -> None:
-    for launcher in ("job", "pytorchjob"):
+    for launcher in CLUSTER:
         words = launchers.find(launcher).restarts(planned(job(), launcher))
         assert ", ".join(map(str, codes_for(Action.FAIL))) in words
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 5])
-def test_the_contract_of_a_job_resolves_to_its_ranks(nodes: int) -> None:
-    """What template and kubelet give to pod i is what `trainer.launch` takes for node i."""
-    rendered = render(job(nodes=nodes, procsPerNode=2, trainer={"globalBatch": 40}), "job")
-    service, created = rendered.objects
-    template = created["spec"]["template"]
-    for index in range(created["spec"]["completions"]):
-        seen = contract.resolve(given_by_kubelet(template, index), devices=lambda: 0)
-        assert (seen.min_nodes, seen.max_nodes, seen.ranks_per_node) == (nodes, nodes, 2)
-        assert (seen.node_rank, seen.elastic, seen.local_address) == (index, False, "10.0.0.9")
-        # The name of pod 0 in the Service's domain, which is the pod's subdomain.
-        domain = service["metadata"]["name"]
-        assert template["spec"]["subdomain"] == domain
-        assert seen.endpoint == f"{created['metadata']['name']}-0.{domain}:29500"
-        assert seen.shutdown_timeout == 110
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 5])
-def test_the_contract_of_a_pytorchjob_resolves_to_its_ranks(nodes: int) -> None:
-    """The training operator sets these variables from the replicas and the master's port."""
-    made = render(
-        job(nodes=nodes, procsPerNode=2, trainer={"globalBatch": 40}), "pytorchjob"
-    ).objects[0]
-    replicas = made["spec"]["pytorchReplicaSpecs"]
-    assert sum(one["replicas"] for one in replicas.values()) == nodes
-    assert ("Worker" in replicas) == (nodes > 1)
-    for index in range(nodes):
-        template = replicas["Worker" if index else "Master"]["template"]
-        container = template["spec"]["containers"][0]
-        assert container["name"] == "pytorch"
-        port = next(
-            p["containerPort"] for p in container["ports"] if p["name"] == "pytorchjob-port"
-        )
-        own = given_by_kubelet(template, index)
-        by_controller = {
-            "PET_NNODES": str(nodes),
-            "PET_NPROC_PER_NODE": made["spec"]["nprocPerNode"],
-            "PET_NODE_RANK": str(index),
-            "PET_MASTER_ADDR": f"{made['metadata']['name']}-master-0",
-            "PET_MASTER_PORT": str(port),
-        }
-        assert not own.keys() & by_controller.keys()
-        seen = contract.resolve(own | by_controller, devices=lambda: 0)
-        assert (seen.max_nodes, seen.ranks_per_node, seen.node_rank) == (nodes, 2, index)
-        assert seen.endpoint == "a-job-master-0:29500"
-        assert own["MUSTER_RETRY_EXIT_OFFSET"] == "128"
-
-
-def given_by_kubelet(template: dict[str, Any], index: int) -> dict[str, str]:
-    fields = {
-        "status.podIP": "10.0.0.9",
-        "metadata.annotations['batch.kubernetes.io/job-completion-index']": str(index),
-    }
-    return {
-        entry["name"]: entry["value"]
-        if "value" in entry
-        else fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
-        for entry in template["spec"]["containers"][0]["env"]
-    }

@@ -1,14 +1,17 @@
 """Any job file that is accepted renders, parses and keeps what its writer wrote."""
 
 import re
+from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from k8s import launchers, manifests, plan, spec
-from tests.rendering import AWKWARD, environment_in_pod, environment_in_script, pods
+from tests.rendering import AWKWARD, environment_in_pod, environment_in_script, everything, pods
 from trainer.exits import Fault
 
 TEXT = st.one_of(
@@ -24,6 +27,24 @@ LABEL = st.from_regex(r"([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?", fullm
 SIZE = st.builds(
     str.__add__, st.integers(1, 999).map(str), st.sampled_from(["Mi", "Gi", "M", "G", "e9"])
 )
+# Fields of a pod, some with what does not belong there.
+PATCH = st.dictionaries(
+    st.sampled_from(
+        ["hostNetwork", "tolerations", "volumes", "containers", "securityContext", "x"]
+    ),
+    st.one_of(
+        st.booleans(),
+        st.none(),
+        st.just({"$patch": "replace"}),
+        st.lists(
+            st.fixed_dictionaries(
+                {}, optional={"name": st.sampled_from(["trainer", "out", "new"]), "x": TEXT}
+            ),
+            max_size=2,
+        ),
+    ),
+    max_size=2,
+)
 
 
 @st.composite
@@ -38,6 +59,23 @@ def job_files(draw: st.DrawFn) -> dict[str, Any]:
         "labels": st.dictionaries(KEY, LABEL, max_size=3),
         "data": st.sampled_from([{"pvc": "data.set"}, {"hostPath": "/mnt/data"}]),
         "checkpoints": st.sampled_from([{"pvc": "c"}, {"hostPath": "/c d"}, {"emptyDir": "1Gi"}]),
+        "scheduling": st.fixed_dictionaries(
+            {},
+            optional={
+                "queue": st.just("q"),
+                "gang": st.booleans(),
+                "spread": st.just("host"),
+                "pack": st.just("zone"),
+                "nodeSelector": st.dictionaries(KEY, LABEL, max_size=2),
+                "hostIgnoreList": st.just(["a", "b"]),
+                "exclusiveTopology": st.just("rack"),
+            },
+        ),
+        "envFrom": st.just([{"secretRef": {"name": "a"}}]),
+        "imagePullPolicy": st.sampled_from(["Always", "Never"]),
+        "podPatch": st.fixed_dictionaries(
+            {}, optional={"metadata": st.just({"annotations": {"a": "b"}}), "spec": PATCH}
+        ),
         "faults": st.fixed_dictionaries(
             {"gracePeriod": st.integers(1, 600), "ttl": st.integers(0, 9)}
         ),
@@ -91,6 +129,39 @@ def test_a_shell_hands_on_what_was_written(text: str, tmp_path_factory: Any) -> 
     for launcher in ("local", "docker"):
         folder = tmp_path_factory.mktemp("shell")
         assert environment_in_script(values, launcher, folder)["VALUE"] == text
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every key and item within `value`."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        yield (*at, key)
+        if isinstance(item, (dict, list)):
+            yield from places(item, (*at, key))
+
+
+@pytest.mark.parametrize("launcher", ["jobset", "docker"])
+def test_any_edit_of_one_key_renders_or_is_refused_by_name(launcher: str) -> None:
+    """Every key of the job file that says everything: taken away, and given what it is not."""
+    whole = everything(launcher)
+    refused = 0
+    for path in list(places(whole)):
+        for edit in ("absent", "x y", 7, True, [1], {"zz": 1}, None):
+            values = deepcopy(whole)
+            holder: Any = values
+            for part in path[:-1]:
+                holder = holder[part]
+            holder[path[-1]] = edit
+            if edit == "absent":
+                del holder[path[-1]]
+            try:
+                rendering(values, launcher)
+            except Fault as fault:
+                refused += 1
+                line = str(fault)
+                assert "\n" not in line
+                assert re.split(r"[=:.\[]", line)[0] in {*whole, "trainer"}, (path, edit, line)
+    assert refused > 100
 
 
 def rendering(values: dict[str, Any], launcher: str) -> manifests.Rendered:

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from k8s import command
+from k8s import command, launchers
 from tests.rendering import EXAMPLE, ROOT
 
 LONG = "a" * 64
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 # What is set on the example job, and what its refusal says, key first.
 SETTINGS = [
     # the list
     (["resources.gpus=2"], "resources.gpus: no such key; did you mean resources.gpu?"),
     (["colour=red"], "colour: no such key; choose name, namespace, launcher"),
-    (["trainer.mode=dpp"], "trainer.mode='dpp': no such mode; choose auto, single, ddp"),
+    (["trainer.mode=dpp"], "trainer.mode='dpp': no such mode; choose auto, single"),
     ([f"name={LONG}"], f"name='{LONG}': makes the name {LONG}-0, 66 characters where 63 are allowed; a job name of at most 61 would do"),
     (["name=Digits"], "name='Digits': must be lower-case letters, digits and '-', start with a letter and not end with '-'; digits would do"),
     (["resources.gpu=8", "procsPerNode=9"], "procsPerNode=9: more ranks than the 8 of resources.gpu"),
@@ -42,7 +43,7 @@ SETTINGS = [
     (["env={A: x}"], "env={'A': 'x'}: must be a list"),
     (["env=[A]"], "env[0]='A': must be a mapping"),
     (["env=[{name: A, value: 1}]"], "env[0].value=1: must be text; write it in quotes"),
-    (["env=[{name: A}]"], "env[0].value: missing"),
+    (["env=[{name: A}]"], "env[0]: must have exactly one of value, valueFrom"),
     (["name="], "name: missing"),
     (["trainer.lr=[0.1]"], "trainer.lr=[0.1]: must be one value: text, a number, true or false"),
     (["trainer.lr={a: b}"], "trainer.lr={'a': 'b'}: must be one value"),
@@ -54,7 +55,7 @@ SETTINGS = [
     (["trainer.lr=-1"], "trainer.lr='-1': must be greater than 0"),
     (["trainer.lr=.inf"], "trainer.lr='inf': must be a finite number"),
     (["trainer.epochs=1.5"], "trainer.epochs='1.5': must be a valid integer"),
-    (["trainer.task=digit"], "trainer.task='digit': no such task; choose digits"),
+    (["trainer.task=digit"], "trainer.task='digit': no such task; choose "),
     (["trainer.mode=single"], "trainer.mode='single': runs in one process, but there are 2 ranks"),
     (["trainer.out=runs/x"], "trainer.out='runs/x': must be within /out"),
     (["trainer.out=/outside"], "trainer.out='/outside': must be within /out"),
@@ -65,17 +66,20 @@ SETTINGS = [
     (["name=a.b"], "name='a.b': must be lower-case letters, digits and '-', start with a letter and not end with '-'; a-b would do"),
     ([f"name={LONG[:62]}"], f"name='{LONG[:62]}': makes the name {LONG[:62]}-0, 64 characters where 63 are allowed; a job name of at most 61 would do"),
     ([f"name={LONG[:60]}", "nodes=512", "trainer.globalBatch=512"], f"name='{LONG[:60]}': makes the name {LONG[:60]}-511, 64 characters where 63 are allowed; a job name of at most 59 would do"),
+    ([f"name={LONG[:49]}", "launcher=jobset"], f"name='{LONG[:49]}': makes the name {LONG[:49]}-node-0-0-xxxxx, 64 characters where 63 are allowed; a job name of at most 48 would do"),
     (["namespace=Team"], "namespace='Team': must be at most 63 lower-case letters"),
     (["image=a b"], "image='a b': not an image reference"),
     (["image=--privileged"], "image='--privileged': not an image reference"),
     (["image="], "image: missing; launcher job runs it"),
-    (["launcher=slurm"], "launcher='slurm': no such launcher; choose docker, job, local, pytorchjob"),
+    (["launcher=slurm"], "launcher='slurm': no such launcher; choose docker, job, jobset, local, pytorchjob, trainjob, volcano"),
     (["launcher=../job"], "launcher='../job': no such launcher"),
     (["resources.gpu=1", "resources.gpuResource=gpu"], "resources.gpuResource='gpu': must be the name of an extended resource"),
     (["resources.gpuResource=kubernetes.io/gpu"], "resources.gpuResource='kubernetes.io/gpu': must be"),
     (["labels[a b]=x"], "labels.a b='a b': must be [domain/]name"),
     (["labels.team=a b"], "labels.team='a b': must be at most 63"),
     (["labels[app.kubernetes.io/name]=x"], "labels.app.kubernetes.io/name: set by muster"),
+    (["labels[jobset.sigs.k8s.io/priority]=x"], "labels.jobset.sigs.k8s.io/priority: set by muster"),
+    (["labels[volcano.sh/job-name]=x"], "labels.volcano.sh/job-name: set by muster"),
     (["labels[batch.kubernetes.io/job-name]=x"], "labels.batch.kubernetes.io/job-name: set by muster"),
     # variables that are set elsewhere
     (["env=[{name: PET_NNODES, value: x}]"], "env[0].name='PET_NNODES': not for env; set nodes"),
@@ -86,6 +90,21 @@ SETTINGS = [
     (["env=[{name: MASTER_ADDR, value: x}]"], "env[0].name='MASTER_ADDR': not for env"),
     (["env=[{name: a-b, value: x}]"], "env[0].name='a-b': must be letters, digits and '_'"),
     (["env=[{name: 'A=B', value: x}]"], "env[0].name='A=B': must be letters, digits and '_'"),
+    # where a variable's value is
+    (["env=[{name: A, value: a, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]"], "env[0]: must have exactly one of value, valueFrom"),
+    (["env=[{name: A, valueFrom: {}}]"], "env[0].valueFrom: must have exactly one of fieldRef, configMapKeyRef, secretKeyRef"),
+    (["env=[{name: A, valueFrom: {secretRef: {name: a}}}]"], "env[0].valueFrom.secretRef: no such key; did you mean"),
+    (["env=[{name: A, valueFrom: {secretKeyRef: {name: a}}}]"], "env[0].valueFrom.secretKeyRef.key: missing"),
+    (["env=[{name: A, valueFrom: {secretKeyRef: {name: a, key: 'a b'}}}]"], "env[0].valueFrom.secretKeyRef.key='a b': must be at most 253 letters"),
+    (["env=[{name: A, valueFrom: {fieldRef: {fieldPath: spec.image}}}]"], "env[0].valueFrom.fieldRef.fieldPath='spec.image': not a field of a pod that a variable can hold"),
+    (["env=[{name: TRAINER_LR, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]"], "env[0].name='TRAINER_LR': not for env; set trainer.lr"),
+    (["envFrom=[{prefix: A_}]"], "envFrom[0]: must have exactly one of configMapRef, secretRef"),
+    (["envFrom=[{configMapRef: {name: a}, secretRef: {name: b}}]"], "envFrom[0]: must have exactly one of"),
+    (["envFrom=[{configMapRef: {name: A}}]"], "envFrom[0].configMapRef.name='A': must be at most 253"),
+    # images
+    (["imagePullPolicy=always"], "imagePullPolicy='always': must be 'Always', 'IfNotPresent' or 'Never'"),
+    (["imagePullSecrets=[A]"], "imagePullSecrets[0]='A': must be at most 253 lower-case"),
+    (["faults.suspend=1"], "faults.suspend=1: must be a valid boolean"),
     # volumes
     (["data.pvc=d", "data.hostPath=/d"], "data: must have exactly one of pvc, hostPath; has pvc, hostPath"),
     (["data={}"], "data: must have exactly one of pvc, hostPath; has none"),
@@ -94,11 +113,58 @@ SETTINGS = [
     (["checkpoints.hostPath=ckpt"], "checkpoints.hostPath='ckpt': must be an absolute path"),
     (["checkpoints.hostPath=/a/../b"], "checkpoints.hostPath='/a/../b': must be an absolute path"),
     (["checkpoints.emptyDir=0"], "checkpoints.emptyDir='0': must be more than 0"),
+    # scheduling
+    (["scheduling.queu=a"], "scheduling.queu: no such key; did you mean scheduling.queue?"),
+    (["scheduling.queue=A"], "scheduling.queue='A': must be at most 253 lower-case"),
+    (["scheduling.priority=a"], "scheduling.priority: is for Kueue, so scheduling.queue must be set"),
+    (["scheduling.topology.required=a"], "scheduling.topology: is for Kueue, so scheduling.queue must be set"),
+    (["scheduling.topology={}"], "scheduling.topology: must have exactly one of required, preferred"),
+    (["scheduling.topology={required: a, preferred: b}"], "scheduling.topology: must have exactly one of required, preferred"),
+    (["scheduling.gang=1"], "scheduling.gang=1: must be a valid boolean"),
+    (["scheduling.spread=a", "scheduling.pack=a"], "scheduling.pack='a': spread says the opposite; choose one"),
+    (["scheduling.nodeSelector=[a]"], "scheduling.nodeSelector=['a']: must be a mapping"),
+    (["scheduling.nodeSelector.gpu=1"], "scheduling.nodeSelector.gpu=1: must be text"),
+    (["scheduling.tolerations=[{key: a, operator: Exist}]"], "scheduling.tolerations[0].operator='Exist': must be 'Equal' or 'Exists'"),
+    (["scheduling.tolerations=[{operator: Exists, value: a}]"], "scheduling.tolerations[0]: operator Exists takes no value"),
+    (["scheduling.tolerations=[{value: a}]"], "scheduling.tolerations[0]: without a key the operator must be Exists"),
+    (["scheduling.tolerations=[{key: a, tolerationSeconds: 1}]"], "scheduling.tolerations[0]: tolerationSeconds needs effect: NoExecute"),
+    (["scheduling.affinity.nodes={}"], "scheduling.affinity.nodes='nodes': must be 'nodeAffinity', 'podAffinity' or 'podAntiAffinity'"),
+    ([f"scheduling.affinity.nodeAffinity.{REQUIRED}=a", "scheduling.hostIgnoreList=[a]"], f"scheduling.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms: must be a list of terms"),
+    ([f"scheduling.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms=[a]", "scheduling.hostIgnoreList=[a]"], f"scheduling.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0]: must be a mapping"),
+    (["scheduling.affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution=a", "scheduling.pack=a"], "scheduling.affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution: must be a list"),
+    (["scheduling.hostIgnoreList=gpu-1"], "scheduling.hostIgnoreList='gpu-1': must be a list"),
+    (["labels[kueue.x-k8s.io/queue-name]=x"], "labels.kueue.x-k8s.io/queue-name: set scheduling.queue instead"),
     # faults
     (["faults.gracePeriod=10"], "faults.gracePeriod=10: the entrypoint needs 10 s of it"),
     (["faults.maxRestarts=-1"], "faults.maxRestarts=-1: must be at least 0"),
     (["faults.deadline=0"], "faults.deadline=0: must be at least 1"),
     (["faults.deadline=1h"], "faults.deadline='1h': must be a whole number"),
+    # the pod's patch
+    (["podPatch.metadata.labels[app.kubernetes.io/instance]=x"], "podPatch.metadata.labels.app.kubernetes.io/instance: the job's own"),
+    (["podPatch.metadata.labels.a='b c'"], "podPatch.metadata.labels.a='b c': must be at most 63"),
+    (["podPatch.metadata.name=a"], "podPatch.metadata.name='name': must be 'labels' or 'annotations'"),
+    (["podPatch.spec.toleration=[]"], "podPatch.spec.toleration: no such field; did you mean tolerations?"),
+    (["podPatch.spec.restartPolicy=Always"], "podPatch.spec.restartPolicy: not to be patched; the launcher's restarts"),
+    (["podPatch.spec.terminationGracePeriodSeconds=1"], "podPatch.spec.terminationGracePeriodSeconds: not to be patched; set faults.gracePeriod"),
+    (["podPatch.spec.securityContext=[a]"], "podPatch.spec.securityContext: must be a mapping"),
+    (["podPatch.spec.volumes.a=b"], "podPatch.spec.volumes: must be a list"),
+    (["podPatch.spec.volumes=[a]"], "podPatch.spec.volumes[0]: must be a mapping with name"),
+    (["podPatch.spec.volumes=[{name: x, $patch: delete}]"], "podPatch.spec.volumes[x]: there is none to delete"),
+    (["podPatch.spec.volumes=[{name: out, $patch: delete}]"], "podPatch.spec.containers[trainer].volumeMounts[/out]: no volume is called 'out'"),
+    (["podPatch.spec.securityContext.$patch=delete"], "podPatch.spec.securityContext.$patch: 'delete' is not for a mapping"),
+    (["podPatch.spec.securityContext.$retainKeys=[]"], "podPatch.spec.securityContext.$retainKeys: no such directive"),
+    (["podPatch.spec.containers=a"], "podPatch.spec.containers: must be a list of mappings"),
+    (["podPatch.spec.containers=[{image: a}]"], "podPatch.spec.containers[0]: must be a mapping with name"),
+    (["podPatch.spec.containers=[{name: trainer, $patch: delete}]"], "podPatch.spec.containers[trainer]: the trainer's, and stays"),
+    (["podPatch.spec.containers=[{name: trainer, image: a}]"], "podPatch.spec.containers[trainer].image: not to be patched; set image"),
+    (["podPatch.spec.containers=[{name: trainer, command: [a]}]"], "podPatch.spec.containers[trainer].command: not to be patched"),
+    (["podPatch.spec.containers=[{name: trainer, comand: [a]}]"], "podPatch.spec.containers[trainer].comand: no such field; did you mean command?"),
+    (["podPatch.spec.containers=[{name: trainer, env: [{name: PET_NNODES, value: '3'}]}]"], "podPatch.spec.containers[trainer].env[PET_NNODES]: the launcher or `trainer` sets it"),
+    (["podPatch.spec.containers=[{name: trainer, env: [{name: TRAINER_LR, value: '3'}]}]"], "podPatch.spec.containers[trainer].env[TRAINER_LR]: the launcher or"),
+    (["podPatch.spec.containers=[{name: trainer, env: [{name: PET_NNODES, $patch: delete}]}]"], "podPatch.spec.containers[trainer].env[PET_NNODES]: the launcher or"),
+    (["podPatch.spec.containers=[{name: trainer, env: {$patch: replace}}]"], "podPatch.spec.containers[trainer].env: must be a list"),
+    (["podPatch.spec.containers=[{name: trainer, volumeMounts: [{name: x, mountPath: /x}]}]"], "podPatch.spec.containers[trainer].volumeMounts[/x]: no volume is called 'x'; add it to volumes"),
+    (["podPatch.spec.containers=[{name: trainer, volumeMounts: [{name: [x], mountPath: /x}]}]"], "podPatch.spec.containers[trainer].volumeMounts[/x]: no volume is called ['x']"),
 ]  # fmt: skip
 
 
@@ -142,6 +208,17 @@ def refused(
         ),
         ([str(EXAMPLE), "--launcher", "job", "--launcher", "local"], "add -o DIR"),
         ([str(EXAMPLE), "--json"], "--json: goes with --plan"),
+        ([str(EXAMPLE), "--all"], "--all: makes several files; add -o DIR"),
+        ([str(EXAMPLE), "--all", "--launcher", "job"], "--all: stands for every launcher"),
+        ([str(EXAMPLE), "--diff", "none"], "--diff none: No such file or directory"),
+        (
+            [str(EXAMPLE), "--launcher", "job", "--launcher", "jobset", "--diff", str(EXAMPLE)],
+            "--diff: compares with one launcher's file",
+        ),
+        (["--explain", "schedulin"], "--explain schedulin: no such key; did you mean scheduling?"),
+        (["--explain", "env[0].valu"], "no such key; did you mean env.value?"),
+        (["--explain", "nodes.x"], "--explain nodes.x: no such key; choose none below"),
+        (["--explain", ""], "--explain : no such key; choose name, namespace, launcher"),
         ([str(EXAMPLE), "--set", "nodes"], "--set 'nodes': must be KEY=VALUE"),
         ([str(EXAMPLE), "-o", f"{EXAMPLE}"], "-o "),
         ([str(EXAMPLE), "-o", f"{EXAMPLE}/below"], "-o "),
@@ -158,6 +235,47 @@ def test_one_launcher_refused_is_all_refused(
 ) -> None:
     arguments = [str(EXAMPLE), "--launcher", "local", "--launcher", "job", "--set", "image="]
     assert "image: missing; launcher job" in refused(arguments, tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "setting", "says"),
+    [
+        ("trainjob", "faults.ttl=0", "faults.ttl=0: not on launcher trainjob; a TrainJob has none"),
+        (
+            "job",
+            "scheduling.exclusiveTopology=a",
+            "scheduling.exclusiveTopology='a': not on launcher job",
+        ),
+        (
+            "pytorchjob",
+            "scheduling.exclusiveTopology=a",
+            "scheduling.exclusiveTopology='a': not on",
+        ),
+        (
+            "volcano",
+            "scheduling={queue: a, priority: b}",
+            "scheduling.priority='b': not on launcher v",
+        ),
+        (
+            "volcano",
+            "scheduling={queue: a, topology: {required: b}}",
+            "scheduling.topology: not on",
+        ),
+        ("volcano", "scheduling.exclusiveTopology=a", "scheduling.exclusiveTopology='a': not on"),
+        (
+            "volcano",
+            "faults.suspend=true",
+            "faults.suspend=True: not on launcher volcano; a Volcano",
+        ),
+        ("volcano", "faults.deadline=60", "faults.deadline=60: not on launcher volcano; a Volcano"),
+    ],
+)
+def test_what_a_launcher_lacks(
+    launcher: str, setting: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without = [part for key in launchers.find(launcher).lacks for part in ("--set", f"{key}=")]
+    arguments = [str(EXAMPLE), "--launcher", launcher, *without, "--set", setting]
+    assert f"--set: {says}" in refused(arguments, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The modes of parallel training, a file each.
 
-A strategy answers what differs between them: how the model is wrapped, how a step is taken, how
-gradients are clipped, and what evaluates.
+A strategy answers what differs between them: how the model is wrapped, what updates it, how a step
+is taken, how gradients are clipped, and what evaluates.
 
 A mode's file offers `build(model, context) -> Strategy`; its row is in `trainer/modes.py`.
 """
@@ -36,7 +36,8 @@ class Context:
 class Strategy:
     """A mode at work.
 
-    `module` holds the parameters the optimiser updates and the checkpoint saves.
+    `module` holds the parameters and `optimizer` updates them; both are saved. Where the optimiser is
+    itself distributed, `saved_optimizer` is the part of it that this rank saves.
     `step(micro_batches, weight)` leaves in them the gradient of the global batch's mean loss and
     returns this rank's sum of losses; `weight` is the global batch's sum of weights.
     `clip(norm)` scales the gradients to a global norm of at most `norm` (0: not at all) and returns
@@ -45,9 +46,11 @@ class Strategy:
     """
 
     module: nn.Module
+    optimizer: torch.optim.Optimizer
     step: Callable[[Sequence[Batch], float], Tensor]
     clip: Callable[[float], Tensor]
     forward: Callable[[Tensor], Tensor]
+    saved_optimizer: torch.optim.Optimizer | None = None
 
 
 def build(mode: str, model: nn.Module, context: Context) -> Strategy:

@@ -6,20 +6,37 @@ TRAINER_MODE=ddp torchrun --nproc-per-node 2 -m trainer
 from collections.abc import Sequence
 
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from trainer import optim
 from trainer.data import Batch
 from trainer.strategies import Context, Strategy, accumulate, clip, inference, single
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    runtime = context.runtime
-    if runtime.mesh is None:  # a world of one has no group to average over
+    mesh = context.runtime.mesh
+    if mesh is None:  # a world of one has no group to average over
         return single.build(model, context)
+    parameters = list(model.parameters())
+    return over(model, mesh, context, optimizer=optim.build(parameters, context.settings))
+
+
+def over(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    context: Context,
+    *,
+    optimizer: Optimizer,
+    saved_optimizer: Optimizer | None = None,
+) -> Strategy:
+    """Return the strategy that averages gradients over `mesh` and updates with `optimizer`."""
+    runtime = context.runtime
     replica = DistributedDataParallel(
         model,
         device_ids=None if runtime.device.type == "cpu" else [runtime.device.index],
-        process_group=runtime.mesh.get_group("dp_replicate"),
+        process_group=mesh.get_group("dp_replicate"),
         gradient_as_bucket_view=True,
     )
     parameters = list(model.parameters())
@@ -33,6 +50,8 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
     return Strategy(
         module=replica,
+        optimizer=optimizer,
+        saved_optimizer=saved_optimizer,
         step=step,
         clip=lambda norm: clip(parameters, norm),
         forward=inference(model, context),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from trainer import optim
 from trainer.data import Batch
 from trainer.runtime import say
 from trainer.strategies import Context, Strategy, accumulate, clip, inference
@@ -24,6 +25,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
     return Strategy(
         module=model,
+        optimizer=optim.build(parameters, context.settings),
         step=step,
         clip=lambda norm: clip(parameters, norm),
         forward=inference(parallel, context),

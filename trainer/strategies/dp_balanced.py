@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from trainer import optim
 from trainer.data import Batch
 from trainer.strategies import Context, Strategy, autocast, clip, inference, weighted_loss
 from trainer.strategies.dp import over_devices
@@ -45,6 +46,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
     return Strategy(
         module=model,
+        optimizer=optim.build(parameters, context.settings),
         step=step,
         clip=lambda norm: clip(parameters, norm),
         forward=inference(model, context),

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
+from trainer import optim
 from trainer.data import Batch
 from trainer.settings import Settings
 from trainer.strategies import Context, Strategy, accumulate, clip, inference, single
@@ -49,6 +50,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
     return Strategy(
         module=model,
+        optimizer=optim.build(parameters, context.settings),
         step=step,
         clip=lambda norm: clip(parameters, norm),
         forward=inference(model, context),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from trainer import optim
 from trainer.data import Batch
 from trainer.strategies import Context, Strategy, accumulate, clip, inference
 
@@ -19,6 +20,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
     return Strategy(
         module=model,
+        optimizer=optim.build(parameters, context.settings),
         step=step,
         clip=lambda norm: clip(parameters, norm),
         forward=inference(model, context),

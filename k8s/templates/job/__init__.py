@@ -1,9 +1,8 @@
 """An Indexed Job: what any cluster has, without a controller of its own."""
 
-from k8s.launchers import Launcher, RunsIn
+from k8s.launchers import Launcher, RunsIn, codes, warnings_of_a_gang
 from k8s.plan import Plan
-from k8s.spec import JobSpec
-from trainer.exits import Action, codes_for
+from trainer.exits import Action
 
 
 def _host(name: str, node: int) -> str:
@@ -14,27 +13,22 @@ def _master(name: str) -> str:
     return f"{name}-0.{name}"
 
 
-def _check(_: JobSpec) -> list[str]:
-    return []
-
-
 def _restarts(plan: Plan) -> str:
     return (
-        f"exit {_codes(Action.FAIL)} fails the job at once; exit {_codes(Action.RETRY_FREE)} and "
+        f"exit {codes(Action.FAIL)} fails the job at once; exit {codes(Action.RETRY_FREE)} and "
         f"evictions replace the pod, uncounted; other failures replace it, {plan.max_restarts} at most"
     )
-
-
-def _codes(action: Action) -> str:
-    return ", ".join(map(str, codes_for(action)))
 
 
 LAUNCHER = Launcher(
     name="job",
     summary="batch/v1 Indexed Job and a headless Service",
     runs_in=RunsIn.POD,
-    check=_check,
+    check=warnings_of_a_gang,
     restarts=_restarts,
     host=_host,
     master=_master,
+    lacks={
+        "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset"
+    },
 )

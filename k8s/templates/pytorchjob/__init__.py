@@ -1,9 +1,9 @@
 """A PyTorchJob of Kubeflow's training operator, 1.7 or newer."""
 
-from k8s.launchers import Launcher, RunsIn
+from k8s.launchers import Launcher, RunsIn, codes
 from k8s.plan import Plan
 from k8s.spec import JobSpec
-from trainer.exits import Action, codes_for
+from trainer.exits import Action
 
 
 def _host(name: str, node: int) -> str:
@@ -25,14 +25,20 @@ def _check(spec: JobSpec) -> list[str]:
             "pytorchjob: the init container that the controller adds to workers has no "
             "securityContext of its own, so a namespace with Pod Security restricted refuses them"
         )
+    if spec.scheduling.gang:
+        warnings.append(
+            "scheduling.gang: the operator heeds it only if started with --gang-scheduler-name"
+        )
     return warnings
 
 
 def _restarts(plan: Plan) -> str:
-    fails = ", ".join(map(str, codes_for(Action.FAIL)))
     if not plan.max_restarts:
         return "any failure fails the job"
-    return f"exit {fails} fails the job; any other failure replaces the pod, on every node as peers end"
+    return (
+        f"exit {codes(Action.FAIL)} fails the job; any other failure replaces the pod, on every node as "
+        "peers end"
+    )
 
 
 LAUNCHER = Launcher(
@@ -43,4 +49,7 @@ LAUNCHER = Launcher(
     restarts=_restarts,
     host=_host,
     master=_master,
+    lacks={
+        "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset"
+    },
 )

@@ -2,6 +2,14 @@
 # Trains everything in one container on this machine with 32 ranks.
 # Your own TRAINER_OUT and TRAINER_DATA, folders of this machine, win over the job file's.
 set -eu
+if ! printenv HF_TOKEN >/dev/null; then
+    echo "$0: set and export HF_TOKEN; on a cluster its value is looked up" >&2
+    exit 64
+fi
+if ! printenv MACHINE >/dev/null; then
+    echo "$0: set and export MACHINE; on a cluster its value is looked up" >&2
+    exit 64
+fi
 out=${TRAINER_OUT:-}
 [ -n "$out" ] || out=build/everything/docker
 mkdir -p "$out"
@@ -16,6 +24,7 @@ if [ -t 0 ] && [ -t 1 ]; then terminal='--interactive --tty'; fi
 # The caller's user, not the image's, so that the run folder is the caller's too.
 # shellcheck disable=SC2086  # two words are wanted
 exec docker run --rm $terminal \
+    --pull missing \
     --name everything \
     --gpus all \
     --user "$(id -u):$(id -g)" \
@@ -49,4 +58,7 @@ exec docker run --rm $terminal \
 it'"'"'s $(PET_NNODES) and $HOME # kept as they are
 ' \
     --env SWITCH=yes \
+    --env HF_TOKEN \
+    --env WANDB_MODE \
+    --env MACHINE \
     registry.example:5000/team/trainer:1.0@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef

@@ -7,6 +7,14 @@ if [ -z "${TRAINER_DATA:-}" ]; then
     echo "$0: set TRAINER_DATA to the folder that holds the data; the job file has it on a cluster" >&2
     exit 64
 fi
+if ! printenv HF_TOKEN >/dev/null; then
+    echo "$0: set and export HF_TOKEN; on a cluster its value is looked up" >&2
+    exit 64
+fi
+if ! printenv MACHINE >/dev/null; then
+    echo "$0: set and export MACHINE; on a cluster its value is looked up" >&2
+    exit 64
+fi
 [ -n "${TRAINER_OUT:-}" ] || TRAINER_OUT=build/everything/run
 export TRAINER_OUT
 # One agent for all nodes: it finds a free port itself.

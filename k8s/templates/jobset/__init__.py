@@ -1,0 +1,43 @@
+"""A JobSet, 0.10 or newer: whatever fails, all pods start anew together.
+
+render.py job.yaml --launcher jobset
+"""
+
+from k8s.launchers import Launcher, RunsIn, codes, warnings_of_a_gang
+from k8s.plan import Plan
+from k8s.spec import JobSpec
+from trainer.exits import Action
+
+
+def _host(name: str, node: int) -> str:
+    return f"{name}-node-0-{node}"
+
+
+def _master(name: str) -> str:
+    return f"{name}-node-0-0.{name}"
+
+
+def _check(spec: JobSpec) -> list[str]:
+    warnings = warnings_of_a_gang(spec)
+    if spec.faults.deadline is not None:
+        warnings.append("faults.deadline: a JobSet has none, so every attempt has this time anew")
+    return warnings
+
+
+def _restarts(plan: Plan) -> str:
+    return (
+        f"exit {codes(Action.FAIL)} fails the job at once; exit {codes(Action.RETRY_FREE)} and "
+        f"evictions restart all pods, uncounted; other failures do too, {plan.max_restarts} at most"
+    )
+
+
+LAUNCHER = Launcher(
+    name="jobset",
+    summary="jobset.x-k8s.io/v1alpha2 JobSet",
+    runs_in=RunsIn.POD,
+    check=_check,
+    restarts=_restarts,
+    host=_host,
+    master=_master,
+    pod_suffix="-xxxxx",
+)

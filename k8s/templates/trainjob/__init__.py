@@ -1,0 +1,39 @@
+"""A TrainJob of Kubeflow Trainer, 2.3 or newer, with a TrainingRuntime of its own.
+
+render.py job.yaml --launcher trainjob
+"""
+
+from k8s.launchers import Launcher, RunsIn, codes, warnings_of_a_gang
+from k8s.plan import Plan
+from trainer.exits import Action
+
+
+def _host(name: str, node: int) -> str:
+    return f"{name}-node-0-{node}"
+
+
+def _master(name: str) -> str:
+    return f"{name}-node-0-0.{name}"
+
+
+def _restarts(plan: Plan) -> str:
+    return (
+        f"exit {codes(Action.FAIL)} fails the job at once; exit {codes(Action.RETRY_FREE)} and "
+        f"evictions restart all pods, uncounted; other failures do too, {plan.max_restarts} at most"
+    )
+
+
+LAUNCHER = Launcher(
+    name="trainjob",
+    summary="trainer.kubeflow.org/v1alpha1 TrainJob and TrainingRuntime",
+    runs_in=RunsIn.POD,
+    check=warnings_of_a_gang,
+    restarts=_restarts,
+    host=_host,
+    master=_master,
+    pod_suffix="-xxxxx",
+    lacks={
+        "faults.ttl": "a TrainJob has none, and makes a JobSet that is deleted by its own anew for ever "
+        "(kubeflow/trainer 2991); leave it out"
+    },
+)

@@ -1,0 +1,47 @@
+"""A Volcano Job: all pods are scheduled together or none.
+
+render.py job.yaml --launcher volcano
+"""
+
+from k8s.launchers import Launcher, RunsIn, codes
+from k8s.plan import Plan
+from k8s.spec import JobSpec
+from trainer.exits import Action
+
+
+def _host(name: str, node: int) -> str:
+    return f"{name}-node-{node}"
+
+
+def _master(name: str) -> str:
+    return f"{name}-node-0.{name}"
+
+
+def _check(_: JobSpec) -> list[str]:
+    return []
+
+
+def _restarts(plan: Plan) -> str:
+    return (
+        f"exit {codes(Action.FAIL)} ends the job at once; any other failure and evictions restart all "
+        f"pods, {plan.max_restarts} at most: the controller counts every restart"
+    )
+
+
+LAUNCHER = Launcher(
+    name="volcano",
+    summary="batch.volcano.sh/v1alpha1 Job",
+    runs_in=RunsIn.POD,
+    check=_check,
+    restarts=_restarts,
+    host=_host,
+    master=_master,
+    lacks={
+        "faults.deadline": "a Volcano Job has none, and a pod that its own deadline ends is restarted; "
+        "leave it out",
+        "faults.suspend": "a Volcano Job is not made so; suspend it with vcctl, or use another launcher",
+        "scheduling.priority": "Kueue's, and the queue is Volcano's; set scheduling.priorityClass",
+        "scheduling.topology": "Kueue's, and the queue is Volcano's; set scheduling.pack",
+        "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset",
+    },
+)

@@ -1,0 +1,91 @@
+"""render.py's ways to look at a rendering: --all, --diff, --explain."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from k8s import command, explain, launchers, spec
+from tests.rendering import EXAMPLE, GOLDEN, LAUNCHERS
+
+JOB = GOLDEN / "digits-ddp" / "job.yaml"
+
+
+def test_all_writes_for_every_launcher_that_has_what_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = {name for name in LAUNCHERS if "faults.deadline" in launchers.find(name).lacks}
+    assert lacking
+    assert command.main([str(EXAMPLE), "--all", "-o", str(tmp_path)]) == 0
+    assert {file.stem for file in tmp_path.iterdir()} == set(LAUNCHERS) - lacking
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in said if line.startswith("without ")] == [
+        f"without {name}" for name in sorted(lacking)
+    ]
+    assert all("faults.deadline=3600" in line for line in said if line.startswith("without "))
+    for file in tmp_path.iterdir():
+        assert file.read_bytes() == (GOLDEN / "digits-ddp" / file.name).read_bytes()
+
+
+def test_all_is_refused_when_every_launcher_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ["--set", "trainer.mode=dpp", "-o", str(tmp_path / "written")]
+    assert command.main([str(EXAMPLE), "--all", *wrong]) == 64
+    seen = capsys.readouterr().err
+    assert seen.count("\n") == 1
+    assert "trainer.mode='dpp': no such mode" in seen
+    assert not (tmp_path / "written").exists()
+
+
+def test_no_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([str(EXAMPLE), "--diff", str(JOB)]) == 0
+    other = tmp_path / "other.yaml"
+    written = yaml.safe_dump_all(yaml.safe_load_all(JOB.read_text()), sort_keys=False, indent=8)
+    other.write_text(f"# the same in other words\n{written}")
+    assert command.main([str(EXAMPLE), "--diff", str(other)]) == 0
+    assert capsys.readouterr().out == ""
+    script = GOLDEN / "digits-ddp" / "local.sh"
+    assert command.main([str(EXAMPLE), "--launcher", "local", "--diff", str(script)]) == 0
+
+
+def test_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    before = JOB.read_bytes()
+    assert command.main([str(EXAMPLE), "--set", "faults.ttl=60", "--diff", str(JOB)]) == 1
+    changes = capsys.readouterr().out.splitlines()
+    assert changes[0] == f"--- {JOB}"
+    assert [line for line in changes[2:] if line.startswith(("+", "-"))] == [
+        "+  ttlSecondsAfterFinished: 60"
+    ]
+    assert JOB.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("name", ["name: text\n", "the job's name"]),
+        ("nodes", ["nodes: a whole number\n", "default: 1"]),
+        ("trainer.lr", ["trainer.lr: a number\n", "default: 0.03"]),
+        ("trainer.mode", ["trainer.mode: one of auto, single"]),
+        ("scheduling.gang", ["scheduling.gang: true or false", "default: false"]),
+        ("env", ["env: a list of mappings\n", "valueFrom  where the value is"]),
+        ("env[0].valueFrom.secretKeyRef.key", ["env.valueFrom.secretKeyRef.key: text"]),
+        ("imagePullSecrets", ["imagePullSecrets: a list of texts\n"]),
+        ("faults.ttl", ["not on launcher trainjob: a TrainJob has none"]),
+        ("resources.memory", ["resources.memory: text or a number\n"]),
+    ],
+)
+def test_a_key_is_explained(key: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--explain", key]) == 0
+    seen = capsys.readouterr().out
+    assert [part for part in words if part not in seen] == []
+
+
+def test_every_key_is_explained() -> None:
+    def walk(key: str) -> int:
+        lines = explain.explain(key).splitlines()
+        assert lines[1].strip(), key
+        below = [line.split()[0] for line in lines if line.startswith("    ")]
+        return 1 + sum(walk(f"{key}.{name}") for name in below)
+
+    assert sum(walk(str(field.alias)) for field in spec.JobSpec.model_fields.values()) > 80

@@ -71,7 +71,7 @@ docs: $(STAMP) ## write the tables of the README anew from the code
 	@$(PY) -m trainer.reference README.md
 
 # Two at a time, whatever the machine: most of a test's time is the start of a process with torch.
-PARALLEL = -n 2 --dist loadscope
+PARALLEL = -n 2 --dist worksteal
 
 lock: $(STAMP) ## compile the requirements files anew, with the newest versions
 	@printf 'uv\n' | $(UV) pip compile $(LOCK) -o docker/requirements-uv.txt -

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["trainer.loop", "tests.ranks"])
+# torch._dynamo is what the first optimiser imports, in every rank anew otherwise
+_CONTEXT.set_forkserver_preload(
+    [
+        "trainer.loop",
+        "trainer.strategies.ddp_zero1",
+        "trainer.strategies.hsdp",
+        "trainer.tasks.digits",
+        "torch._dynamo",
+        "tests.ranks",
+    ]
+)
 
 
 def free_port() -> int:

@@ -11,10 +11,10 @@ from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-STEPS = 50
+STEPS = 20
 COMMON = {"task": "digits", "steps": str(STEPS), "eval_steps": "0", "checkpoint_steps": "0"}
 OPTIMIZERS: dict[str, dict[str, str]] = {
-    "sgd": {"optimizer": "sgd"},
+    "sgd": {"optimizer": "sgd", "steps": "50"},
     # In float32 AdamW divides noise by noise where a gradient is nothing but rounding, as under a
     # constant background; in float64 nothing is left to chance.
     "sgd64": {"optimizer": "sgd", "precision": "fp64"},
@@ -26,12 +26,13 @@ TOLERANCE = {"sgd": 1e-5, "sgd64": 1e-10, "adamw64": 1e-8}
 
 def curve(events: list[dict[str, Any]], name: str) -> torch.Tensor:
     values = [event[name] for event in events if event["event"] == "step"]
-    assert len(values) == STEPS
+    assert len(values) >= STEPS
     return torch.tensor(values, dtype=torch.float64)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    dcp_to_torch_save(folder / "checkpoints" / f"step-{STEPS:08d}", folder / "weights.pt")
+    newest = max((folder / "checkpoints").glob("step-*"))
+    dcp_to_torch_save(newest, folder / "weights.pt")
     saved: dict[str, dict[str, torch.Tensor]] = torch.load(folder / "weights.pt")
     return saved["model"]
 
@@ -46,7 +47,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, li
     runs = {}
     for name, optimizer in OPTIMIZERS.items():
         folder = tmp_path_factory.mktemp(f"single-{name}")
-        runs[name] = (folder, run_ranks(1, folder, mode="single", **COMMON, **optimizer))
+        runs[name] = (folder, run_ranks(1, folder, mode="single", **(COMMON | optimizer)))
     return runs
 
 
@@ -112,7 +113,7 @@ def test_two_ranks_and_one_give_the_same_curve_in_float32(
 
 def compare(single: Any, tmp_path: Path, optimizer: str, ranks: int, **settings: str) -> None:
     folder, expected = single[optimizer]
-    events = run_ranks(ranks, tmp_path, **settings, **COMMON, **OPTIMIZERS[optimizer])
+    events = run_ranks(ranks, tmp_path, **settings, **(COMMON | OPTIMIZERS[optimizer]))
     tolerance = TOLERANCE[optimizer]
     assert worst(curve(expected, "loss"), curve(events, "loss")) < tolerance
     assert worst(curve(expected, "grad_norm"), curve(events, "grad_norm")) < 10 * tolerance
@@ -141,7 +142,7 @@ def _read_the_same_share() -> None:
 @pytest.mark.parametrize("fault", [_average_nothing, _read_the_same_share])
 def test_a_planted_fault_is_seen(fault: Any, single: Any, tmp_path: Path) -> None:
     _, expected = single["sgd"]
-    events = run_ranks(2, tmp_path, before=fault, mode="ddp", **COMMON, **OPTIMIZERS["sgd"])
+    events = run_ranks(2, tmp_path, before=fault, mode="ddp", **(COMMON | OPTIMIZERS["sgd"]))
     assert worst(curve(expected, "loss"), curve(events, "loss")) > 1e-3
 
 
@@ -149,22 +150,22 @@ def test_a_checkpoint_goes_on_under_any_mode_and_world(tmp_path: Path) -> None:
     common = OPTIMIZERS["adamw64"] | {"schedule": "constant"}
     whole = run_ranks(1, tmp_path / "whole", mode="single", **COMMON, **common)
     legs = [
-        (2, "ddp", "", 10),
-        (4, "fsdp", "", 20),
-        (1, "single", "", 30),
-        (4, "ddp-zero1", "", 40),
+        (2, "ddp", "", 4),
+        (4, "fsdp", "", 8),
+        (1, "single", "", 12),
+        (4, "ddp-zero1", "", 16),
     ]
     for ranks, mode, mesh, steps in [*legs, (4, "hsdp", "dp_replicate=2,dp_shard=2", STEPS)]:
         settings = COMMON | common | {"steps": str(steps), "mesh": mesh, "mode": mode}
         events = run_ranks(ranks, tmp_path / "parts", **settings)
-    assert [e["step"] for e in events if e.get("action") == "resumed"] == [10, 20, 30, 40]
+    assert [e["step"] for e in events if e.get("action") == "resumed"] == [4, 8, 12, 16]
     assert worst(curve(whole, "loss"), curve(events, "loss")) < TOLERANCE["adamw64"]
 
 
 def test_resuming_with_the_same_world_is_exact(tmp_path: Path) -> None:
     schedule = {"schedule": "constant"}
     run_ranks(2, tmp_path / "whole", mode="ddp", **COMMON, **schedule)
-    run_ranks(2, tmp_path / "parts", mode="ddp", **(COMMON | schedule | {"steps": "20"}))
+    run_ranks(2, tmp_path / "parts", mode="ddp", **(COMMON | schedule | {"steps": "7"}))
     run_ranks(2, tmp_path / "parts", mode="ddp", **COMMON, **schedule)
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from multiprocessing import forkserver, resource_tracker
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -169,12 +170,13 @@ def _through_loader(
             pending.append(weights)
             yield indices.tolist()
 
+    if workers:
+        _start_loader_server()
     loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
         data,  # type: ignore[arg-type]  # the protocol is all it needs of a Dataset
         batch_sampler=batch_sampler(),  # type: ignore[arg-type]
         num_workers=workers,
         pin_memory=device.type != "cpu",
-        worker_init_fn=_ignore_signals if workers else None,
         # A forked worker can dead-lock with NCCL, says the DDP documentation.
         multiprocessing_context="forkserver" if workers else None,
     )
@@ -182,8 +184,16 @@ def _through_loader(
         yield inputs, targets, pending.pop(0)
 
 
-def _ignore_signals(_: int) -> None:
-    # torch's agent signals the whole process group, and a run that is to save its state still needs
-    # its loader (torchrun, finding 1: both ranks died in next(loader) before saving).
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _start_loader_server() -> None:
+    """Start the process that forks the loader's workers, with the signals of a stop blocked.
+
+    A blocked signal stays blocked in what a process starts. torchrun signals the whole process group,
+    and a run that is to save its state still needs its loader, and the loader its server: both ranks
+    died in next(loader) before they had saved.
+    """
+    resource_tracker.ensure_running()  # first: its own start unblocks these signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -194,6 +194,7 @@ def test_loader_workers_outlive_a_sigterm_to_their_whole_group(start: Any, tmp_p
     assert len(family) > 2 * (1 + 2)
     started.process.send_signal(signal.SIGTERM)
     ended = started.end()
+    assert ended.of("fault"), ended.words
     assert ended.code == 1  # torchrun's own answer to any end by a signal
     assert ended.of("checkpoint")[-1]["step"] == ended.of("fault")[0]["step"], ended.words
     assert psutil.wait_procs(family, timeout=10)[1] == []

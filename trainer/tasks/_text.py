@@ -1,15 +1,15 @@
-"""Text for the character models: windows of bytes out of any file or folder.
+"""What the character models share: windows of bytes out of any file or folder, and the task on them.
 
-By default the running Python's own standard library source: real text, on every machine.
+The text is by default the running Python's own standard library source: real text, on every machine.
 """
 
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.data import Tensors
 from trainer.exits import Exit, Fault
@@ -41,15 +41,45 @@ def windows(settings: Settings, *, train: bool) -> Tensors:
     return Tensors(inputs[chosen], targets[chosen])
 
 
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of each window, shape (n,), in nats a byte."""
-    losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
-    return losses.view(targets.shape).mean(dim=1)
+class TextTask:
+    """Predicts the next byte with the model that `build` makes."""
+
+    metric = "accuracy"
+
+    def __init__(self, settings: Settings, *, build: Callable[[], nn.Module]) -> None:
+        self._settings = settings
+        self._build = build
+
+    def model(self) -> nn.Module:
+        return self._build()
+
+    def data(self, *, train: bool) -> Tensors:
+        return windows(self._settings, train=train)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of each window, shape (n,), in nats a byte."""
+        losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+        return losses.view(targets.shape).mean(dim=1)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the share of each window's bytes that were predicted right, shape (n,)."""
+        return (outputs.argmax(dim=-1) == targets).float().mean(dim=1)
 
 
-def score(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of each window's bytes that were predicted right, shape (n,)."""
-    return (outputs.argmax(dim=-1) == targets).float().mean(dim=1)
+class Recurrent(nn.Module):
+    """Embedding, two recurrent layers of `kind`, and a linear layer to the next byte's logits."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], width: int = 128) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.recurrent = kind(width, width, num_layers=2, batch_first=True)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Map bytes, shape (n, length), to logits, shape (n, length, 256)."""
+        states, _ = self.recurrent(self.embedding(text))
+        logits: Tensor = self.head(states)
+        return logits
 
 
 def _read(place: Path | None) -> bytes:

@@ -3,13 +3,13 @@
 TRAINER_TASK=charlm-gpt TRAINER_OPTIMIZER=adamw TRAINER_LR=0.001 python -m trainer
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.data import Tensors
-from trainer.settings import Settings
-from trainer.tasks import _text
+from trainer.tasks._text import LENGTH, VOCABULARY, TextTask
 
 
 class Block(nn.Module):
@@ -45,11 +45,11 @@ class Model(nn.Module):
 
     def __init__(self, width: int = 128, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
-        self.bytes = nn.Embedding(_text.VOCABULARY, width)
-        self.positions = nn.Embedding(_text.LENGTH, width)
+        self.bytes = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Embedding(LENGTH, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, _text.VOCABULARY)
+        self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, text: Tensor) -> Tensor:
         """Map bytes, shape (n, length), to logits, shape (n, length, 256)."""
@@ -60,17 +60,4 @@ class Model(nn.Module):
         return logits
 
 
-class Task:
-    metric = "accuracy"
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def model(self) -> nn.Module:
-        return Model()
-
-    def data(self, *, train: bool) -> Tensors:
-        return _text.windows(self._settings, train=train)
-
-    loss = staticmethod(_text.loss)
-    score = staticmethod(_text.score)
+Task = partial(TextTask, build=Model)

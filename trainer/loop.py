@@ -6,13 +6,15 @@ python -m trainer
 import math
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 
 import torch
+from torch import Tensor
 
 from trainer import checkpoint, optim, strategies, tasks
-from trainer.data import Data, Order, evaluation_shares, load, mix, training_shares
+from trainer.data import Batch, Data, Order, evaluation_shares, load, mix, training_shares
 from trainer.exits import Exit, Fault
 from trainer.metrics import Report, reporting
 from trainer.runtime import Runtime, as_fault, join, say, total
@@ -177,13 +179,7 @@ def _take_steps(run: Run, stop: Stop) -> bool:
     settings, runtime, order = run.settings, run.runtime, run.order
     steps = run.step + run.remaining
     shares = training_shares(order, runtime.sizing.batches, runtime.data_rank, start=run.samples)
-    batches = load(
-        run.training,
-        shares,
-        device=runtime.device,
-        workers=settings.workers,
-        dtype=_dtype(settings),
-    )
+    batches = _batches(run, run.training, shares)
     mark, mark_samples = time.monotonic(), run.samples
     while run.step < steps:
         if stop.agreed():
@@ -225,6 +221,17 @@ def _take_steps(run: Run, stop: Stop) -> bool:
             return True
         mark += time.monotonic() - pause
     return False
+
+
+def _batches(run: Run, data: Data, shares: Iterator[tuple[Tensor, Tensor]]) -> Iterator[Batch]:
+    settings = run.settings
+    return load(
+        data,
+        shares,
+        device=run.runtime.device,
+        workers=settings.workers,
+        dtype=_dtype(settings),
+    )
 
 
 def _mean_loss(run: Run, loss_sum: torch.Tensor, weight: float) -> float:
@@ -274,14 +281,7 @@ def _evaluate(run: Run, stop: Stop) -> float | None:
     sums = torch.zeros(3, dtype=torch.float64)
     run.strategy.module.eval()
     shares = evaluation_shares(len(run.test), runtime.sizing.batches, runtime.data_rank)
-    batches = load(
-        run.test,
-        shares,
-        device=runtime.device,
-        workers=run.settings.workers,
-        dtype=_dtype(run.settings),
-    )
-    for batch in batches:
+    for batch in _batches(run, run.test, shares):
         if stop.agreed():
             return None
         outputs = run.strategy.forward(batch.inputs)

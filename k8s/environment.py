@@ -12,7 +12,8 @@ from pydantic.alias_generators import to_camel
 
 from k8s import names
 from k8s.model import Model, Subdomain
-from trainer.settings import Settings, variable
+from trainer.environment import variable
+from trainer.settings import Settings
 
 _FIELD = re.compile(
     r"metadata\.(name|namespace|uid|(labels|annotations)\['[^']+'\])"

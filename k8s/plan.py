@@ -14,8 +14,9 @@ from k8s.names import LONGEST
 from k8s.scheduling import Scheduled, schedule
 from k8s.spec import JobSpec, label, settings_of
 from trainer.contract import DEFAULT_PORT
+from trainer.environment import environment_of, variable
 from trainer.exits import Exit, Fault
-from trainer.settings import Settings, environment_of, variable
+from trainer.settings import Settings
 from trainer.sizing import Sizing, size
 
 # Of the grace period, what the entrypoint keeps for itself: to hear the signal, to end its ranks'

@@ -26,9 +26,10 @@ from k8s.environment import EnvFrom, EnvVar, check_environment
 from k8s.model import Key, LabelValue, Model, Subdomain
 from k8s.patch import PodPatch
 from k8s.scheduling import Scheduling
+from trainer.environment import parse
 from trainer.exits import Exit, Fault
 from trainer.modes import MODES
-from trainer.settings import Settings, parse
+from trainer.settings import Settings
 
 # Where the pod and the container have the data and the checkpoints.
 DATA = "/data"

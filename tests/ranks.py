@@ -76,9 +76,9 @@ def _rank(
 ) -> None:
     import torch
 
+    from trainer.environment import from_environment
     from trainer.exits import Fault
     from trainer.loop import run
-    from trainer.settings import from_environment
 
     torch.set_num_threads(1)
     if world_size > 1:

@@ -12,8 +12,9 @@ import time
 import traceback
 from pathlib import Path
 
+from trainer.environment import from_environment, variable
 from trainer.exits import MEANINGS, Exit, Fault
-from trainer.settings import Settings, from_environment, variable
+from trainer.settings import Settings
 
 _HELP = """usage: python -m trainer
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.contract import Contract, resolve, table
+from trainer.environment import from_environment, variable
 from trainer.exits import Action, Exit, Fault, codes_for
-from trainer.settings import Settings, from_environment, variable
+from trainer.settings import Settings
 from trainer.sizing import size
 
 _HELP = """usage: python -m trainer.launch

@@ -6,64 +6,21 @@ python -m trainer
 import math
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 
 import torch
-from torch import Tensor
 
-from trainer import checkpoint, optim, strategies, tasks
-from trainer.data import Batch, Data, Order, evaluation_shares, load, mix, training_shares
+from trainer import optim, strategies, tasks
+from trainer.data import mix, training_shares
+from trainer.evaluation import evaluate
 from trainer.exits import Exit, Fault
 from trainer.metrics import Report, reporting
+from trainer.resume import resume, save
+from trainer.run import Run, dtype_of
 from trainer.runtime import Runtime, as_fault, join, say, total
 from trainer.settings import Settings
 from trainer.stop import Stop, stop_requests
-
-
-@dataclass
-class Run:
-    """What the loop works on. `step` optimiser steps are done, `samples` of the stream used."""
-
-    settings: Settings
-    runtime: Runtime
-    report: Report
-    task: tasks.Task
-    strategy: strategies.Strategy
-    training: Data
-    test: Data
-    step: int = 0
-    samples: int = 0
-    saved: str | None = None
-    saved_step: int = 0
-
-    @property
-    def batch(self) -> int:
-        """Samples per optimiser step, over all ranks."""
-        return self.runtime.sizing.batches.global_batch
-
-    @property
-    def saved_optimizer(self) -> torch.optim.Optimizer:
-        """The optimiser whose state this rank saves and loads."""
-        return self.strategy.saved_optimizer or self.strategy.optimizer
-
-    @property
-    def remaining(self) -> int:
-        """Optimiser steps still to do."""
-        if self.settings.steps is not None:
-            return max(0, self.settings.steps - self.step)
-        stream = self.settings.epochs * len(self.training)
-        return math.ceil(max(0, stream - self.samples) / self.batch)
-
-    @property
-    def order(self) -> Order:
-        """The stream of training samples; an epoch is never cut short, nor a step count."""
-        length = len(self.training)
-        end = self.samples + self.remaining * self.batch
-        if self.settings.steps is None:
-            end = min(end, max(self.samples, self.settings.epochs * length))
-        return Order(self.settings.seed, length, end)
 
 
 def run(settings: Settings) -> Exit:
@@ -73,7 +30,7 @@ def run(settings: Settings) -> Exit:
         try:
             current = _prepare(settings, runtime, report, task)
             _announce(current)
-            _resume(current)
+            resume(current)
             with stop_requests(runtime) as stop:
                 return _train(current, stop)
         except Exception as error:
@@ -84,7 +41,7 @@ def run(settings: Settings) -> Exit:
 
 def _prepare(settings: Settings, runtime: Runtime, report: Report, task: tasks.Task) -> Run:
     torch.manual_seed(settings.seed)
-    model = task.model().to(runtime.device, _dtype(settings))
+    model = task.model().to(runtime.device, dtype_of(settings))
     context = strategies.Context(settings, runtime, task.loss)
     strategy = strategies.build(runtime.sizing.mode, model, context)
     training, test = task.data(train=True), task.data(train=False)
@@ -95,10 +52,6 @@ def _prepare(settings: Settings, runtime: Runtime, report: Report, task: tasks.T
             "both need at least one",
         )
     return Run(settings, runtime, report, task, strategy, training, test)
-
-
-def _dtype(settings: Settings) -> torch.dtype:
-    return torch.float64 if settings.precision == "fp64" else torch.float32
 
 
 def _announce(run: Run) -> None:
@@ -124,36 +77,14 @@ def _announce(run: Run) -> None:
     )
 
 
-def _resume(run: Run) -> None:
-    settings = run.settings
-    folder = settings.run_folder / "checkpoints"
-    path = checkpoint.find(settings.resume, folder, runtime=run.runtime)
-    if path is None:
-        return
-    progress = checkpoint.load(path, run.strategy.module, run.saved_optimizer, runtime=run.runtime)
-    for name in ("task", "seed"):
-        then, now = getattr(progress, name), getattr(settings, name)
-        if then != now:
-            raise Fault(
-                Exit.CONFIG,
-                f"TRAINER_{name.upper()}={now!r}: checkpoint {path} was trained with {then!r}; "
-                "set that, another TRAINER_OUT, or TRAINER_RESUME=never",
-            )
-    run.step, run.samples = progress.step, progress.samples
-    run.saved, run.saved_step = str(path), progress.step
-    run.report("checkpoint", action="resumed", step=run.step, path=run.saved)
-    if run.runtime.is_main:
-        say(f"resumed from {path}: {run.step} steps done, {run.remaining} to go")
-
-
 def _train(run: Run, stop: Stop) -> Exit:
     began = time.monotonic()
     first_sample = run.samples
     stopped = _take_steps(run, stop)
     seconds = time.monotonic() - began
     if run.step > run.saved_step:
-        _save(run)
-    result = None if stopped else _evaluate(run, stop)
+        save(run)
+    result = None if stopped else evaluate(run, stop)
     if result is None:
         run.report("fault", kind="stopped", signal=stop.name, step=run.step, checkpoint=run.saved)
         if run.runtime.is_main:
@@ -179,7 +110,7 @@ def _take_steps(run: Run, stop: Stop) -> bool:
     settings, runtime, order = run.settings, run.runtime, run.order
     steps = run.step + run.remaining
     shares = training_shares(order, runtime.sizing.batches, runtime.data_rank, start=run.samples)
-    batches = _batches(run, run.training, shares)
+    batches = run.batches(run.training, shares)
     mark, mark_samples = time.monotonic(), run.samples
     while run.step < steps:
         if stop.agreed():
@@ -216,22 +147,11 @@ def _take_steps(run: Run, stop: Stop) -> bool:
             break
         pause = time.monotonic()
         if saving:
-            _save(run)
-        if _is_time_to_evaluate(run, epoch, order.length) and _evaluate(run, stop) is None:
+            save(run)
+        if _is_time_to_evaluate(run, epoch, order.length) and evaluate(run, stop) is None:
             return True
         mark += time.monotonic() - pause
     return False
-
-
-def _batches(run: Run, data: Data, shares: Iterator[tuple[Tensor, Tensor]]) -> Iterator[Batch]:
-    settings = run.settings
-    return load(
-        data,
-        shares,
-        device=run.runtime.device,
-        workers=settings.workers,
-        dtype=_dtype(settings),
-    )
 
 
 def _mean_loss(run: Run, loss_sum: torch.Tensor, weight: float) -> float:
@@ -250,62 +170,3 @@ def _is_time_to_evaluate(run: Run, epoch: int, length: int) -> bool:
     if run.settings.eval_steps is None:
         return run.samples // length > epoch
     return bool(run.settings.eval_steps) and run.step % run.settings.eval_steps == 0
-
-
-def _save(run: Run) -> None:
-    began = time.monotonic()
-    progress = checkpoint.Progress(
-        step=run.step,
-        samples=run.samples,
-        task=run.settings.task,
-        seed=run.settings.seed,
-        global_batch=run.batch,
-    )
-    path = checkpoint.save(
-        run.settings.run_folder / "checkpoints",
-        progress,
-        run.strategy.module,
-        run.saved_optimizer,
-        runtime=run.runtime,
-        keep=run.settings.checkpoint_keep,
-    )
-    run.saved, run.saved_step = str(path), run.step
-    seconds = time.monotonic() - began
-    run.report("checkpoint", action="saved", step=run.step, path=run.saved, seconds=seconds)
-
-
-@torch.no_grad()
-def _evaluate(run: Run, stop: Stop) -> float | None:
-    """Return the metric over the test set, every sample counted once; None when stopped meanwhile."""
-    runtime = run.runtime
-    sums = torch.zeros(3, dtype=torch.float64)
-    run.strategy.module.eval()
-    shares = evaluation_shares(len(run.test), runtime.sizing.batches, runtime.data_rank)
-    for batch in _batches(run, run.test, shares):
-        if stop.agreed():
-            return None
-        outputs = run.strategy.forward(batch.inputs)
-        losses = run.task.loss(outputs, batch.targets)
-        scores = run.task.score(outputs, batch.targets)
-        counted = batch.weights > 0
-        sums += (
-            torch.stack([losses[counted].sum(), scores[counted].sum(), counted.sum()])
-            .double()
-            .cpu()
-        )
-    run.strategy.module.train()
-    loss, score, count = total(sums.tolist(), runtime)
-    if count != len(run.test):
-        raise Fault(
-            Exit.CODE, f"evaluation counted {count:.0f} samples of {len(run.test)}: a defect here"
-        )
-    metric = score / count
-    run.report(
-        "eval",
-        step=run.step,
-        loss=loss / count,
-        metric=run.task.metric,
-        **{run.task.metric: metric},
-        samples=int(count),
-    )
-    return metric

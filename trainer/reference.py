@@ -9,9 +9,10 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_camel
 
+from trainer.environment import variable
 from trainer.exits import MEANINGS, Exit
 from trainer.modes import MODES
-from trainer.settings import Settings, variable
+from trainer.settings import Settings
 
 
 def settings() -> str:

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from trainer.environment import variable
 from trainer.exits import Exit, Fault
 from trainer.modes import AXES
-from trainer.settings import Settings, variable
+from trainer.settings import Settings
 from trainer.sizing import Sizing, data_rank, size
 
 _T = TypeVar("_T")

@@ -1,36 +1,15 @@
-"""The trainer's settings: one typed model, read from TRAINER_* here and checked by the renderer.
+"""The trainer's settings: one typed model for environment, job file, README and --help.
 
-The job file's `trainer:` block holds the same keys in lower camel case. Both ways end in `parse`, so
-a value that the renderer accepts is a value that the trainer accepts. Imports neither torch nor
-kubernetes.
-
-    TRAINER_MODE=ddp TRAINER_GLOBAL_BATCH=128 torchrun --nproc-per-node 2 -m trainer
+Imports neither torch nor kubernetes. How it is read from TRAINER_*: `trainer/environment.py`.
 """
 
-import difflib
-import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
-from trainer.exits import Exit, Fault
-from trainer.modes import MODES
-
-PREFIX = "TRAINER_"
-
-# How a setting is called where it was written: "TRAINER_LR" or "trainer.lr".
-Label = Callable[[str], str]
-
 _Text = Annotated[str, StringConstraints(min_length=1)]
-
-
-def built_in_tasks() -> list[str]:
-    """Return the names of the built-in tasks: the files of `trainer/tasks/`."""
-    folder = Path(__file__).parent / "tasks"
-    return sorted(p.stem.replace("_", "-") for p in folder.glob("*.py") if p.stem[0] != "_")
 
 
 class Settings(BaseModel):
@@ -116,71 +95,3 @@ class Settings(BaseModel):
     def run_folder(self) -> Path:
         """`out`, or where a run's files go when nothing is set."""
         return self.out or Path("runs") / self.task.replace(":", ".")
-
-
-def variable(field: str) -> str:
-    """Return the environment variable of a field: global_batch -> TRAINER_GLOBAL_BATCH."""
-    return PREFIX + field.upper()
-
-
-def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Read the TRAINER_* variables; an empty value counts as unset. Raises Fault(64)."""
-    values = {
-        name.removeprefix(PREFIX).lower(): value
-        for name, value in environment.items()
-        if name.startswith(PREFIX) and value != ""
-    }
-    return parse(values, label=variable)
-
-
-def parse(values: Mapping[str, str], *, label: Label) -> Settings:
-    """Check `values` (field name to text, as an environment would hold it).
-
-    Raises Fault(64) with one line that names the first wrong setting as its writer called it, the
-    value seen and what would work.
-    """
-    for name in values:
-        if name not in Settings.model_fields:
-            raise Fault(Exit.CONFIG, f"{label(name)}: no such setting{_close_to(name, label)}")
-    try:
-        settings = Settings.model_validate(dict(values))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        message = first["msg"].replace("Input should be", "must be")
-        raise Fault(Exit.CONFIG, f"{label(name)}={values[name]!r}: {message}") from None
-    _check_names(settings, label)
-    return settings
-
-
-def environment_of(settings: Settings) -> dict[str, str]:
-    """Return the TRAINER_* variables that make `from_environment` read the same settings again.
-
-    Only what was set is listed, in the order of the model.
-    """
-    return {
-        variable(name): str(getattr(settings, name))
-        for name in Settings.model_fields
-        if name in settings.model_fields_set and getattr(settings, name) is not None
-    }
-
-
-def _check_names(settings: Settings, label: Label) -> None:
-    if settings.mode not in ("auto", *MODES):
-        raise Fault(
-            Exit.CONFIG,
-            f"{label('mode')}={settings.mode!r}: no such mode; choose auto, {', '.join(MODES)}",
-        )
-    module, colon, attribute = settings.task.partition(":")
-    own = all(part.isidentifier() for part in (*module.split("."), attribute))
-    if settings.task not in built_in_tasks() and not (colon and own):
-        raise Fault(
-            Exit.CONFIG,
-            f"{label('task')}={settings.task!r}: no such task; choose "
-            f"{', '.join(built_in_tasks())} or package.module:Class",
-        )
-
-
-def _close_to(name: str, label: Label) -> str:
-    near = difflib.get_close_matches(name, Settings.model_fields, n=1)
-    return f"; did you mean {label(near[0])}?" if near else "; --help lists them all"

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from trainer.environment import Label
 from trainer.exits import Exit, Fault
 from trainer.modes import AXES, DATA_AXES, MODES
-from trainer.settings import Label, Settings
+from trainer.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,20 @@ import pytest
 from tests.conftest import ROOT, clean_environment
 
 # What the renderer may take from the trainer: the parts that import no torch.
-SHARED = {"contract", "exits", "modes", "settings", "sizing"}
+SHARED = {"contract", "environment", "exits", "modes", "settings", "sizing"}
 
 # From left to right, a module imports only what stands before it.
 TRAINER_ORDER = [
     ["exits"],
     ["modes", "contract"],
     ["settings"],
+    ["environment"],
     ["sizing"],
     ["runtime"],
     ["data", "stop", "optim", "checkpoint", "metrics", "progress", "agent"],
     ["tasks", "strategies"],
+    ["run"],
+    ["evaluation", "resume"],
     ["loop", "launch"],
     ["__main__", "reference"],
 ]
@@ -88,7 +91,8 @@ def test_a_file_is_short_and_says_what_it_is_for(folder: str) -> None:
 
 
 def test_help_of_both_entrypoints_needs_no_torch_and_lists_every_setting() -> None:
-    from trainer.settings import Settings, variable
+    from trainer.environment import variable
+    from trainer.settings import Settings
 
     for module in ("trainer", "trainer.launch"):
         result = subprocess.run(

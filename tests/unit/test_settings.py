@@ -4,15 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.environment import built_in_tasks, environment_of, from_environment, parse, variable
 from trainer.exits import Exit, Fault
-from trainer.settings import (
-    Settings,
-    built_in_tasks,
-    environment_of,
-    from_environment,
-    parse,
-    variable,
-)
+from trainer.settings import Settings
 
 REFUSED = [
     ({"TRAINER_LRR": "1"}, "TRAINER_LRR: no such setting; did you mean TRAINER_LR?"),

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.environment import from_environment, variable
 from trainer.exits import Exit, Fault
 from trainer.modes import AXES, MODES
-from trainer.settings import Settings, from_environment, variable
+from trainer.settings import Settings
 from trainer.sizing import data_rank, divide_batch, size
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from trainer import tasks
+from trainer.environment import built_in_tasks
 from trainer.exits import Exit, Fault
-from trainer.settings import Settings, built_in_tasks
+from trainer.settings import Settings
 
 
 @pytest.mark.parametrize("name", built_in_tasks())

@@ -1,0 +1,73 @@
+"""The state of a training run on one rank: what loop, evaluation and checkpoints share."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer import strategies, tasks
+from trainer.data import Batch, Data, Order, load
+from trainer.metrics import Report
+from trainer.runtime import Runtime
+from trainer.settings import Settings
+
+
+@dataclass
+class Run:
+    """What the loop works on. `step` optimiser steps are done, `samples` of the stream used."""
+
+    settings: Settings
+    runtime: Runtime
+    report: Report
+    task: tasks.Task
+    strategy: strategies.Strategy
+    training: Data
+    test: Data
+    step: int = 0
+    samples: int = 0
+    saved: str | None = None
+    saved_step: int = 0
+
+    @property
+    def batch(self) -> int:
+        """Samples per optimiser step, over all ranks."""
+        return self.runtime.sizing.batches.global_batch
+
+    @property
+    def saved_optimizer(self) -> torch.optim.Optimizer:
+        """The optimiser whose state this rank saves and loads."""
+        return self.strategy.saved_optimizer or self.strategy.optimizer
+
+    @property
+    def remaining(self) -> int:
+        """Optimiser steps still to do."""
+        if self.settings.steps is not None:
+            return max(0, self.settings.steps - self.step)
+        stream = self.settings.epochs * len(self.training)
+        return math.ceil(max(0, stream - self.samples) / self.batch)
+
+    @property
+    def order(self) -> Order:
+        """The stream of training samples; an epoch is never cut short, nor a step count."""
+        length = len(self.training)
+        end = self.samples + self.remaining * self.batch
+        if self.settings.steps is None:
+            end = min(end, max(self.samples, self.settings.epochs * length))
+        return Order(self.settings.seed, length, end)
+
+    def batches(self, data: Data, shares: Iterator[tuple[Tensor, Tensor]]) -> Iterator[Batch]:
+        """Yield the micro-batches that `shares` name, on this rank's device."""
+        return load(
+            data,
+            shares,
+            device=self.runtime.device,
+            workers=self.settings.workers,
+            dtype=dtype_of(self.settings),
+        )
+
+
+def dtype_of(settings: Settings) -> torch.dtype:
+    """Return what parameters and inputs are made of, autocast aside."""
+    return torch.float64 if settings.precision == "fp64" else torch.float32

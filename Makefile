@@ -29,6 +29,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## make .venv and install the hash-locked packages into it
 
+# Bytecode is compiled once, for those who forbid Python to write it (PYTHONDONTWRITEBYTECODE).
 # The stamp holds the backend, so that a later `make run` keeps it and another TORCH_BACKEND redoes it.
 ifneq ($(TORCH_BACKEND),)
 ifneq ($(TORCH_BACKEND),$(shell cat $(STAMP) 2>/dev/null))
@@ -40,7 +41,7 @@ $(STAMP): docker/requirements-dev.txt docker/requirements-uv.txt docker/install.
 		{ echo 'make: $(PYTHON) is older than Python 3.11; try make PYTHON=python3.12' >&2; exit 64; }
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r docker/requirements-uv.txt
-	@docker/install.sh $(PY) docker/requirements-dev.txt $(BACKEND)
+	@UV_COMPILE_BYTECODE=1 docker/install.sh $(PY) docker/requirements-dev.txt $(BACKEND)
 	@echo '$(BACKEND)' > $@
 
 run: $(STAMP) ## train JOB here, with as many ranks as it asks for, and render it for clusters

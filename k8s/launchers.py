@@ -84,9 +84,9 @@ def find(name: str) -> Launcher:
     return launcher
 
 
-def codes(action: Action) -> str:
-    """Return the exit codes of an action in words."""
-    return ", ".join(map(str, codes_for(action)))
+def codes(*actions: Action) -> str:
+    """Return the exit codes of actions in words."""
+    return ", ".join(map(str, codes_for(*actions)))
 
 
 def warnings_of_a_machine(spec: "JobSpec") -> list[str]:

@@ -43,6 +43,7 @@ def render(plan: Plan, launcher: Launcher) -> Rendered:
         pod=patch.apply(yaml.load(pod, yaml.CSafeLoader), plan.pod_patch),
         fail_codes=codes_for(Action.FAIL),
         free_codes=codes_for(Action.RETRY_FREE),
+        peer_codes=codes_for(Action.RETRY_PEER),
     )
     objects = tuple(yaml.load_all(text, yaml.CSafeLoader))
     return Rendered(_dump(objects), objects)

@@ -18,6 +18,7 @@ class Action(StrEnum):
     FAIL = "fail the job at once"
     RETRY = "retry, counted"
     RETRY_FREE = "retry, not counted"
+    RETRY_PEER = "retry, counted at most once for all nodes"
     RETRY_ELSEWHERE = "retry on another machine, counted"
 
 
@@ -51,9 +52,10 @@ MEANINGS: dict[Exit, Meaning] = {
     Exit.DATA: Meaning(
         "bad data or checkpoint (unreadable, wrong shape, all checkpoints corrupt)", Action.FAIL
     ),
-    # Not counted: whoever caused it ends with a code of its own, which is. Counting the others too
-    # would use up one retry per node for a single lost pod.
-    Exit.PEER: Meaning("a peer or the rendezvous is unavailable", Action.RETRY_FREE),
+    # Whoever caused it ends with a code of its own, which is counted. Counting every node too would
+    # use up one retry per node for a single lost pod; a launcher that restarts all of them together
+    # counts them as one, so that a rendezvous that never comes about is not tried for ever.
+    Exit.PEER: Meaning("a peer or the rendezvous is unavailable", Action.RETRY_PEER),
     Exit.CODE: Meaning("the training code raised, or a rank was killed", Action.RETRY),
     Exit.MACHINE: Meaning(
         "this machine is unfit (preflight failed, CUDA/NCCL/ECC error)", Action.RETRY_ELSEWHERE

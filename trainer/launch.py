@@ -79,7 +79,7 @@ def _launch(settings: Settings, retry_offset: int) -> int:
 
 # What a controller that judges by range (PyTorchJob's ExitCode: 1-127 permanent, 128-255 retried) is
 # told with an offset of 128. A stop is 143 already, and 271 would reach the controller as 15.
-_RETRIED = (Action.RETRY, Action.RETRY_ELSEWHERE, Action.RETRY_FREE)
+_RETRIED = (Action.RETRY, Action.RETRY_ELSEWHERE, Action.RETRY_PEER, Action.RETRY_FREE)
 
 
 def _retry_offset(environment: Mapping[str, str]) -> int:

@@ -9,7 +9,7 @@ def test_the_table_is_the_contract() -> None:
     actions = {
         64: Action.FAIL,
         65: Action.FAIL,
-        69: Action.RETRY_FREE,
+        69: Action.RETRY_PEER,
         70: Action.RETRY,
         71: Action.RETRY_ELSEWHERE,
         72: Action.FAIL,
@@ -40,4 +40,4 @@ def test_a_cause_speaks_before_its_consequences(codes: list[int], speaks: int) -
 
 def test_codes_are_listed_ascending_as_kubernetes_wants_them() -> None:
     assert codes_for(Action.FAIL) == [64, 65, 72]
-    assert codes_for(Action.RETRY_FREE, Action.RETRY) == [69, 70, 143]
+    assert codes_for(Action.RETRY_PEER, Action.RETRY_FREE, Action.RETRY) == [69, 70, 143]

@@ -195,6 +195,7 @@ def test_the_failure_policy_is_the_table_of_exit_codes() -> None:
         Action.RETRY: "Count",
         Action.RETRY_ELSEWHERE: "Count",
         Action.RETRY_FREE: "Ignore",
+        Action.RETRY_PEER: "Ignore",
     }
     for code, meaning in MEANINGS.items():
         if meaning.action in expected:

@@ -15,7 +15,8 @@ def _master(name: str) -> str:
 
 def _restarts(plan: Plan) -> str:
     return (
-        f"exit {codes(Action.FAIL)} fails the job at once; exit {codes(Action.RETRY_FREE)} and "
+        f"exit {codes(Action.FAIL)} fails the job at once; exit "
+        f"{codes(Action.RETRY_FREE, Action.RETRY_PEER)} and "
         f"evictions replace the pod, uncounted; other failures replace it, {plan.max_restarts} at most"
     )
 

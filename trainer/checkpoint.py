@@ -128,6 +128,12 @@ def find(resume: str, folder: Path, *, runtime: Runtime) -> Path | None:
     return answer
 
 
+def newest(folder: Path, *, before: int, runtime: Runtime) -> Path | None:
+    """Return the newest complete checkpoint of less than `before` steps, the same on every rank."""
+    found = [path for path in _named(folder) if _step(path) < before and not _damage(path)]
+    return from_main(found[-1] if found else None, runtime)
+
+
 def _choose(resume: str, folder: Path) -> Path | None:
     if resume == "never":
         _set_aside(folder)
@@ -166,7 +172,11 @@ def _set_aside(folder: Path) -> None:
 def _named(folder: Path) -> list[Path]:
     """Return what bears the name of a checkpoint, oldest first."""
     found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _damage(path: Path) -> str | None:

@@ -3,7 +3,6 @@
 python -m trainer
 """
 
-import math
 import os
 import time
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from trainer import optim, strategies, tasks
 from trainer.data import mix, training_shares
 from trainer.evaluation import evaluate
 from trainer.exits import Exit, Fault
+from trainer.guard import Guard
 from trainer.metrics import Report, reporting
 from trainer.resume import resume, save
 from trainer.run import Run, dtype_of
@@ -80,7 +80,11 @@ def _announce(run: Run) -> None:
 def _train(run: Run, stop: Stop) -> Exit:
     began = time.monotonic()
     first_sample = run.samples
-    stopped = _take_steps(run, stop)
+    guard = Guard(run)
+    stopped = _take_steps(run, guard, stop)
+    while guard.exhausted:
+        guard.go_back()
+        stopped = _take_steps(run, guard, stop)
     seconds = time.monotonic() - began
     if run.step > run.saved_step:
         save(run)
@@ -98,6 +102,7 @@ def _train(run: Run, stop: Stop) -> Exit:
         if run.samples > first_sample
         else None,
         seconds=seconds,
+        skipped_steps=guard.skipped,
         checkpoint=run.saved,
         mode=run.runtime.sizing.mode,
         world_size=run.runtime.world_size,
@@ -105,8 +110,8 @@ def _train(run: Run, stop: Stop) -> Exit:
     return Exit.DONE
 
 
-def _take_steps(run: Run, stop: Stop) -> bool:
-    """Train to the end; return True when stopped before it."""
+def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
+    """Train to the end, or until the guard is exhausted; return True when stopped before."""
     settings, runtime, order = run.settings, run.runtime, run.order
     steps = run.step + run.remaining
     shares = training_shares(order, runtime.sizing.batches, runtime.data_rank, start=run.samples)
@@ -123,7 +128,8 @@ def _take_steps(run: Run, stop: Stop) -> bool:
         micro_batches = list(islice(batches, runtime.sizing.batches.accumulation))
         loss_sum = run.strategy.step(micro_batches, weight)
         norm = run.strategy.clip(settings.clip_norm)
-        run.strategy.optimizer.step()
+        if guard.accepts(norm):
+            run.strategy.optimizer.step()
         run.strategy.optimizer.zero_grad()
         epoch = run.samples // order.length
         run.step, run.samples = run.step + 1, run.samples + weight
@@ -143,10 +149,10 @@ def _take_steps(run: Run, stop: Stop) -> bool:
                 samples_per_s=(run.samples - mark_samples) / (now - mark),
             )
             mark, mark_samples = now, run.samples
-        if last:
+        if last or guard.exhausted:
             break
         pause = time.monotonic()
-        if saving:
+        if saving and not guard.in_a_row:
             save(run)
         if _is_time_to_evaluate(run, epoch, order.length) and evaluate(run, stop) is None:
             return True
@@ -155,15 +161,8 @@ def _take_steps(run: Run, stop: Stop) -> bool:
 
 
 def _mean_loss(run: Run, loss_sum: torch.Tensor, weight: float) -> float:
-    """Return the global batch's mean loss. Raises Fault(72) when it is not a number."""
-    loss = total([float(loss_sum)], run.runtime)[0] / weight
-    if not math.isfinite(loss):
-        raise Fault(
-            Exit.DIVERGED,
-            f"step {run.step}: the loss is {loss}; try a smaller TRAINER_LR (now "
-            f"{run.settings.lr}) or a smaller TRAINER_CLIP_NORM (now {run.settings.clip_norm})",
-        )
-    return loss
+    """Return the global batch's mean loss."""
+    return total([float(loss_sum)], run.runtime)[0] / weight
 
 
 def _is_time_to_evaluate(run: Run, epoch: int, length: int) -> bool:

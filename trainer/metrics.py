@@ -6,6 +6,7 @@ bar shows them. Human words go to standard error.
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ def reporting(settings: Settings, runtime: Runtime) -> Iterator[Report]:
         file = stack.enter_context((settings.run_folder / "metrics.jsonl").open("a"))
 
         def to_file(event: Event) -> None:
-            print(json.dumps(event), file=file, flush=True)
+            print(_line(event), file=file, flush=True)
 
         if settings.log == "rich" or (settings.log == "auto" and sys.stdout.isatty()):
             from trainer.progress import display  # noqa: PLC0415  # rich is needed on a terminal only
@@ -47,4 +48,14 @@ def reporting(settings: Settings, runtime: Runtime) -> Iterator[Report]:
 
 
 def _to_stdout(event: Event) -> None:
-    print(json.dumps(event), flush=True)
+    print(_line(event), flush=True)
+
+
+def _line(event: Event) -> str:
+    """Return the event as JSON, which has no word for nan: such a number becomes null."""
+    finite = {k: None if _is_no_number(value) else value for k, value in event.items()}
+    return json.dumps(finite, allow_nan=False)
+
+
+def _is_no_number(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

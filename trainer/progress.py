@@ -47,6 +47,9 @@ class Display:
                 self._numbers["test " + event["metric"]] = f"{event[event['metric']]:.4f}"
             case "checkpoint":
                 self._numbers["checkpoint"] = str(event["step"])
+            case "fault":
+                words = (f"{k} {_text(v)}" for k, v in event.items() if k not in ("event", "time"))
+                self._bar.console.print("fault:", ", ".join(words), markup=False)
             case "summary":
                 self.close()
                 self._console.print(_table("summary", event))

@@ -30,6 +30,18 @@ def resume(run: Run) -> None:
         say(f"resumed from {path}: {run.step} steps done, {run.remaining} to go")
 
 
+def roll_back(run: Run, *, before: int) -> bool:
+    """Go back to the newest complete checkpoint of less than `before` steps; False if there is none."""
+    folder = run.settings.run_folder / "checkpoints"
+    path = checkpoint.newest(folder, before=before, runtime=run.runtime)
+    if path is None:
+        return False
+    progress = checkpoint.load(path, run.strategy.module, run.saved_optimizer, runtime=run.runtime)
+    run.step, run.samples = progress.step, progress.samples
+    run.saved, run.saved_step = str(path), progress.step
+    return True
+
+
 def save(run: Run) -> None:
     began = time.monotonic()
     progress = checkpoint.Progress(

@@ -50,6 +50,12 @@ class Settings(BaseModel):
     precision: Literal["fp32", "bf16", "fp64"] = Field(
         "fp32", description="fp32; bf16 autocast; or fp64, in which modes can be compared exactly"
     )
+    nonfinite_allowance: int = Field(
+        5,
+        ge=1,
+        description="steps in a row without a finite loss and gradient that are skipped before the run "
+        "goes back to a checkpoint; exit 72 when it comes to the same again",
+    )
     reshard: bool = Field(
         True, description="fsdp, hsdp: free the gathered parameters between forward and backward"
     )

@@ -24,6 +24,7 @@ TRAINER_ORDER = [
     ["tasks", "strategies"],
     ["run"],
     ["evaluation", "resume"],
+    ["guard"],
     ["loop", "launch"],
     ["__main__", "reference"],
 ]

@@ -41,7 +41,7 @@ class Strategy:
     `step(micro_batches, weight)` leaves in them the gradient of the global batch's mean loss and
     returns this rank's sum of losses; `weight` is the global batch's sum of weights.
     `clip(norm)` scales the gradients to a global norm of at most `norm` (0: not at all) and returns
-    what the norm was.
+    what the norm was, the same on every rank: it decides whether the step is taken.
     `forward(inputs)` is the model for evaluation.
     """
 
@@ -103,11 +103,16 @@ def autocast(context: Context) -> contextlib.AbstractContextManager[object]:
 
 
 def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
-    """Return the sum of the losses of a micro-batch, a sample that only fills the shape left out."""
+    """Return the sum of the losses of a micro-batch, a sample that only fills the shape left out.
+
+    A sum that is not finite makes its gradient nan, even where the loss itself would have let a finite
+    one through: by the gradient all ranks then see that the step is to be skipped.
+    """
     losses = context.loss(outputs, batch.targets)
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
     # where, not a product: nothing that the filler computes may reach the sum, not even as 0 * inf.
-    return torch.where(batch.weights > 0, losses * batch.weights, 0.0).sum()
+    total = torch.where(batch.weights > 0, losses * batch.weights, 0.0).sum()
+    return total * (1 + 0 * total.detach())
 
 
 def clip(parameters: Sequence[nn.Parameter], norm: float) -> Tensor:

@@ -1,0 +1,58 @@
+"""Tasks with a fault in them; what goes wrong and when is in variables of the environment."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from trainer.data import Order, Tensors
+from trainer.settings import Settings
+from trainer.tasks import synthetic
+
+
+def planted(**fault: str) -> Callable[[], None]:
+    """Return what gives a rank of `run_ranks` the variables that the tasks here read."""
+    return partial(_plant, fault)
+
+
+def _plant(fault: dict[str, str]) -> None:
+    os.environ |= fault
+
+
+class Numberless(synthetic.Task):
+    """On rank 1 the calls of `loss` named in NUMBERLESS have no finite gradient, or no finite loss."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._calls = 0
+        self._kind, _, calls = os.environ["NUMBERLESS"].partition(":")
+        self._wrong = {int(call) for call in calls.split(",")}
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self._calls += torch.is_grad_enabled()
+        losses = super().loss(outputs, targets)
+        if os.environ.get("RANK", "1") != "1" or self._calls not in self._wrong:
+            return losses
+        if self._kind == "gradient":  # the derivative of the root at 0
+            return losses + (0 * outputs.sum()).sqrt()
+        return losses + torch.inf
+
+
+class Poisoned(synthetic.Task):
+    """The samples of the steps named in POISONED (of 32 samples, seed 0) are nan."""
+
+    def data(self, *, train: bool) -> Tensors:
+        whole = super().data(train=train)
+        inputs = whole.inputs.clone()
+        if train:
+            order = Order(seed=0, length=len(whole), end=len(whole))
+            for step in os.environ["POISONED"].split(","):
+                indices, _ = order.take(32 * (int(step) - 1), 32)
+                inputs[indices] = torch.nan
+        return replace(whole, inputs=inputs)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(64), super().model())

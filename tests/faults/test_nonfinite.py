@@ -1,0 +1,108 @@
+"""Gradients and losses that are no numbers: skipped, gone back from, given up on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tests.faults.tasks import planted
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+QUICK = {"steps": "16", "eval_steps": "0", "checkpoint_steps": "4", "checkpoint_keep": "9"}
+NUMBERLESS = QUICK | {"task": "tests.faults.tasks:Numberless"}
+POISONED = QUICK | {"task": "tests.faults.tasks:Poisoned"}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    newest = max((folder / "checkpoints").glob("step-*"))
+    dcp_to_torch_save(newest, folder / "weights.pt")
+    saved: dict[str, dict[str, torch.Tensor]] = torch.load(folder / "weights.pt")
+    return saved["model"]
+
+
+def faults(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == "fault" and event["kind"] == kind]
+
+
+def leave_out_the_sixth_update() -> None:
+    """Make the optimiser forget one step: what a run must equal that skipped it."""
+    step, calls = torch.optim.SGD.step, 0
+
+    def all_but_one(self: torch.optim.SGD, closure: None = None) -> None:
+        nonlocal calls
+        calls += 1
+        if calls != 6:
+            step(self, closure)
+
+    torch.optim.SGD.step = all_but_one  # type: ignore[assignment,method-assign]
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks", "kind"),
+    [
+        ("single", 1, "gradient"),
+        ("ddp", 2, "gradient"),
+        ("ddp", 2, "loss"),
+        ("fsdp", 2, "gradient"),
+    ],
+)
+def test_one_bad_step_on_one_rank_is_skipped_by_all(
+    mode: str, ranks: int, kind: str, tmp_path: Path
+) -> None:
+    plant = planted(NUMBERLESS=f"{kind}:6")
+    events = run_ranks(ranks, tmp_path / "skipped", plant, mode=mode, **NUMBERLESS)
+    plain = QUICK | {"task": "synthetic", "mode": mode}
+    run_ranks(ranks, tmp_path / "left out", leave_out_the_sixth_update, **plain)
+    (skipped,) = faults(events, "nonfinite")
+    assert (skipped["step"], skipped["skipped"], skipped["in_a_row"]) == (6, 1, 1)
+    assert events[-1]["skipped_steps"] == 1
+    one, other = weights(tmp_path / "skipped"), weights(tmp_path / "left out")
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_a_fault_that_passes_is_gone_back_from_and_leaves_no_trace(tmp_path: Path) -> None:
+    plant = planted(NUMBERLESS="gradient:9,10,11")
+    wrong = run_ranks(2, tmp_path / "wrong", plant, nonfinite_allowance="3", **NUMBERLESS)
+    plain = QUICK | {"task": "synthetic"}
+    right = run_ranks(2, tmp_path / "right", **plain)
+    (back,) = faults(wrong, "rolled_back")
+    # step 8's checkpoint holds the weights that step 9 failed with
+    assert (back["step"], back["to"]) == (11, 4)
+    one, other = weights(tmp_path / "wrong"), weights(tmp_path / "right")
+    assert all(torch.equal(one[name], other[name]) for name in other)
+    assert wrong[-1]["accuracy"] == right[-1]["accuracy"]
+
+
+def test_the_same_end_after_going_back_is_72(tmp_path: Path) -> None:
+    plant = planted(POISONED="9,10,11")
+    events = run_ranks(2, tmp_path, plant, code=72, nonfinite_allowance="3", **POISONED)
+    assert [fault["step"] for fault in faults(events, "nonfinite")] == [9, 10, 11, 9, 10, 11]
+    assert len(faults(events, "rolled_back")) == 1
+    assert events[-1]["code"] == 72
+    assert (
+        "steps 9 to 11: the loss or the gradient was not finite, again after going back to "
+        in (events[-1]["message"])
+    )
+
+
+def test_within_the_allowance_training_goes_on_and_statistics_stay_clean(tmp_path: Path) -> None:
+    plant = planted(POISONED="9,10,12")
+    events = run_ranks(1, tmp_path, plant, nonfinite_allowance="3", **POISONED)
+    assert events[-1]["skipped_steps"] == 3
+    text = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
+    assert "NaN" not in text  # which is no JSON
+    assert events[-1]["accuracy"] > 0.2
+    saved = weights(tmp_path)
+    assert all(value.isfinite().all() for value in saved.values())
+    assert saved["0.num_batches_tracked"] == 13  # of 16 steps
+
+
+def test_without_a_checkpoint_to_go_back_to_it_is_72_at_once(tmp_path: Path) -> None:
+    plant = planted(POISONED="2,3,4")
+    events = run_ranks(1, tmp_path, plant, code=72, nonfinite_allowance="3", **POISONED)
+    assert "there is no checkpoint from before step 1" in events[-1]["message"]
+    assert not (tmp_path / "checkpoints").exists()

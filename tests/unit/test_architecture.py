@@ -10,16 +10,17 @@ import pytest
 from tests.conftest import ROOT, clean_environment
 
 # What the renderer may take from the trainer: the parts that import no torch.
-SHARED = {"contract", "environment", "exits", "modes", "settings", "sizing"}
+SHARED = {"contract", "environment", "exits", "modes", "partition", "settings", "sizing"}
 
 # From left to right, a module imports only what stands before it.
 TRAINER_ORDER = [
     ["exits"],
-    ["modes", "contract"],
+    ["modes", "contract", "partition"],
     ["settings"],
     ["environment"],
     ["sizing"],
     ["runtime"],
+    ["chain"],
     ["data", "stop", "optim", "checkpoint", "metrics", "progress", "agent"],
     ["tasks", "strategies"],
     ["run"],

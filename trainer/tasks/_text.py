@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer import chain
 from trainer.data import Tensors
 from trainer.exits import Exit, Fault
 from trainer.settings import Settings
@@ -72,14 +73,22 @@ class Recurrent(nn.Module):
     def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], width: int = 128) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width)
-        self.recurrent = kind(width, width, num_layers=2, batch_first=True)
+        # Two modules, not num_layers=2, so that the model can be cut between them.
+        self.layers = nn.ModuleList(kind(width, width, batch_first=True) for _ in range(2))
         self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, text: Tensor) -> Tensor:
         """Map bytes, shape (n, length), to logits, shape (n, length, 256)."""
-        states, _ = self.recurrent(self.embedding(text))
-        logits: Tensor = self.head(states)
-        return logits
+        return chain.run(self.chain(), text)
+
+    def chain(self) -> chain.Chain:
+        """Return the forward pass in pieces, for the modes that cut it."""
+        return [
+            (("embedding",), self.embedding),
+            (("layers.0",), lambda x: self.layers[0](x)[0]),
+            (("layers.1",), lambda x: self.layers[1](x)[0]),
+            (("head",), self.head),
+        ]
 
 
 def _read(place: Path | None) -> bytes:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer import chain
 from trainer.tasks._text import LENGTH, VOCABULARY, TextTask
 
 
@@ -53,11 +54,20 @@ class Model(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         """Map bytes, shape (n, length), to logits, shape (n, length, 256)."""
-        stream = self.bytes(text) + self.positions(torch.arange(text.shape[1], device=text.device))
-        for block in self.blocks:
-            stream = block(stream)
-        logits: Tensor = self.head(self.norm(stream))
-        return logits
+        return chain.run(self.chain(), text)
+
+    def chain(self) -> chain.Chain:
+        """Return the forward pass in pieces, for the modes that cut it."""
+        return [
+            (("bytes", "positions"), self._embed),
+            *(((f"blocks.{number}",), block) for number, block in enumerate(self.blocks)),
+            (("norm", "head"), lambda stream: self.head(self.norm(stream))),
+        ]
+
+    def _embed(self, text: Tensor) -> Tensor:
+        positions = torch.arange(text.shape[1], device=text.device)
+        stream: Tensor = self.bytes(text) + self.positions(positions)
+        return stream
 
 
 Task = partial(TextTask, build=Model)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer import chain
 from trainer.data import Tensors
 from trainer.exits import Exit, Fault
 from trainer.settings import Settings
@@ -36,11 +37,16 @@ class Net(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images, shape (n, 1, 28, 28), to logits, shape (n, 10)."""
-        x = F.relu(F.max_pool2d(self.conv1(images), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
-        x = F.relu(self.fc1(x.flatten(1)))
-        logits: Tensor = self.fc2(x)
-        return logits
+        return chain.run(self.chain(), images)
+
+    def chain(self) -> chain.Chain:
+        """Return the forward pass in pieces, for the modes that cut it."""
+        return [
+            (("conv1",), lambda x: F.relu(F.max_pool2d(self.conv1(x), 2))),
+            (("conv2",), lambda x: F.relu(F.max_pool2d(self.conv2(x), 2))),
+            (("fc1",), lambda x: F.relu(self.fc1(x.flatten(1)))),
+            (("fc2",), self.fc2),
+        ]
 
 
 class Task:

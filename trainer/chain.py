@@ -1,0 +1,126 @@
+"""What a model offers that can be cut into stages: its forward pass as an ordered chain of pieces.
+
+A model of one's own offers it by a method; its forward pass runs the same chain:
+
+    def chain(self):
+        return [
+            (("embedding",), self.embedding),
+            (("hidden", "norm"), lambda x: self.norm(self.hidden(x).relu())),
+            (("head",), self.head),
+        ]
+
+    def forward(self, x):
+        return trainer.chain.run(self.chain(), x)
+
+A plain nn.Sequential and torchvision's ResNets have theirs here.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from itertools import chain as concatenated
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from trainer.exits import Exit, Fault
+
+
+class Piece(NamedTuple):
+    """A step of the forward pass: the names of the submodules that it uses, and the step itself."""
+
+    modules: tuple[str, ...]
+    run: Callable[[Tensor], Tensor]
+
+
+# A model may write its pieces as plain tuples.
+Chain = Sequence[tuple[tuple[str, ...], Callable[[Tensor], Tensor]]]
+
+
+def run(chain: Chain, x: Tensor) -> Tensor:
+    """Return what the chain makes of `x`."""
+    for _, piece in chain:
+        x = piece(x)
+    return x
+
+
+def pieces_of(model: nn.Module) -> list[Piece]:
+    """Return the model's chain, every piece with parameters of its own.
+
+    Raises Fault(64) when the model offers no chain, or one that does not hold every parameter
+    exactly once.
+    """
+    pieces = [Piece(*piece) for piece in _offered(model)]
+    _check(model, pieces)
+    return _with_parameters(model, pieces)
+
+
+def _offered(model: nn.Module) -> Chain:
+    if callable(offered := getattr(model, "chain", None)):
+        chain: Chain = offered()
+        return chain
+    if type(model) is nn.Sequential:
+        return [((name,), child) for name, child in model.named_children()]
+    # Not imported for this question: whose model is a ResNet has torchvision loaded.
+    resnet = sys.modules.get("torchvision.models.resnet")
+    if resnet and type(model) is resnet.ResNet:
+        return _resnet(model)
+    raise Fault(
+        Exit.CONFIG,
+        f"model {type(model).__name__} cannot be cut into stages: it offers no chain(), the list of "
+        "(submodule names, callable) that make its forward pass; see trainer/chain.py",
+    )
+
+
+def _resnet(model: nn.Module) -> Chain:
+    """Return a torchvision ResNet as its stem, every residual block, and the head."""
+    stem = nn.Sequential(*map(model.get_submodule, ("conv1", "bn1", "relu", "maxpool")))
+    blocks = [
+        ((f"layer{layer}.{name}",), block)
+        for layer in range(1, 5)
+        for name, block in model.get_submodule(f"layer{layer}").named_children()
+    ]
+    pool, last = model.get_submodule("avgpool"), model.get_submodule("fc")
+    head = nn.Sequential(pool, nn.Flatten(1), last)
+    return [(("conv1", "bn1", "relu", "maxpool"), stem), *blocks, (("avgpool", "fc"), head)]
+
+
+def _check(model: nn.Module, pieces: Sequence[Piece]) -> None:
+    """Raise Fault(64) unless every parameter and buffer is in exactly one piece."""
+    mine = [
+        {id(tensor) for name in piece.modules for tensor in _tensors(model.get_submodule(name))}
+        for piece in pieces
+    ]
+    held = list(concatenated.from_iterable(mine))
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if (count := held.count(id(tensor))) != 1:
+            raise Fault(
+                Exit.CONFIG,
+                f"model {type(model).__name__}: chain() has {name} in {count} pieces; a tensor must "
+                "be in exactly one, so that one stage can hold it",
+            )
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _with_parameters(model: nn.Module, pieces: Sequence[Piece]) -> list[Piece]:
+    """Join pieces without parameters to a neighbour: a stage needs something to train."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        if joined and not (_trains(model, joined[-1]) and _trains(model, piece)):
+            joined[-1] = _both(joined[-1], piece)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _trains(model: nn.Module, piece: Piece) -> bool:
+    return any(True for name in piece.modules for _ in model.get_submodule(name).parameters())
+
+
+def _both(first: Piece, second: Piece) -> Piece:
+    def run(x: Tensor) -> Tensor:
+        return second.run(first.run(x))
+
+    return Piece(first.modules + second.modules, run)

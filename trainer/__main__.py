@@ -37,6 +37,10 @@ def main() -> int:
     try:
         settings = from_environment()
         # torch takes seconds to import; a wrong setting is told at once.
+        if settings.dry_run is not None:
+            from trainer import dry_run  # noqa: PLC0415
+
+            return dry_run.run(settings, settings.dry_run)
         from trainer.loop import run  # noqa: PLC0415
 
         return run(settings)

@@ -86,6 +86,12 @@ class Settings(BaseModel):
     eval_steps: int | None = Field(
         None, ge=0, description="steps between evaluations; 0: only at the end (default: an epoch)"
     )
+    dry_run: int | None = Field(
+        None, ge=1, description="ranks to build without training, to see what each would need"
+    )
+    device_memory: float | None = Field(
+        None, gt=0, description="GiB of a device, which a dry run compares with"
+    )
     log: Literal["auto", "rich", "json"] = Field(
         "auto", description="rich: progress bar; json: a line an event; auto: rich on a terminal"
     )

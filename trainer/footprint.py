@@ -1,0 +1,158 @@
+"""What a step takes and sends: bytes of live tensors and of collectives, fake tensors or real ones.
+
+with Footprint(module) as footprint: ...
+"""
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# What a rank of n sends for one byte of the larger of input and output, with a ring or in pairs
+# (Thakur et al., 2005): the operators' names hold the words, with or without the underscore.
+_SENT: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda _: 1.0,
+    "send": lambda _: 1.0,
+}
+
+
+class Footprint(TorchDispatchMode):
+    """Counts within its block.
+
+    `peak` is the most bytes that tensors held at once, and `sent` what this rank sends, by collective.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget what was counted, not what is alive."""
+        self.peak = 0
+        self.sent: Counter[str] = Counter()
+
+    @property
+    def now(self) -> int:
+        """Bytes that live tensors hold; fully_shard resizes storages, so they are asked anew."""
+        storages = [reference() for reference in self._live.values()]
+        return sum(storage.nbytes() for storage in storages if storage is not None)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again, with the local tensors
+        out = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._note_sent(func, args, out)
+        for value in tree_leaves(out):
+            if isinstance(value, Tensor):
+                self._note(value.untyped_storage())
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = _key(storage)
+        if key not in self._live:
+            self._live[key] = weakref.ref(storage, lambda _: self._live.pop(key, None))
+
+    def _note_sent(self, func: Any, args: Any, out: object) -> None:
+        name = func.name().partition("::")[2]
+        word = next((w for w in _SENT if w in name or w.replace("_", "") in name), None)
+        if word is not None:
+            size = max(_largest(args), _largest(out))
+            self.sent[word] += round(size * _SENT[word](_group_size(args)))
+
+
+class Activations:
+    """What the forward pass keeps for the backward pass; `peak` is the most bytes at once."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._now = 0
+        self._holders: Counter[int] = Counter()
+
+    @contextlib.contextmanager
+    def of(self, module: nn.Module) -> Iterator[None]:
+        """Count within the block; the parameters of `module` are not activations."""
+
+        def keep(tensor: Tensor) -> "_Kept":
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            storage = local.untyped_storage()
+            own = {_key(_local(p).untyped_storage()) for p in module.parameters()}
+            return _Kept(self, tensor, storage, counted=_key(storage) not in own)
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
+            yield
+
+    def hold(self, key: int, size: int) -> None:
+        """Count a storage once, however often it is kept."""
+        self._holders[key] += 1
+        if self._holders[key] == 1:
+            self._now += size
+            self.peak = max(self.peak, self._now)
+
+    def release(self, key: int, size: int) -> None:
+        """Take a storage off the count when nothing keeps it any more."""
+        self._holders[key] -= 1
+        if self._holders[key] == 0:
+            self._now -= size
+
+
+class _Kept:
+    """A tensor that autograd keeps; its end is the end of the keeping."""
+
+    def __init__(
+        self, owner: Activations, tensor: Tensor, storage: torch.UntypedStorage, *, counted: bool
+    ) -> None:
+        self.tensor = tensor
+        if counted:
+            key, size = _key(storage), storage.nbytes()
+            owner.hold(key, size)
+            weakref.finalize(self, owner.release, key, size)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _key(storage: torch.UntypedStorage) -> int:
+    # the only name of a storage that fake ones have too
+    key: int = storage._cdata  # noqa: SLF001
+    return key
+
+
+def _largest(values: object) -> int:
+    """Return the bytes of the largest tensor, or list of tensors, among `values`."""
+    items = values if isinstance(values, (tuple, list)) else [values]
+    sizes = [
+        sum(t.numel() * t.element_size() for t in tree_leaves(item) if isinstance(t, Tensor))
+        for item in items
+    ]
+    return max(sizes, default=0)
+
+
+def _group_size(args: Any) -> int:
+    """Return the size of the group among a collective's arguments: an object, or its name."""
+    for value in args:
+        if isinstance(value, torch.ScriptObject):
+            with contextlib.suppress(RuntimeError):  # an operation such as SUM is an object too
+                return dist.ProcessGroup.unbox(value).size()
+    name = GroupName(next(value for value in reversed(args) if isinstance(value, str)))
+    size: int = distributed_c10d._get_group_size_by_name(name)  # noqa: SLF001  # no public way
+    return size

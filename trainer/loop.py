@@ -16,6 +16,7 @@ from trainer.evaluation import evaluate
 from trainer.exits import Exit, Fault
 from trainer.guard import Guard
 from trainer.metrics import Report, reporting
+from trainer.preflight import preflight
 from trainer.resume import resume, save
 from trainer.run import Run, dtype_of
 from trainer.runtime import Runtime, as_fault, join, say, total
@@ -40,10 +41,6 @@ def run(settings: Settings) -> Exit:
 
 
 def _prepare(settings: Settings, runtime: Runtime, report: Report, task: tasks.Task) -> Run:
-    torch.manual_seed(settings.seed)
-    model = task.model().to(runtime.device, dtype_of(settings))
-    context = strategies.Context(settings, runtime, task.loss)
-    strategy = strategies.build(runtime.sizing.mode, model, context)
     training, test = task.data(train=True), task.data(train=False)
     if not (len(training) and len(test)):
         raise Fault(
@@ -51,7 +48,12 @@ def _prepare(settings: Settings, runtime: Runtime, report: Report, task: tasks.T
             f"task {settings.task}: {len(training)} training and {len(test)} test samples; "
             "both need at least one",
         )
-    return Run(settings, runtime, report, task, strategy, training, test)
+    fitness = preflight(settings, runtime, training)
+    torch.manual_seed(settings.seed)
+    model = task.model().to(runtime.device, dtype_of(settings))
+    context = strategies.Context(settings, runtime, task.loss)
+    strategy = strategies.build(runtime.sizing.mode, model, context)
+    return Run(settings, runtime, report, task, strategy, training, test, fitness=fitness)
 
 
 def _announce(run: Run) -> None:
@@ -73,6 +75,7 @@ def _announce(run: Run) -> None:
         samples=len(run.training),
         **{name: value for name, value in asdict(sizing.batches).items() if name != "replicas"},
         precision=run.settings.precision,
+        preflight=run.fitness,
         out=str(run.settings.run_folder),
     )
 

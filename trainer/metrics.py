@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from trainer.exits import Exit, Fault
 from trainer.runtime import Runtime
 from trainer.settings import Settings
 
@@ -26,8 +27,14 @@ def reporting(settings: Settings, runtime: Runtime) -> Iterator[Report]:
         yield lambda _event, **_fields: None
         return
     with contextlib.ExitStack() as stack:
-        settings.run_folder.mkdir(parents=True, exist_ok=True)
-        file = stack.enter_context((settings.run_folder / "metrics.jsonl").open("a"))
+        path = settings.run_folder / "metrics.jsonl"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("a"))
+        except OSError as error:
+            raise Fault(
+                Exit.MACHINE, f"{path}: {error.strerror}; set a TRAINER_OUT that can be written"
+            ) from error
 
         def to_file(event: Event) -> None:
             print(_line(event), file=file, flush=True)

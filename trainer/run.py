@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,7 +16,10 @@ from trainer.settings import Settings
 
 @dataclass
 class Run:
-    """What the loop works on. `step` optimiser steps are done, `samples` of the stream used."""
+    """What the loop works on. `step` optimiser steps are done, `samples` of the stream used.
+
+    `fitness` holds the figures of preflight.
+    """
 
     settings: Settings
     runtime: Runtime
@@ -29,6 +32,7 @@ class Run:
     samples: int = 0
     saved: str | None = None
     saved_step: int = 0
+    fitness: dict[str, float] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:

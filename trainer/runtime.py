@@ -142,6 +142,15 @@ def from_main(value: _T, runtime: Runtime) -> _T:
     return box[0]
 
 
+def from_all(value: _T, runtime: Runtime) -> list[_T]:
+    """Return every rank's `value`, by rank, on every rank."""
+    if runtime.control is None:
+        return [value]
+    values: list[_T] = [value] * runtime.world_size
+    dist.all_gather_object(values, value, group=runtime.control)
+    return values
+
+
 def as_fault(error: BaseException) -> Fault:
     """Return the fault that an exception amounts to: which exit code, and one line of why."""
     if isinstance(error, Fault):

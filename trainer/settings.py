@@ -96,6 +96,13 @@ class Settings(BaseModel):
         "auto", description="rich: progress bar; json: a line an event; auto: rich on a terminal"
     )
     log_steps: int = Field(10, ge=1, description="steps between two step events")
+    preflight: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: look over machines, devices and links first (exit 71); or off",
+    )
+    devices: int = Field(
+        0, ge=0, description="accelerators each machine must have; else preflight refuses it"
+    )
     rendezvous_timeout: int = Field(
         600, ge=1, description="seconds to wait for the master and for all nodes"
     )

@@ -56,3 +56,10 @@ class Poisoned(synthetic.Task):
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(64), super().model())
+
+
+class Wide(synthetic.Task):
+    """One sample at a time, each of 8 TiB that are never written."""
+
+    def data(self, *, train: bool) -> list[tuple[Tensor, int]]:  # type: ignore[override]
+        return [(torch.zeros(1).expand(2**41), int(train))]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from k8s import explain, jobfile, launchers, manifests, plan, report, spec
+from k8s import check, explain, jobfile, launchers, manifests, plan, report, spec
 from trainer.exits import Exit, Fault
 
 _DESCRIPTION = (
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     if options.schema:
-        print(json.dumps(spec.json_schema(), indent=2))
+        print(json.dumps(check.json_schema(), indent=2))
         return Exit.DONE
     if options.explain is not None:
         print(explain.explain(options.explain))
@@ -142,7 +142,7 @@ def _show(planned: list[_Planned], options: argparse.Namespace) -> int:
 def _plan_all(job: jobfile.JobFile, wanted: list[str] | None) -> list[_Planned]:
     """Plan and render for every launcher, so that a refusal comes before the first file."""
     try:
-        checked = spec.validate(job.values)
+        checked = check.validate(job.values)
         return [_plan(checked, name) for name in dict.fromkeys(wanted or [checked.launcher])]
     except Fault as fault:
         from_option = wanted and str(fault).startswith("launcher=")

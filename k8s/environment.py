@@ -10,8 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from k8s import names
-from k8s.model import Model, Subdomain
+from k8s.model import DataKey, Model, Subdomain, Variable
 from trainer.environment import variable
 from trainer.settings import Settings
 
@@ -27,12 +26,6 @@ def _field_path(text: str) -> str:
     return text
 
 
-def _data_key(text: str) -> str:
-    if len(text) > 253 or not re.fullmatch(r"[-._a-zA-Z0-9]+", text):
-        raise ValueError("must be at most 253 letters, digits, '-', '_' and '.'")
-    return text
-
-
 class FieldRef(Model):
     """A field of the pod."""
 
@@ -45,7 +38,7 @@ class KeyRef(Model):
     """A key of a ConfigMap or Secret."""
 
     name: Subdomain = Field(description="name of the ConfigMap or Secret")
-    key: Annotated[str, AfterValidator(_data_key)] = Field(description="the key in it")
+    key: DataKey = Field(description="the key in it")
     optional: bool = Field(False, description="left unset, not an error, when there is none")
 
 
@@ -66,9 +59,7 @@ class ValueFrom(Model):
 class EnvVar(Model):
     """An environment variable; its value reaches the trainer unchanged."""
 
-    name: Annotated[str, AfterValidator(names.variable)] = Field(
-        description="letters, digits and _"
-    )
+    name: Variable = Field(description="letters, digits and _")
     value: str | None = Field(None, description="any text")
     value_from: ValueFrom | None = Field(None, description="where the value is, instead of it")
 
@@ -96,9 +87,7 @@ class Ref(Model):
 class EnvFrom(Model):
     """A ConfigMap or a Secret whose keys become variables; one of `env` wins over them."""
 
-    prefix: Annotated[str, AfterValidator(names.variable)] | None = Field(
-        None, description="put before every key"
-    )
+    prefix: Variable | None = Field(None, description="put before every key")
     config_map_ref: Ref | None = Field(None, description="a ConfigMap")
     secret_ref: Ref | None = Field(None, description="a Secret")
 

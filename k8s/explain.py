@@ -8,13 +8,13 @@ import json
 import re
 from typing import Any
 
-from k8s import launchers, spec
+from k8s import check, launchers
 from trainer.exits import Exit, Fault
 
 
 def explain(key: str) -> str:
     """Return a key's meaning, form, default and the launchers without it. Raises Fault(64)."""
-    schema = spec.json_schema()
+    schema = check.json_schema()
     at, path = schema, ""
     for part in re.sub(r"\[[0-9]*\]", "", key).split("."):
         keys = _keys(at, schema)
@@ -40,7 +40,7 @@ def explain(key: str) -> str:
 def _variants(at: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the forms a value may have, without null, each with its reference resolved."""
     found = []
-    for one in at.get("anyOf", [at]):
+    for one in at.get("anyOf", at.get("oneOf", [at])):
         name = one.get("$ref", "").rpartition("/")[2]
         form = schema["$defs"][name] if name else one
         if form.get("type") != "null":

@@ -35,7 +35,8 @@ class Launcher:
     """`host` names the host of a node, `check` refuses or warns, `restarts` puts faults in words.
 
     `pod_suffix` is as long as what a controller adds to a host's name and counts as part of it.
-    `lacks` has the keys of a job file that are refused, each with the reason.
+    `lacks` has the keys of a job file that are refused, each with the reason. `pod_sets` are the places
+    of the pods in the job's manifest and how many each makes, for a queue that counts them.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Launcher:
     master: Callable[[str], str]
     pod_suffix: str = ""
     lacks: Mapping[str, str] = field(default_factory=dict)
+    pod_sets: Callable[["Plan"], list[tuple[str, int]]] = lambda _: []
 
     def refuse(self, spec: "JobSpec") -> None:
         """Refuse what the job file asks for and this launcher lacks. Raises Fault(64)."""
@@ -84,6 +86,13 @@ def find(name: str) -> Launcher:
     return launcher
 
 
+# What no machine has: nothing runs there before the trainer.
+LACKED_BY_A_MACHINE = {
+    "code": "nothing runs on this machine before the trainer; check it out yourself, and set PYTHONPATH",
+    "setup": "nothing runs on this machine before the trainer; run the commands yourself",
+}
+
+
 def codes(*actions: Action) -> str:
     """Return the exit codes of actions in words."""
     return ", ".join(map(str, codes_for(*actions)))
@@ -92,12 +101,17 @@ def codes(*actions: Action) -> str:
 def warnings_of_a_machine(spec: "JobSpec") -> list[str]:
     """Return what people should know who run a cluster's job on one machine."""
     warnings = []
-    if spec.nodes > 1:
-        warnings.append(f"nodes: the ranks of all {spec.nodes} run on this machine")
-    if spec.data and spec.data.pvc:
-        warnings.append("data.pvc: not on this machine; the script asks for TRAINER_DATA")
-    if spec.checkpoints and spec.checkpoints.pvc:
-        warnings.append("checkpoints.pvc: not on this machine; the run folder is in build/")
+    if spec.most_nodes > 1:
+        warnings.append(f"nodes: the ranks of all {spec.most_nodes} run on this machine")
+    if spec.data and not spec.data.host_path:
+        kind = next(key for key in ("pvc", "csi", "pull") if getattr(spec.data, key))
+        warnings.append(f"data.{kind}: not on this machine; the script asks for TRAINER_DATA")
+    if spec.checkpoints and not (spec.checkpoints.host_path or spec.checkpoints.empty_dir):
+        kind = next(key for key in ("pvc", "csi", "claim") if getattr(spec.checkpoints, key))
+        warnings.append(f"checkpoints.{kind}: not on this machine; the run folder is in build/")
+    if spec.volumes:
+        names = ", ".join(one.name for one in spec.volumes)
+        warnings.append(f"volumes: not on this machine; the trainer has no {names}")
     if spec.pod_patch.spec:
         warnings.append("podPatch: there is no pod on this machine; it is passed over")
     if spec.env_from:

@@ -18,9 +18,12 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from k8s import patch
+from k8s import patch, wrapper
+from k8s.extras import Extra
 from k8s.launchers import TEMPLATES, Launcher, RunsIn
 from k8s.plan import Plan
+from k8s.storage import Mount
+from k8s.yamltext import dump
 from trainer.exits import Action, Exit, Fault, codes_for
 
 
@@ -37,6 +40,7 @@ def render(plan: Plan, launcher: Launcher) -> Rendered:
     if launcher.runs_in is not RunsIn.POD:
         return Rendered(_environment(_shell).get_template(launcher.template).render(plan=plan), ())
     environment = _environment(_json)
+    beside = [_beside(environment, extra, plan) for extra in plan.extras]
     pod = environment.get_template(f"{launcher.name}/pod.yaml.j2").render(plan=plan)
     text = environment.get_template(launcher.template).render(
         plan=plan,
@@ -45,14 +49,27 @@ def render(plan: Plan, launcher: Launcher) -> Rendered:
         free_codes=codes_for(Action.RETRY_FREE),
         peer_codes=codes_for(Action.RETRY_PEER),
     )
-    objects = tuple(yaml.load_all(text, yaml.CSafeLoader))
-    return Rendered(_dump(objects), objects)
+    objects = tuple(yaml.load_all("---\n".join([*beside, text]), yaml.CSafeLoader))
+    if plan.app_wrapper:
+        objects = (wrapper.wrap(objects, plan, launcher),)
+    return Rendered(dump(objects), objects)
+
+
+def _beside(environment: Environment, extra: Extra, plan: Plan) -> str:
+    labels = {**plan.labels, **extra.values.get("labels", {})}
+    name = {"name": plan.name + extra.suffix, "labels": labels}
+    return environment.get_template(f"extras/{extra.template}.yaml.j2").render(
+        plan=plan,
+        values=extra.values,
+        metadata={**plan.metadata, **name},
+        selector=plan.selector,
+    )
 
 
 def rewritten(text: str, *, name: str) -> str:
     """Return manifests as `render` would write them, so that only what they say counts."""
     try:
-        return _dump(tuple(one for one in yaml.load_all(text, yaml.CSafeLoader) if one is not None))
+        return dump(tuple(one for one in yaml.load_all(text, yaml.CSafeLoader) if one is not None))
     except yaml.YAMLError as error:
         raise Fault(Exit.CONFIG, f"{name}: not YAML: {' '.join(str(error).split())}") from None
 
@@ -69,6 +86,10 @@ def _environment(serialise: Callable[[Any], str]) -> Environment:
         auto_reload=False,
     )
     environment.filters["literal"] = _literal
+    environment.filters["mounted"] = _mounted
+    environment.filters["own_only"] = lambda amounts: {
+        name: amount for name, amount in amounts.items() if "/" not in name
+    }
     environment.filters["combine"] = lambda first, second: {**first, **second}
     return environment
 
@@ -88,33 +109,16 @@ def _one_escape(pair: re.Match[str]) -> str:
     return f"\\U{ord(character):08x}"
 
 
+def _mounted(mount: Mount) -> dict[str, Any]:
+    """Write where a container has a volume, as Kubernetes has it."""
+    made: dict[str, Any] = {"name": mount.name, "mountPath": mount.path}
+    if mount.read_only:
+        made["readOnly"] = True
+    if mount.sub_path is not None:
+        made["subPath"] = mount.sub_path
+    return made
+
+
 def _literal(value: str) -> str:
     """Keep the value of a container's variable as it is: Kubernetes expands $(NAME) and shortens $$."""
     return value.replace("$", "$$")
-
-
-class _Dumper(yaml.CSafeDumper):
-    """YAML that reads the same to every parser, and never with anchors."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # PyYAML's signature
-        return True
-
-
-# Plain words only. PyYAML itself writes y, 1e-05 or 0o7 without quotes, since it reads them as text; the
-# parser of kubectl reads a truth value and numbers, and the API then refuses them.
-_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@-]*(:[A-Za-z0-9_./@-]+)*|[0-9]+(\.[0-9]+)?[KMGTPE]i")
-_WORDS_FOR_OTHERS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-
-
-def _text(dumper: yaml.CSafeDumper, value: str) -> yaml.ScalarNode:
-    plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS_FOR_OTHERS
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
-
-
-_Dumper.add_representer(str, _text)
-
-
-def _dump(objects: tuple[dict[str, Any], ...]) -> str:
-    return yaml.dump_all(
-        objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31 - 1
-    )

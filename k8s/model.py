@@ -3,12 +3,12 @@
 render.py --schema
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-from k8s import names
+from k8s import names, quantity
 
 
 class Model(BaseModel):
@@ -18,6 +18,37 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
 
 
+def _quantity(value: Any) -> Any:
+    """Keep a quantity as written; YAML reads some of them as numbers."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    return value
+
+
+def _cores(text: str) -> str:
+    quantity.cores(text)
+    return text
+
+
+def _size(text: str) -> str:
+    quantity.size(text)
+    return text
+
+
+_QUANTITY_SCHEMA = WithJsonSchema(
+    {
+        "type": ["string", "number"],
+        "pattern": r"^[+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
+    }
+)
+Cores = Annotated[str, AfterValidator(_cores), BeforeValidator(_quantity), _QUANTITY_SCHEMA]
+Size = Annotated[str, AfterValidator(_size), BeforeValidator(_quantity), _QUANTITY_SCHEMA]
 Key = Annotated[str, AfterValidator(names.qualified)]
 LabelValue = Annotated[str, AfterValidator(names.label_value)]
 Subdomain = Annotated[str, AfterValidator(names.subdomain)]
+DnsLabel = Annotated[str, AfterValidator(names.dns_label)]
+HostPath = Annotated[str, AfterValidator(names.absolute_path)]
+Image = Annotated[str, AfterValidator(names.image)]
+Device = Annotated[str, AfterValidator(names.device_resource)]
+DataKey = Annotated[str, AfterValidator(names.data_key)]
+Variable = Annotated[str, AfterValidator(names.variable)]

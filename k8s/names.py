@@ -34,6 +34,20 @@ def job_name(text: str) -> str:
     return text
 
 
+def dns_label(text: str) -> str:
+    """Check the name of something within a pod, such as a volume."""
+    if len(text) > LONGEST or not _NAMESPACE.fullmatch(text):
+        raise ValueError(f"must be at most {LONGEST} lower-case letters, digits and '-'")
+    return text
+
+
+def data_key(text: str) -> str:
+    """Check a key of a ConfigMap or Secret."""
+    if len(text) > 253 or not re.fullmatch(r"[-._a-zA-Z0-9]+", text):
+        raise ValueError("must be at most 253 letters, digits, '-', '_' and '.'")
+    return text
+
+
 def namespace(text: str) -> str:
     if len(text) > LONGEST or not _NAMESPACE.fullmatch(text):
         raise ValueError(f"must be at most {LONGEST} lower-case letters, digits and '-'")

@@ -8,11 +8,12 @@ Everything a template writes is settled and checked here, before it costs a seco
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from k8s import patch, quantity, storage
+from k8s import code, extras, nccl, patch, quantity, resources, storage
+from k8s.check import label, settings_of
 from k8s.launchers import Launcher, RunsIn
 from k8s.names import LONGEST
 from k8s.scheduling import Scheduled, schedule
-from k8s.spec import JobSpec, label, settings_of
+from k8s.spec import DATA, JobSpec
 from trainer.contract import DEFAULT_PORT
 from trainer.environment import environment_of, variable
 from trainer.exits import Exit, Fault
@@ -23,31 +24,33 @@ from trainer.sizing import Sizing, size
 # processes, to close the rendezvous.
 MARGIN = 10
 
-_DEFAULT_SHM = 2**30
-_LARGEST_DEFAULT_SHM = 32 * 2**30
-_MEBI = 2**20
-
 _LABELS = {"app.kubernetes.io/name": "muster", "app.kubernetes.io/component": "trainer"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A job on one launcher. `data` and `out` are paths as the trainer sees them."""
+    """A job on one launcher. `data` and `out` are paths as the trainer sees them.
+
+    `nodes` is the most there can be, `min_nodes` the fewest that train; `sizing` is with the most.
+    """
 
     name: str
     launcher: str
     image: str | None
     metadata: dict[str, object]
-    job_metadata: dict[str, object]  # of the object that a queue holds back
+    held_metadata: dict[str, object]  # of the object that a queue holds back
     labels: dict[str, str]
-    annotations: dict[str, str]
+    annotations: dict[str, str]  # of the pods
     nodes: int
+    min_nodes: int
+    elastic: bool
     procs: int
     sizing: Sizing
     master: str
     port: int
     longest_host: str
     gpu: int
+    rdma: bool
     requests: dict[str, str]
     limits: dict[str, str]
     shm: str
@@ -63,7 +66,12 @@ class Plan:
     env_from: tuple[dict[str, object], ...]
     pull_policy: str | None
     pull_secrets: tuple[str, ...]
-    suspend: bool
+    held: bool
+    clean_pod_policy: str
+    steps: tuple[code.Step, ...]
+    extras: tuple[extras.Extra, ...]
+    metrics_port: int | None
+    app_wrapper: bool
     pod_patch: patch.PodPatch
     mounts: tuple[storage.Mount, ...]
     scheduled: Scheduled
@@ -72,6 +80,21 @@ class Plan:
     host_data: str | None  # on this machine; None with `data` set: the caller must say
     host_out: str
     warnings: tuple[str, ...]
+
+    @property
+    def job_metadata(self) -> dict[str, object]:
+        return self.metadata if self.app_wrapper else self.held_metadata
+
+    @property
+    def suspend(self) -> bool:
+        """Whether the job itself is held back, and not the AppWrapper around it."""
+        return self.held and not self.app_wrapper
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """Labels that the pods of this job have and no others."""
+        keys = ("app.kubernetes.io/instance", "app.kubernetes.io/component")
+        return {key: self.labels[key] for key in keys}
 
 
 def make(spec: JobSpec, launcher: Launcher) -> Plan:
@@ -83,13 +106,14 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         )
     launcher.refuse(spec)
     settings = settings_of(spec)
-    procs = _procs(spec)
-    sizing = size(settings, spec.nodes * procs, label=label)
-    shm, shm_bytes = _shm(spec)
-    requests, limits = _resources(spec)
+    procs = resources.ranks(spec.resources, spec.procs_per_node)
+    sizing = _size(spec, settings, procs)
+    shm, shm_bytes = resources.shm(spec.resources)
+    requests, limits = resources.amounts(spec.resources)
     data, host_data = storage.data(spec, settings)
     out, host_out = storage.out(spec, settings, launcher)
     scheduled = schedule(spec.scheduling, spec.name)
+    beside = tuple(extras.of(spec)) if launcher.runs_in is RunsIn.POD else ()
     labels = {
         **_LABELS,
         "app.kubernetes.io/instance": spec.name,
@@ -101,16 +125,19 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         launcher=launcher.name,
         image=spec.image,
         metadata=_metadata(spec, labels),
-        job_metadata=_metadata(spec, labels | scheduled.labels),
+        held_metadata=_metadata(spec, labels | scheduled.labels),
         labels=labels,
-        annotations=spec.annotations,
-        nodes=spec.nodes,
+        annotations=storage.annotations(spec) | spec.annotations,
+        nodes=spec.most_nodes,
+        min_nodes=spec.least_nodes,
+        elastic=not isinstance(spec.nodes, int),
         procs=procs,
         sizing=sizing,
         master=launcher.master(spec.name),
         port=DEFAULT_PORT,
-        longest_host=_longest_host(spec, launcher),
+        longest_host=_longest_host(spec, launcher, beside),
         gpu=spec.resources.gpu,
+        rdma=bool(spec.resources.rdma),
         requests=requests,
         limits=limits,
         shm=shm,
@@ -120,7 +147,7 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         max_restarts=spec.faults.max_restarts,
         deadline=spec.faults.deadline,
         ttl=spec.faults.ttl,
-        environment=_environment(spec, settings, procs, launcher),
+        environment=_environment(spec, settings, procs, launcher, out),
         references={
             one.name: one.value_from.model_dump(by_alias=True, exclude_defaults=True)
             for one in spec.env
@@ -132,7 +159,20 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         ),
         pull_policy=spec.image_pull_policy,
         pull_secrets=tuple(spec.image_pull_secrets),
-        suspend=spec.faults.suspend,
+        held=spec.faults.suspend,
+        clean_pod_policy=spec.faults.clean_pod_policy or "Running",
+        steps=tuple(
+            code.steps(
+                code=spec.code,
+                pull=spec.data.pull if spec.data else None,
+                setup=spec.setup,
+                image=spec.image or "",
+                data=DATA,
+            )
+        ),
+        extras=beside,
+        metrics_port=spec.metrics.port if spec.metrics else None,
+        app_wrapper=spec.app_wrapper,
         pod_patch=spec.pod_patch,
         mounts=tuple(storage.mounts(spec, shm)),
         scheduled=scheduled,
@@ -144,50 +184,15 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
     )
 
 
-def _procs(spec: JobSpec) -> int:
-    gpu, procs = spec.resources.gpu, spec.procs_per_node
-    if procs is None:
-        return gpu or 1
-    if gpu and procs > gpu:
-        raise Fault(
-            Exit.CONFIG,
-            f"procsPerNode={procs}: more ranks than the {gpu} of resources.gpu, and two on one GPU "
-            f"hinder each other; {gpu} would do",
-        )
-    return procs
-
-
-def _shm(spec: JobSpec) -> tuple[str, int]:
-    """Return the size of /dev/shm as text and in bytes; memory holds it and must hold more."""
-    memory, text = spec.resources.memory, spec.resources.shm
-    if text is None and memory is None:
-        return quantity.binary(_DEFAULT_SHM), _DEFAULT_SHM
-    if text is None:
-        quarter = quantity.size(memory or "") // 4
-        count = min(quarter // _MEBI * _MEBI or quarter or 1, _LARGEST_DEFAULT_SHM)
-        return quantity.binary(count), count
-    count = quantity.size(text)
-    if memory is not None and quantity.size(memory) <= count:
-        raise Fault(
-            Exit.CONFIG,
-            f"resources.memory={memory!r}: must be more than resources.shm, {text}, which is counted "
-            f"in it; {quantity.binary(2 * count)} would do",
-        )
-    return text, count
-
-
-def _resources(spec: JobSpec) -> tuple[dict[str, str], dict[str, str]]:
-    """Return requests and limits: no limit on CPU, which would only throttle; memory the same."""
-    resources = spec.resources
-    requests = {"cpu": resources.cpu, "memory": resources.memory}
-    limits = {"memory": resources.memory}
-    if resources.gpu:
-        requests[resources.gpu_resource] = limits[resources.gpu_resource] = str(resources.gpu)
-    return _given(requests), _given(limits)
-
-
-def _given(texts: dict[str, str | None]) -> dict[str, str]:
-    return {name: text for name, text in texts.items() if text is not None}
+def _size(spec: JobSpec, settings: Settings, procs: int) -> Sizing:
+    """Return the sizing with the most nodes. Raises Fault(64) if any number of them does not fit."""
+    for nodes in range(spec.least_nodes, spec.most_nodes):
+        try:
+            size(settings, nodes * procs, label=label)
+        except Fault as fault:
+            among = f"{spec.least_nodes} to {spec.most_nodes}"
+            raise Fault(fault.code, f"{fault} (with {nodes} of nodes' {among})") from None
+    return size(settings, spec.most_nodes * procs, label=label)
 
 
 def _shutdown(grace: int) -> int:
@@ -200,11 +205,12 @@ def _shutdown(grace: int) -> int:
     return grace - MARGIN
 
 
-def _longest_host(spec: JobSpec, launcher: Launcher) -> str:
+def _longest_host(spec: JobSpec, launcher: Launcher, beside: tuple[extras.Extra, ...] = ()) -> str:
     """Return the longest name that is made of the job's: every host's is checked by the longest."""
-    nodes = sorted({0, min(1, spec.nodes - 1), spec.nodes - 1})
+    nodes = sorted({0, min(1, spec.most_nodes - 1), spec.most_nodes - 1})
     host = max((launcher.host(spec.name, node) for node in nodes), key=len)
-    longest = max(spec.name, host + launcher.pod_suffix, key=len)
+    others = [spec.name + one.suffix for one in beside]
+    longest = max(spec.name, host + launcher.pod_suffix, *others, key=len)
     if len(longest) > LONGEST:
         fits = len(spec.name) - (len(longest) - LONGEST)
         raise Fault(
@@ -226,11 +232,17 @@ def _metadata(spec: JobSpec, labels: dict[str, str]) -> dict[str, object]:
 
 
 def _environment(
-    spec: JobSpec, settings: Settings, procs: int, launcher: Launcher
+    spec: JobSpec, settings: Settings, procs: int, launcher: Launcher, out: str
 ) -> dict[str, str]:
     """Return the variables that are the same on every node; the paths and PET_* are a template's."""
     paths = (variable("data"), variable("out"))
     environment = {k: v for k, v in environment_of(settings).items() if k not in paths}
+    if spec.resources.gpu and launcher.runs_in is RunsIn.POD:
+        environment |= nccl.environment(spec.nccl, out)
+    if spec.code is not None or spec.setup:
+        folder = spec.code.path if spec.code else None
+        parts = [code.PACKAGES, f"{code.CODE}/{folder}" if folder else code.CODE]
+        environment["PYTHONPATH"] = ":".join(parts)
     if launcher.runs_in is not RunsIn.PROCESS:
         environment["HOME"] = "/tmp"  # noqa: S108  # the only writable folder that is the pod's own
     if launcher.runs_in is RunsIn.POD and spec.resources.cpu is not None:
@@ -245,28 +257,18 @@ def _environment(
 
 
 def _warnings(spec: JobSpec, procs: int, launcher: Launcher) -> Iterator[str]:
-    gpu = spec.resources.gpu
-    if procs < gpu:
-        yield f"procsPerNode: {gpu - procs} of {gpu} GPUs per node have no rank"
+    on_cluster = launcher.runs_in is RunsIn.POD
     if launcher.runs_in is not RunsIn.PROCESS and _is_latest(spec.image or ""):
         yield f"image: {spec.image} is another image tomorrow; name a version, or better a digest"
-    if launcher.runs_in is not RunsIn.POD:
+    if not on_cluster:
         return
+    yield from resources.warnings(spec.resources, procs)
     yield from patch.warnings(spec.pod_patch)
-    kept = spec.checkpoints
-    if kept is None or kept.empty_dir is not None:
-        yield "checkpoints: kept in the pod only; a pod that is replaced starts over at step 0"
-    for key, volume in (("data", spec.data), ("checkpoints", kept)):
-        if volume is not None and volume.host_path is not None:
-            yield (
-                f"{key}.hostPath: each machine has its own, user 65532 needs access to it, and Pod "
-                "Security baseline forbids it"
-            )
-    if kept is not None and kept.pvc is not None and spec.nodes > 1:
-        yield f"checkpoints.pvc: {spec.nodes} pods mount it, so it must be ReadWriteMany"
-    if spec.resources.memory is None:
-        yield "resources.memory: not given; such pods are the first to be evicted"
-    if spec.faults.deadline is None and spec.nodes > 1 and "faults.deadline" not in launcher.lacks:
+    yield from code.warnings(spec.code)
+    yield from storage.warnings(spec)
+    yield from extras.warnings(spec)
+    no_deadline = spec.faults.deadline is None and "faults.deadline" not in launcher.lacks
+    if no_deadline and spec.most_nodes > 1:
         yield "faults.deadline: not given; a job whose pods never all start is retried for ever"
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from k8s import command, jobfile, launchers, manifests, plan, spec
+from k8s import check, command, jobfile, launchers, manifests, plan
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "k8s" / "jobs" / "digits-ddp.yaml"
@@ -61,36 +61,46 @@ AWKWARD = [
 
 
 def job(**changes: Any) -> dict[str, Any]:
-    """Return a small valid job file's values, with changes."""
-    return {"name": "a-job", "image": "muster:cpu", **changes}
+    """Return a small valid job file's values, with changes; nothing stands beside its job."""
+    return {"name": "a-job", "image": "muster:cpu", "network": {"isolate": False}, **changes}
 
 
 def render(values: dict[str, Any], launcher: str) -> manifests.Rendered:
     found = launchers.find(launcher)
-    return manifests.render(plan.make(spec.validate(values), found), found)
+    return manifests.render(plan.make(check.validate(values), found), found)
+
+
+def without(launcher: str, path: Path) -> list[str]:
+    """Return the settings that take from a job file what the launcher lacks."""
+    settings = []
+    for key in launchers.find(launcher).lacks:
+        value: Any = jobfile.read([str(path)]).values
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        settings += [f"{key}="] if value is not None else []
+    return settings
 
 
 def everything(launcher: str, path: Path = EVERYTHING) -> dict[str, Any]:
     """Return the job file that says everything, without what the launcher lacks."""
-    lacking = [f"{key}=" for key in launchers.find(launcher).lacks]
-    return jobfile.read([str(path)], lacking).values
+    return jobfile.read([str(path)], without(launcher, path)).values
 
 
 def write_goldens(folder: Path) -> None:
     """Write every golden to `folder`, each job file without what the launcher lacks."""
     for name, path in GOLDEN_JOBS.items():
         for launcher in LAUNCHERS:
-            without = [p for key in launchers.find(launcher).lacks for p in ("--set", f"{key}=")]
-            arguments = [str(path), "--launcher", launcher, *without]
+            settings = [part for key in without(launcher, path) for part in ("--set", key)]
+            arguments = [str(path), "--launcher", launcher, *settings]
             assert command.main([*arguments, "-o", str(folder / name)]) == 0
 
 
 def planned(values: dict[str, Any], launcher: str = "job") -> plan.Plan:
-    return plan.make(spec.validate(values), launchers.find(launcher))
+    return plan.make(check.validate(values), launchers.find(launcher))
 
 
 def pods(rendered: manifests.Rendered) -> list[dict[str, Any]]:
-    """Return the pod templates of a rendering, wherever they are."""
+    """Return the templates of the trainer's pods in a rendering, wherever they are."""
     found: list[dict[str, Any]] = []
 
     def walk(value: Any) -> None:
@@ -101,8 +111,15 @@ def pods(rendered: manifests.Rendered) -> list[dict[str, Any]]:
                 walk(item)
 
     for one in rendered.objects:
-        walk(one)
+        if one["kind"] != "Deployment":  # TensorBoard's
+            walk(one)
     assert found or not rendered.objects
+    return found
+
+
+def only(rendered: manifests.Rendered, kind: str) -> dict[str, Any]:
+    """Return the one object of a kind."""
+    (found,) = (one for one in rendered.objects if one["kind"] == kind)
     return found
 
 

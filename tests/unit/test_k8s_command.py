@@ -64,7 +64,7 @@ def test_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
     ("key", "words"),
     [
         ("name", ["name: text\n", "the job's name"]),
-        ("nodes", ["nodes: a whole number\n", "default: 1"]),
+        ("nodes", ["nodes: a whole number or a mapping\n", "default: 1", "min  fewest nodes"]),
         ("trainer.lr", ["trainer.lr: a number\n", "default: 0.03"]),
         ("trainer.mode", ["trainer.mode: one of auto, single"]),
         ("scheduling.gang", ["scheduling.gang: true or false", "default: false"]),

@@ -63,7 +63,7 @@ def by_failure_policy(spec: dict[str, Any], reason: str, message: str) -> str:
 
 def by_volcano(objects: tuple[dict[str, Any], ...], code: int | None) -> str:
     event = "PodFailed" if code else "PodEvicted"
-    for policy in objects[0]["spec"]["policies"]:
+    for policy in objects[-1]["spec"]["policies"]:
         if event in policy.get("events", []) or (code and policy.get("exitCode") == code):
             return {"TerminateJob": "fail", "RestartJob": "retry"}[policy["action"]]
     return "nothing"
@@ -72,7 +72,7 @@ def by_volcano(objects: tuple[dict[str, Any], ...], code: int | None) -> str:
 APPLIED: dict[str, Callable[[tuple[dict[str, Any], ...], int | None], str]] = {
     "job": by_job,
     "jobset": lambda objects, code: by_jobset(objects[-1]["spec"], code),
-    "trainjob": lambda objects, code: by_jobset(objects[0]["spec"]["template"]["spec"], code),
+    "trainjob": lambda objects, code: by_jobset(objects[-2]["spec"]["template"]["spec"], code),
     "volcano": by_volcano,
 }
 

@@ -103,7 +103,10 @@ def test_plan_in_words(launcher: str) -> None:
     ):
         assert words in done.stdout
     if launcher == "job":
-        assert "objects        Service digits-ddp, Job digits-ddp\n" in done.stdout
+        assert (
+            "objects        NetworkPolicy digits-ddp, Service digits-ddp, Job digits-ddp\n"
+            in done.stdout
+        )
         assert "rendezvous     digits-ddp-0.digits-ddp:29500\n" in done.stdout
         assert "warning        checkpoints: kept in the pod only" in done.stdout
 
@@ -112,7 +115,9 @@ def test_plan_for_programs() -> None:
     done = start(str(EXAMPLE), "--plan", "--json", "--launcher", "job", "--launcher", "local")
     first, second = json.loads(done.stdout)
     assert (first["launcher"], second["launcher"]) == ("job", "local")
-    assert first["objects"] == ["Service/digits-ddp", "Job/digits-ddp"]
+    assert first["objects"] == [
+        f"{kind}/digits-ddp" for kind in ("NetworkPolicy", "Service", "Job")
+    ]
     assert first["sizing"]["world_size"] == 2
     assert first["shm"] == "256Mi"
     assert second["host_out"] == "build/digits-ddp/run"

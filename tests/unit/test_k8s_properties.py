@@ -10,7 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from k8s import launchers, manifests, plan, spec
+from k8s import check, launchers, manifests, plan
 from tests.rendering import AWKWARD, environment_in_pod, environment_in_script, everything, pods
 from trainer.exits import Fault
 
@@ -166,6 +166,6 @@ def test_any_edit_of_one_key_renders_or_is_refused_by_name(launcher: str) -> Non
 
 def rendering(values: dict[str, Any], launcher: str) -> manifests.Rendered:
     found = launchers.find(launcher)
-    made = plan.make(spec.validate(values), found)
+    made = plan.make(check.validate(values), found)
     assert len(made.longest_host) <= 63
     return manifests.render(made, found)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from k8s import command, launchers
-from tests.rendering import EXAMPLE, ROOT
+from k8s import command
+from tests.rendering import EXAMPLE, ROOT, without
 
 LONG = "a" * 64
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -106,9 +106,9 @@ SETTINGS = [
     (["imagePullSecrets=[A]"], "imagePullSecrets[0]='A': must be at most 253 lower-case"),
     (["faults.suspend=1"], "faults.suspend=1: must be a valid boolean"),
     # volumes
-    (["data.pvc=d", "data.hostPath=/d"], "data: must have exactly one of pvc, hostPath; has pvc, hostPath"),
-    (["data={}"], "data: must have exactly one of pvc, hostPath; has none"),
-    (["data.emptyDir=1Gi"], "data.emptyDir: no such key; choose pvc, hostPath"),
+    (["data.pvc=d", "data.hostPath=/d"], "data: must have exactly one of pvc, hostPath, csi, pull; has pvc, hostPath"),
+    (["data={}"], "data: must have exactly one of pvc, hostPath, csi, pull; has none"),
+    (["data.emptyDir=1Gi"], "data.emptyDir: no such key; choose pvc, hostPath, csi, pull"),
     (["checkpoints.pvc=Claim"], "checkpoints.pvc='Claim': must be at most 253 lower-case"),
     (["checkpoints.hostPath=ckpt"], "checkpoints.hostPath='ckpt': must be an absolute path"),
     (["checkpoints.hostPath=/a/../b"], "checkpoints.hostPath='/a/../b': must be an absolute path"),
@@ -217,7 +217,7 @@ def refused(
         ),
         (["--explain", "schedulin"], "--explain schedulin: no such key; did you mean scheduling?"),
         (["--explain", "env[0].valu"], "no such key; did you mean env.value?"),
-        (["--explain", "nodes.x"], "--explain nodes.x: no such key; choose none below"),
+        (["--explain", "name.x"], "--explain name.x: no such key; choose none below"),
         (["--explain", ""], "--explain : no such key; choose name, namespace, launcher"),
         ([str(EXAMPLE), "--set", "nodes"], "--set 'nodes': must be KEY=VALUE"),
         ([str(EXAMPLE), "-o", f"{EXAMPLE}"], "-o "),
@@ -273,8 +273,8 @@ def test_one_launcher_refused_is_all_refused(
 def test_what_a_launcher_lacks(
     launcher: str, setting: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    without = [part for key in launchers.find(launcher).lacks for part in ("--set", f"{key}=")]
-    arguments = [str(EXAMPLE), "--launcher", launcher, *without, "--set", setting]
+    without_it = [p for key in without(launcher, EXAMPLE) for p in ("--set", key)]
+    arguments = [str(EXAMPLE), "--launcher", launcher, *without_it, "--set", setting]
     assert f"--set: {says}" in refused(arguments, tmp_path, capsys)
 
 

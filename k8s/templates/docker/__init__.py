@@ -1,6 +1,6 @@
 """This machine, in the image: all ranks of all nodes in one container."""
 
-from k8s.launchers import Launcher, RunsIn, warnings_of_a_machine
+from k8s.launchers import LACKED_BY_A_MACHINE, Launcher, RunsIn, warnings_of_a_machine
 from k8s.plan import Plan
 from k8s.spec import JobSpec
 from trainer.exits import Exit, Fault
@@ -35,4 +35,5 @@ LAUNCHER = Launcher(
     restarts=_restarts,
     host=lambda _name, _node: "localhost",
     master=lambda _name: "localhost",
+    lacks=LACKED_BY_A_MACHINE,
 )

@@ -29,7 +29,9 @@ LAUNCHER = Launcher(
     restarts=_restarts,
     host=_host,
     master=_master,
+    pod_sets=lambda plan: [("spec.template", plan.nodes)],
     lacks={
-        "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset"
+        "faults.cleanPodPolicy": "a Job keeps the pods that ended, and stops the others; leave it out",
+        "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset",
     },
 )

@@ -40,4 +40,8 @@ LAUNCHER = Launcher(
     host=_host,
     master=_master,
     pod_suffix="-xxxxx",
+    pod_sets=lambda plan: [("spec.replicatedJobs[0].template.spec.template", plan.nodes)],
+    lacks={
+        "faults.cleanPodPolicy": "a JobSet keeps the pods of the last attempt; leave it out",
+    },
 )

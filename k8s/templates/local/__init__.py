@@ -1,6 +1,6 @@
 """This machine, without an image: all ranks of all nodes under one agent."""
 
-from k8s.launchers import Launcher, RunsIn, warnings_of_a_machine
+from k8s.launchers import LACKED_BY_A_MACHINE, Launcher, RunsIn, warnings_of_a_machine
 from k8s.plan import Plan
 
 
@@ -16,4 +16,5 @@ LAUNCHER = Launcher(
     restarts=_restarts,
     host=lambda _name, _node: "localhost",
     master=lambda _name: "localhost",
+    lacks=LACKED_BY_A_MACHINE,
 )

@@ -20,7 +20,7 @@ def _check(spec: JobSpec) -> list[str]:
         warnings.append(
             "faults.maxRestarts: the controller does not count every restart; faults.deadline bounds it"
         )
-    if spec.nodes > 1:
+    if spec.most_nodes > 1:
         warnings.append(
             "pytorchjob: the init container that the controller adds to workers has no "
             "securityContext of its own, so a namespace with Pod Security restricted refuses them"
@@ -41,6 +41,14 @@ def _restarts(plan: Plan) -> str:
     )
 
 
+def _pod_sets(plan: Plan) -> list[tuple[str, int]]:
+    worker = "spec.pytorchReplicaSpecs.Worker.template"
+    if plan.elastic:
+        return [(worker, plan.nodes)]
+    workers = [(worker, plan.nodes - 1)] if plan.nodes > 1 else []
+    return [("spec.pytorchReplicaSpecs.Master.template", 1), *workers]
+
+
 LAUNCHER = Launcher(
     name="pytorchjob",
     summary="kubeflow.org/v1 PyTorchJob",
@@ -49,6 +57,7 @@ LAUNCHER = Launcher(
     restarts=_restarts,
     host=_host,
     master=_master,
+    pod_sets=_pod_sets,
     lacks={
         "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset"
     },

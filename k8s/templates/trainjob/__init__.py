@@ -33,7 +33,11 @@ LAUNCHER = Launcher(
     master=_master,
     pod_suffix="-xxxxx",
     lacks={
+        "nodes.min": "Kubeflow Trainer knows one number of nodes (kubeflow/trainer 2903); use launcher "
+        "jobset, job, pytorchjob or volcano",
+        "appWrapper": "an AppWrapper does not know the pods of a TrainJob; use launcher jobset",
+        "faults.cleanPodPolicy": "its JobSet keeps the pods of the last attempt; leave it out",
         "faults.ttl": "a TrainJob has none, and makes a JobSet that is deleted by its own anew for ever "
-        "(kubeflow/trainer 2991); leave it out"
+        "(kubeflow/trainer 2991); leave it out",
     },
 )

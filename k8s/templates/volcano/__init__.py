@@ -37,6 +37,8 @@ LAUNCHER = Launcher(
     host=_host,
     master=_master,
     lacks={
+        "appWrapper": "an AppWrapper is for Kueue, and the queue is Volcano's; leave it out",
+        "faults.cleanPodPolicy": "a Volcano Job stops the pods that still run; leave it out",
         "faults.deadline": "a Volcano Job has none, and a pod that its own deadline ends is restarted; "
         "leave it out",
         "faults.suspend": "a Volcano Job is not made so; suspend it with vcctl, or use another launcher",

@@ -1,0 +1,60 @@
+"""The job file's `network`, `metrics` and `tensorboard`.
+
+render.py job.yaml --set metrics.port=9400 --set 'network.egress=[{cidr: 10.0.0.0/8}]'
+"""
+
+import ipaddress
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from k8s.model import Image, Model
+
+_Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+def _cidr(text: str) -> str:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        raise ValueError(
+            "must be a network, e.g. 10.0.0.0/8, or 203.0.113.7/32 for one host"
+        ) from None
+    return text
+
+
+class Egress(Model):
+    """What the pods may call."""
+
+    cidr: Annotated[str, AfterValidator(_cidr)] = Field(
+        description="a network, e.g. 10.0.0.0/8; 0.0.0.0/0 is any"
+    )
+    ports: list[_Port] = Field([], description="TCP ports (default: every one)")
+
+
+class Network(Model):
+    """Whom the pods may talk to, where the cluster's network heeds a NetworkPolicy."""
+
+    isolate: bool = Field(
+        True, description="only the job's own pods, DNS, `egress`, and the metrics port from inside"
+    )
+    egress: list[Egress] = Field(
+        [], description="what the pods may call besides, e.g. a data store"
+    )
+
+
+class Metrics(Model):
+    """A port of every pod that Prometheus reads."""
+
+    port: _Port = Field(description="the port")
+    path: str = Field("/metrics", pattern=r"^/[-._~/A-Za-z0-9]*$", description="the path")
+    interval: str = Field("30s", pattern=r"^[1-9][0-9]*(ms|s|m|h)$", description="how often")
+
+
+class TensorBoard(Model):
+    """TensorBoard over the run folder: a Deployment and a Service."""
+
+    image: Image = Field(
+        "docker.io/tensorflow/tensorflow:2.19.0", description="an image with `tensorboard`"
+    )
+    port: _Port = Field(6006, description="the Service's port")

@@ -1,0 +1,38 @@
+"""YAML as text that reads the same to every parser, and never with anchors.
+
+python -c "from k8s.yamltext import dump; print(dump([{'a': 'no'}]))"
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+
+class _Dumper(yaml.CSafeDumper):
+    """PyYAML's, with strings as every parser reads them."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # PyYAML's signature
+        return True
+
+
+# Plain words only. PyYAML itself writes y, 1e-05 or 0o7 without quotes, since it reads them as text; the
+# parser of kubectl reads a truth value and numbers, and the API then refuses them.
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@-]*(:[A-Za-z0-9_./@-]+)*|[0-9]+(\.[0-9]+)?[KMGTPE]i")
+_WORDS_FOR_OTHERS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+
+
+def _text(dumper: yaml.CSafeDumper, value: str) -> yaml.ScalarNode:
+    plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS_FOR_OTHERS
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump(objects: Sequence[Any]) -> str:
+    """Write objects as one stream, each a document of its own."""
+    return yaml.dump_all(
+        objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31 - 1
+    )

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ _CONTEXT.set_forkserver_preload(
         "tests.ranks",
     ]
 )
+
+
+def start_server() -> None:
+    """Start the fork server now, so that no one else does with less loaded."""
+    forkserver.ensure_running()
 
 
 def free_port() -> int:

@@ -21,11 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer import strategies, tasks
-from trainer.data import Batch, Order, load, training_shares
+from trainer.data import Batch, tokens_of
 from trainer.environment import variable
 from trainer.exits import Exit
 from trainer.footprint import Activations, Footprint
+from trainer.loader import Loader
 from trainer.metrics import reporting
+from trainer.order import Order, training_shares
 from trainer.run import dtype_of
 from trainer.runtime import Runtime, place, say
 from trainer.settings import Settings
@@ -158,9 +160,9 @@ def _model(task: tasks.Task, dtype: torch.dtype) -> nn.Module:
 def _micro_batches(settings: Settings, task: tasks.Task, runtime: Runtime) -> list[Batch]:
     """Return the rank's micro-batches of the first step: real ones, for their shapes."""
     data, batches = task.data(train=True), runtime.sizing.batches
-    order = Order(settings.seed, len(data), batches.global_batch)
+    order = Order(settings.seed, len(data), batches.global_batch, tokens_of(data))
     shares = training_shares(order, batches, runtime.data_rank, start=0)
-    loaded = load(data, shares, device=runtime.device, workers=0, dtype=dtype_of(settings))
+    loaded = Loader(data, device=runtime.device, dtype=dtype_of(settings))(shares)
     return list(islice(loaded, batches.accumulation))
 
 

@@ -1,9 +1,13 @@
-"""Evaluation: the task's loss and metric over the test set, every sample counted once."""
+"""Evaluation: the task's loss and metric over the test set, every sample counted once.
+
+The loss is weighted as in training, by tokens where samples have some; the metric counts samples.
+"""
 
 import torch
 
-from trainer.data import evaluation_shares
+from trainer.data import tokens_of
 from trainer.exits import Exit, Fault
+from trainer.order import evaluation_shares
 from trainer.run import Run
 from trainer.runtime import total
 from trainer.stop import Stop
@@ -13,23 +17,23 @@ from trainer.stop import Stop
 def evaluate(run: Run, stop: Stop) -> float | None:
     """Return the metric over the test set, every sample counted once; None when stopped meanwhile."""
     runtime = run.runtime
-    sums = torch.zeros(3, dtype=torch.float64)
+    sums = torch.zeros(4, dtype=torch.float64)
     run.strategy.module.eval()
-    shares = evaluation_shares(len(run.test), runtime.sizing.batches, runtime.data_rank)
-    for batch in run.batches(run.test, shares):
+    shares = evaluation_shares(
+        len(run.test), runtime.sizing.batches, runtime.data_rank, tokens=tokens_of(run.test)
+    )
+    for batch in run.test_batches(shares):
         if stop.agreed():
             return None
         outputs = run.strategy.forward(batch.inputs)
         losses = run.task.loss(outputs, batch.targets)
         scores = run.task.score(outputs, batch.targets)
         counted = batch.weights > 0
-        sums += (
-            torch.stack([losses[counted].sum(), scores[counted].sum(), counted.sum()])
-            .double()
-            .cpu()
-        )
+        weights = batch.weights[counted].double()
+        parts = ((losses[counted] * weights).sum(), weights.sum(), scores[counted].sum())
+        sums += torch.stack([*parts, counted.sum()]).cpu()
     run.strategy.module.train()
-    loss, score, count = total(sums.tolist(), runtime)
+    loss, weight, score, count = total(sums.tolist(), runtime)
     if count != len(run.test):
         raise Fault(
             Exit.CODE, f"evaluation counted {count:.0f} samples of {len(run.test)}: a defect here"
@@ -38,7 +42,7 @@ def evaluate(run: Run, stop: Stop) -> float | None:
     run.report(
         "eval",
         step=run.step,
-        loss=loss / count,
+        loss=loss / weight,
         metric=run.task.metric,
         **{run.task.metric: metric},
         samples=int(count),

@@ -90,6 +90,10 @@ class Fault(Exception):
         super().__init__(message)
         self.code = code
 
+    def __reduce__(self) -> tuple[type["Fault"], tuple[Exit, str]]:
+        """Keep the code on the way from one process to another."""
+        return Fault, (self.code, str(self))
+
 
 def combine(codes: Iterable[int]) -> Exit:
     """Return the code that speaks for several ranks of one node.

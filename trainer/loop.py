@@ -11,11 +11,11 @@ from itertools import islice
 import torch
 
 from trainer import optim, strategies, tasks
-from trainer.data import mix, training_shares
 from trainer.evaluation import evaluate
 from trainer.exits import Exit, Fault
 from trainer.guard import Guard
 from trainer.metrics import Report, reporting
+from trainer.order import mix, training_shares
 from trainer.preflight import preflight
 from trainer.resume import resume, save
 from trainer.run import Run, dtype_of
@@ -118,7 +118,7 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
     settings, runtime, order = run.settings, run.runtime, run.order
     steps = run.step + run.remaining
     shares = training_shares(order, runtime.sizing.batches, runtime.data_rank, start=run.samples)
-    batches = run.batches(run.training, shares)
+    batches = run.training_batches(shares)
     mark, mark_samples = time.monotonic(), run.samples
     while run.step < steps:
         if stop.agreed():
@@ -127,7 +127,8 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
         torch.manual_seed(mix(settings.seed, run.step, runtime.data_rank))
         rate = optim.learning_rate(run.step, steps, settings)
         optim.set_learning_rate(run.strategy.optimizer, rate)
-        weight = min(run.batch, order.end - run.samples)
+        samples = min(run.batch, order.end - run.samples)
+        weight = order.weight(run.samples, samples)
         micro_batches = list(islice(batches, runtime.sizing.batches.accumulation))
         loss_sum = run.strategy.step(micro_batches, weight)
         norm = run.strategy.clip(settings.clip_norm)
@@ -135,7 +136,7 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
             run.strategy.optimizer.step()
         run.strategy.optimizer.zero_grad()
         epoch = run.samples // order.length
-        run.step, run.samples = run.step + 1, run.samples + weight
+        run.step, run.samples = run.step + 1, run.samples + samples
         last = run.step == steps
         saving = settings.checkpoint_steps and run.step % settings.checkpoint_steps == 0
         if last or saving or run.step % settings.log_steps == 0 or run.step == 1:

@@ -25,7 +25,6 @@ from trainer.machine import Finding, Needs, look_at, look_over
 from trainer.runtime import Runtime, as_fault, from_all, join, say
 from trainer.settings import Settings
 
-_PREFETCHED = 2  # batches that each loader worker holds ready
 _CLOCKS_APART = 1.0  # seconds that are worth a word; no more, since nothing here depends on them
 _SLOW_LINK = 0.1  # of the median link's speed
 
@@ -66,7 +65,7 @@ def preflight(settings: Settings, runtime: Runtime, data: Data) -> dict[str, flo
 
 def _needs(settings: Settings, runtime: Runtime, data: Data) -> Needs:
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    batches = settings.workers * _PREFETCHED * ranks
+    batches = settings.workers * settings.prefetch * ranks
     return Needs(
         devices=settings.devices,
         host_memory=Needs.host_memory * ranks,

@@ -1,15 +1,16 @@
 """The state of a training run on one rank: what loop, evaluation and checkpoints share."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from trainer import strategies, tasks
-from trainer.data import Batch, Data, Order, load
+from trainer.data import Data, tokens_of
+from trainer.loader import Loader
 from trainer.metrics import Report
+from trainer.order import Order
 from trainer.runtime import Runtime
 from trainer.settings import Settings
 
@@ -59,15 +60,24 @@ class Run:
         end = self.samples + self.remaining * self.batch
         if self.settings.steps is None:
             end = min(end, max(self.samples, self.settings.epochs * length))
-        return Order(self.settings.seed, length, end)
+        return Order(self.settings.seed, length, end, tokens_of(self.training))
 
-    def batches(self, data: Data, shares: Iterator[tuple[Tensor, Tensor]]) -> Iterator[Batch]:
-        """Yield the micro-batches that `shares` name, on this rank's device."""
-        return load(
+    @cached_property
+    def training_batches(self) -> Loader:
+        """What brings training samples to this rank's device."""
+        return self._loader(self.training)
+
+    @cached_property
+    def test_batches(self) -> Loader:
+        """What brings test samples to this rank's device; its workers outlive an evaluation."""
+        return self._loader(self.test)
+
+    def _loader(self, data: Data) -> Loader:
+        return Loader(
             data,
-            shares,
             device=self.runtime.device,
             workers=self.settings.workers,
+            prefetch=self.settings.prefetch,
             dtype=dtype_of(self.settings),
         )
 

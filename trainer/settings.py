@@ -71,6 +71,7 @@ class Settings(BaseModel):
     workers: int = Field(
         0, ge=0, description="DataLoader processes per rank for data that is not held in memory"
     )
+    prefetch: int = Field(2, ge=1, description="batches that each such process reads ahead")
     out: Path | None = Field(
         None, description="run folder: metrics.jsonl, checkpoints/ (default: runs/TASK)"
     )

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from trainer.data import Order, Tensors
+from trainer.data import Tensors
+from trainer.order import Order
 from trainer.settings import Settings
 from trainer.tasks import synthetic
 
@@ -50,8 +51,7 @@ class Poisoned(synthetic.Task):
         if train:
             order = Order(seed=0, length=len(whole), end=len(whole))
             for step in os.environ["POISONED"].split(","):
-                indices, _ = order.take(32 * (int(step) - 1), 32)
-                inputs[indices] = torch.nan
+                inputs[order.take(32 * (int(step) - 1), 32).indices] = torch.nan
         return replace(whole, inputs=inputs)
 
     def model(self) -> nn.Module:

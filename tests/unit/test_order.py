@@ -8,14 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data import (
-    Order,
-    Tensors,
-    evaluation_shares,
-    load,
-    mix,
-    training_shares,
-)
+from trainer.order import Order, evaluation_shares, mix, scramble, training_shares
 from trainer.sizing import Batches, divide_batch
 
 
@@ -28,9 +21,9 @@ def seen(order: Order, sizes: Batches, *, start: int = 0) -> list[Counter[int]]:
     steps: dict[int, Counter[int]] = {}
     for rank in range(sizes.replicas):
         shares = training_shares(order, sizes, rank, start=start)
-        for number, (indices, weights) in enumerate(shares):
+        for number, samples in enumerate(shares):
             counter = steps.setdefault(number // sizes.accumulation, Counter())
-            counter.update(indices[weights > 0].tolist())
+            counter.update(samples.indices[samples.weights > 0].tolist())
     return list(steps.values())
 
 
@@ -45,10 +38,12 @@ def test_every_epoch_holds_every_sample_once(
     order = Order(seed, length, epochs * length)
     total: Counter[int] = sum(seen(order, sizes), Counter())
     assert total == Counter(dict.fromkeys(range(length), epochs))
-    stream, weights = order.take(0, epochs * length)
-    assert weights.min() == 1
+    stream = order.take(0, epochs * length)
+    assert stream.weights.min() == 1
     for epoch in range(epochs):
-        assert sorted(stream[epoch * length : (epoch + 1) * length].tolist()) == list(range(length))
+        assert sorted(stream.indices[epoch * length : (epoch + 1) * length].tolist()) == list(
+            range(length)
+        )
 
 
 @settings(deadline=None)
@@ -59,6 +54,39 @@ def test_a_step_sees_the_same_samples_on_any_number_of_ranks(
     order = Order(seed, length, 3 * length)
     alone = batches(sizes.global_batch, 1, 1)
     assert seen(order, sizes) == seen(order, alone)
+    tokens = torch.arange(1, length + 1)
+    balanced = Order(seed, length, 3 * length, tokens)
+    assert seen(balanced, sizes) == seen(order, alone)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_what_a_sample_draws_depends_on_seed_epoch_and_index_alone(replicas: int) -> None:
+    def keys(order: Order, sizes: Batches) -> set[tuple[int, int]]:
+        drawn: set[tuple[int, int]] = set()
+        for rank in range(sizes.replicas):
+            for samples in training_shares(order, sizes, rank, start=0):
+                drawn |= set(zip(samples.indices.tolist(), samples.keys.tolist(), strict=True))
+        return drawn
+
+    order = Order(7, 24, 72)
+    alone = keys(order, batches(24, 1, 1))
+    assert len({key for _, key in alone}) == 72  # every epoch and sample its own
+    assert keys(order, batches(2, 2, replicas)) == alone
+    resumed = Order(7, 24, 72).take(31, 5)  # in the middle of an epoch, as after a restart
+    assert set(zip(resumed.indices.tolist(), resumed.keys.tolist(), strict=True)) < alone
+    assert not keys(Order(8, 24, 72), batches(24, 1, 1)) & alone
+
+
+def test_scrambled_numbers_are_those_of_splitmix64() -> None:
+    def reference(z: int) -> int:
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return z ^ (z >> 31)
+
+    values = [0, 1, 2**62, -1, -(2**63), 12345678901234567]
+    assert [v % 2**64 for v in scramble(torch.tensor(values)).tolist()] == [
+        reference(v % 2**64) for v in values
+    ]
 
 
 @settings(deadline=None)
@@ -79,16 +107,16 @@ def test_evaluation_counts_every_sample_once_and_keeps_the_ranks_in_step(
     shapes_seen = set()
     for rank in range(sizes.replicas):
         shares = list(evaluation_shares(length, sizes, rank))
-        shapes_seen.add(tuple(len(indices) for indices, _ in shares))
-        for indices, weights in shares:
-            counted.update(indices[weights > 0].tolist())
+        shapes_seen.add(tuple(len(samples) for samples in shares))
+        for samples in shares:
+            counted.update(samples.indices[samples.weights > 0].tolist())
     assert counted == Counter(range(length))
     assert len(shapes_seen) == 1  # a forward pass that communicates would hang otherwise
 
 
 def test_epochs_and_seeds_differ() -> None:
-    first, _ = Order(0, 100, 200).take(0, 200)
-    other, _ = Order(1, 100, 200).take(0, 200)
+    first = Order(0, 100, 200).take(0, 200).indices
+    other = Order(1, 100, 200).take(0, 200).indices
     assert first[:100].tolist() != first[100:].tolist()
     assert first.tolist() != other.tolist()
 
@@ -97,33 +125,6 @@ def test_mixed_seeds_are_small_enough_for_torch_and_all_differ() -> None:
     values = [mix(a, b) for a in range(30) for b in range(30)]
     assert len(set(values)) == 900
     assert all(0 <= value < 2**63 for value in values)
-
-
-class Squares:
-    """A map-style data set."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.tensor([float(index)]), index**2
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_data_read_by_workers_is_the_same_as_in_memory(workers: int) -> None:
-    sizes = batches(2, 2, 1)
-    order = Order(0, 10, 20)
-    device = torch.device("cpu")
-    numbers = torch.arange(10)
-    in_memory = Tensors(numbers[:, None].float(), numbers**2)
-    shares = list(training_shares(order, sizes, 0, start=0))
-    direct = list(load(in_memory, iter(shares), device=device, workers=0))
-    loaded = list(load(Squares(), iter(shares), device=device, workers=workers))
-    assert len(direct) == len(loaded) == 10
-    for one, other in zip(direct, loaded, strict=True):
-        assert torch.equal(one.inputs, other.inputs)
-        assert torch.equal(one.targets, other.targets)
-        assert torch.equal(one.weights, other.weights)
 
 
 def test_learning_rate_warms_up_then_falls_to_zero() -> None:

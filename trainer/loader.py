@@ -1,0 +1,176 @@
+"""How samples reach the device: by index out of memory, or through worker processes that read ahead.
+
+loader = Loader(data, device=device, workers=2)
+for batch in loader(shares): ...
+"""
+
+import atexit
+import contextlib
+import multiprocessing
+import random
+import signal
+from collections.abc import Iterator
+from functools import cache
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+from trainer.data import Batch, Data, InMemory, MapStyle
+from trainer.exits import Fault
+from trainer.order import Samples
+
+Shares = Iterator[Samples]
+
+
+class Loader:
+    """Batches of one data set on `device`, inputs of real numbers as `dtype`.
+
+    In-memory data is indexed here. Other data comes through a DataLoader with `workers` processes,
+    each `prefetch` batches ahead; they live as long as this does, not only for one pass.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        *,
+        device: torch.device,
+        workers: int = 0,
+        prefetch: int = 2,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._data = data
+        self._device = device
+        self._dtype = dtype
+        if not isinstance(data, InMemory):
+            self._wanted = _Wanted()
+            self._workers = _workers(data, self._wanted, device, workers=workers, prefetch=prefetch)
+
+    def __call__(self, shares: Shares) -> Iterator[Batch]:
+        """Yield the micro-batches that `shares` name, in their order.
+
+        One pass at a time: a pass that was not read to its end is given up when the next begins.
+        """
+        for samples, (inputs, targets) in self._read(shares):
+            yield Batch(self._move(inputs), self._move(targets), samples.weights.to(self._device))
+
+    def _read(self, shares: Shares) -> Iterator[tuple[Samples, tuple[Tensor, Tensor]]]:
+        if isinstance(self._data, InMemory):
+            for samples in shares:
+                yield samples, self._data.batch(samples.indices)
+            return
+        self._wanted.shares, self._wanted.pending = shares, []
+        for read in self._workers:
+            if isinstance(read, Fault):
+                raise read
+            yield self._wanted.pending.pop(0), read
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        dtype = self._dtype if tensor.is_floating_point() else None
+        return tensor.to(self._device, dtype, non_blocking=True)
+
+
+class _Wanted:
+    """What the workers are to read: the batch sampler of every pass, which remembers the samples."""
+
+    def __init__(self) -> None:
+        self.shares: Shares = iter(())
+        self.pending: list[Samples] = []  # asked for, not yet read; position counts what was read
+
+    def __iter__(self) -> Iterator[list[tuple[int, int | None]]]:
+        for samples in self.shares:
+            self.pending.append(samples)
+            keys = [None] * len(samples) if samples.keys is None else samples.keys.tolist()
+            yield list(zip(samples.indices.tolist(), keys, strict=True))
+
+
+class _Reader:
+    """Reads a whole batch in a worker process.
+
+    What a sample draws there, from torch, NumPy or Python, depends on its key alone, not on the worker.
+    """
+
+    def __init__(self, data: MapStyle) -> None:
+        self._data = data
+
+    def __getitems__(self, wanted: list[tuple[int, int | None]]) -> Any:
+        try:
+            return default_collate([self._sample(index, key) for index, key in wanted])
+        except Fault as fault:
+            return fault  # raised in a worker it would arrive as a RuntimeError, its code lost
+
+    def _sample(self, index: int, key: int | None) -> Any:
+        if key is None:
+            return self._data[index]
+        with _drawing_from(key):
+            return self._data[index]
+
+
+@contextlib.contextmanager
+def _drawing_from(key: int) -> Iterator[None]:
+    """Seed the generators of the CPU within the block, and put them back as they were."""
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(key)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.default_generator.set_state(before[2])
+
+
+def _workers(
+    data: MapStyle, wanted: _Wanted, device: torch.device, *, workers: int, prefetch: int
+) -> DataLoader[Any]:
+    if workers:
+        _start_loader_server()
+    return DataLoader(
+        _Reader(data),  # type: ignore[arg-type]  # __getitems__ is all that is asked of it
+        batch_sampler=wanted,
+        collate_fn=_as_it_is,
+        num_workers=workers,
+        prefetch_factor=prefetch if workers else None,
+        persistent_workers=workers > 0,
+        pin_memory=device.type != "cpu",
+        generator=torch.Generator(),  # it would draw a seed for the workers from the training's own
+        # A forked worker can dead-lock with NCCL, says the DDP documentation.
+        multiprocessing_context="forkserver" if workers else None,
+    )
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+@cache  # once a process
+def _start_loader_server() -> None:
+    """Start the process that forks the loader's workers, with the signals of a stop blocked.
+
+    A blocked signal stays blocked in what a process starts. torchrun signals the whole process group,
+    and a run that is to save its state still needs its loader, and the loader its server: both ranks
+    died in next(loader) before they had saved.
+    """
+    # torch is imported once, here, and not by every worker
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    atexit.register(_kill_what_is_left)
+    resource_tracker.ensure_running()  # first: its own start unblocks these signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _kill_what_is_left() -> None:
+    """Kill workers that an error left behind, ahead of multiprocessing's own end.
+
+    That would send a SIGTERM, which they block, and wait for ever.
+    """
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()

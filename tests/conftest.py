@@ -48,11 +48,13 @@ class Ended:
 class Started:
     """A running `python ARGUMENTS`, in a folder of its own."""
 
-    def __init__(self, folder: Path, *arguments: str, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, env: Mapping[str, str], prefix: tuple[str, ...] = ()
+    ) -> None:
         self.out = (folder / "stdout").open("w+")
         self.words = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [*prefix, sys.executable, *arguments],
             cwd=folder,
             env=clean_environment(**env),
             stdout=self.out,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trainer.environment import from_environment, variable
 from trainer.exits import MEANINGS, Exit, Fault
+from trainer.orphans import die_with_the_agent
 from trainer.settings import Settings
 
 _HELP = """usage: python -m trainer
@@ -35,6 +36,7 @@ def main() -> int:
         print(_help_text(), file=sys.stdout if sys.argv[1] in ("-h", "--help") else sys.stderr)
         return Exit.DONE if sys.argv[1] in ("-h", "--help") else Exit.CONFIG
     try:
+        die_with_the_agent()
         settings = from_environment()
         # torch takes seconds to import; a wrong setting is told at once.
         if settings.dry_run is not None:

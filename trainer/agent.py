@@ -8,26 +8,31 @@ Used by `python -m trainer.launch`.
 import contextlib
 import logging
 import os
-import re
 import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from trainer.contract import Contract
 from trainer.exits import Action, Exit, Fault, codes_for, combine
+from trainer.rendezvous import Rendezvous
 from trainer.runtime import as_fault
+from trainer.settings import Settings
 
 # Nodes end within seconds of each other: the ranks' last act is a barrier.
 _EXIT_BARRIER_SECONDS = 30
@@ -35,20 +40,31 @@ _EXIT_BARRIER_SECONDS = 30
 # Restarting the ranks in place cannot help after these.
 _FINAL = {*codes_for(Action.FAIL), int(Exit.STOPPED), -signal.SIGTERM}
 
+# Of ranks that could go on with other nodes: they stopped together, or lost one that they talked to.
+_PARTED = {int(Exit.STOPPED), int(Exit.PEER), -signal.SIGTERM}
+
+# Time for our own ranks to end with the cause, when a node is gone because of them.
+_GRACE_SECONDS = 1
+
+# Time for our own ranks to end when those of another node have, in order.
+_SETTLE_SECONDS = 15
+
+# Rounds in a row whose ranks lost a peer although no node came or went.
+_ROUNDS_IN_VAIN = 3
+
 
 class Ranks(LocalElasticAgent):
     """This node's ranks. `stop` is a signal handler; `run_to_end` returns the code for them all."""
 
-    def __init__(self, contract: Contract, *, rendezvous_timeout: int, folder: str) -> None:
+    def __init__(self, contract: Contract, settings: Settings, *, folder: str) -> None:
+        self._roll = Rendezvous(contract, settings)
         spec = WorkerSpec(
             role="trainer",
             local_world_size=contract.ranks_per_node,
-            rdzv_handler=_rendezvous(contract, rendezvous_timeout),
+            rdzv_handler=self._roll,
             entrypoint=sys.executable,
             args=("-m", "trainer"),
             max_restarts=contract.max_restarts,
-            master_addr=None if contract.elastic else contract.address,
-            master_port=None if contract.elastic else contract.port,
             local_addr=contract.local_address,
         )
         super().__init__(
@@ -60,9 +76,22 @@ class Ranks(LocalElasticAgent):
         self._gate = threading.RLock()  # between starting ranks and stopping them
         self._stopping = False
         self._pids: list[int] = []
+        self._in_vain = 0
 
     def run_to_end(self) -> Exit:
         """Start the ranks, see them through, and return the code that speaks for them."""
+        ending = Exit.CODE
+        try:
+            ending = self._run_in_thread()
+        except Fault as fault:
+            ending = fault.code
+            raise
+        finally:
+            self._roll.leave(ending)
+            self._roll.close()
+        return ending
+
+    def _run_in_thread(self) -> Exit:
         outcome: list[RunResult | Exception] = []
 
         def work() -> None:
@@ -79,7 +108,7 @@ class Ranks(LocalElasticAgent):
         finally:
             self._signal_groups(signal.SIGKILL)  # what a killed rank left behind: loader workers
         if isinstance(outcome[0], Exception):
-            raise _explain(outcome[0], self._contract)
+            raise as_fault(outcome[0])
         return _verdict(outcome[0])
 
     def stop(self, number: int, _: FrameType | None) -> None:
@@ -90,6 +119,7 @@ class Ranks(LocalElasticAgent):
         """
         with self._gate:
             again, self._stopping = self._stopping, True
+            self._roll.leaving = True
             if not self._pids:
                 raise Fault(
                     Exit.STOPPED, f"{signal.Signals(number).name} before any rank was started"
@@ -115,12 +145,53 @@ class Ranks(LocalElasticAgent):
             self._pids = list(ids.values())
             return ids
 
+    def _stop_workers(self, _: WorkerGroup) -> None:
+        """Have the ranks save and end; those that talk to a lost node cannot, and are killed."""
+        news = self._roll.member.change
+        if news is not None and news.lost:
+            self._signal_groups(signal.SIGKILL)
+        self._shutdown(timeout=self._contract.shutdown_timeout)
+        with self._gate:
+            self._signal_groups(signal.SIGKILL)  # what they left behind: loader workers
+            self._pids = []
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
-        final = any(failure.exitcode in _FINAL for failure in result.failures.values())
-        if self._stopping or final:
+        codes = {failure.exitcode for failure in result.failures.values()}
+        if result.state == WorkerState.HEALTHY:
+            self._end_if_others_have()
+        elif self._contract.elastic and codes and codes <= _PARTED and not self._stopping:
+            return self._go_on_with_who_is_there(worker_group, lost=int(Exit.PEER) in codes)
+        elif self._stopping or codes & _FINAL:
             self._remaining_restarts = 0
         return result
+
+    def _end_if_others_have(self) -> None:
+        """End ranks that wait for a node that is no more. Raises Fault(69)."""
+        member, now = self._roll.member, time.monotonic()
+        news = member.broken
+        if news is None or now - news.since < (0 if news.silent else _GRACE_SECONDS):
+            news = member.over
+            if news is None or now - news.since < _SETTLE_SECONDS:
+                return
+        self._signal_groups(signal.SIGKILL)
+        raise Fault(Exit.PEER, f"lost a peer: {news.reason}")
+
+    def _go_on_with_who_is_there(self, worker_group: WorkerGroup, *, lost: bool) -> RunResult:
+        """Start the ranks anew with the nodes that are there; no restart is counted for it."""
+        before = self._roll.round
+        self._roll.clean = not lost
+        self._restart_workers(worker_group)
+        after = self._roll.round
+        same = before is not None and after is not None and before.changes == after.changes
+        self._in_vain = self._in_vain + 1 if lost and same else 0
+        if self._in_vain == _ROUNDS_IN_VAIN:
+            self._signal_groups(signal.SIGKILL)
+            raise Fault(
+                Exit.PEER,
+                f"the ranks lost a peer {_ROUNDS_IN_VAIN} times in a row, but no node has gone",
+            )
+        return RunResult(WorkerState.HEALTHY)
 
     def _signal_groups(self, number: signal.Signals) -> None:
         for pid in self._pids:
@@ -129,29 +200,14 @@ class Ranks(LocalElasticAgent):
 
 
 @contextlib.contextmanager
-def prepare(contract: Contract, *, rendezvous_timeout: int) -> Iterator[Ranks]:
+def prepare(contract: Contract, settings: Settings) -> Iterator[Ranks]:
     """Yield the ranks, not yet started, with a folder for what they say when they fail."""
     # A rank leaves its error to the agent, which tells it once; see trainer/__main__.py.
     os.environ["MUSTER_AGENT"] = str(os.getpid())
+    os.environ["MUSTER_ELASTIC"] = str(int(contract.elastic))
     _silence_torch()
     with tempfile.TemporaryDirectory(prefix="muster-") as folder:
-        yield Ranks(contract, rendezvous_timeout=rendezvous_timeout, folder=folder)
-
-
-def _rendezvous(contract: Contract, timeout: int) -> RendezvousHandler:
-    own: dict[str, Any] = {"rank": contract.node_rank, "timeout": timeout}
-    if contract.elastic:
-        own = {"join_timeout": timeout}
-    parameters = RendezvousParameters(
-        backend="c10d" if contract.elastic else "static",
-        endpoint=contract.endpoint,
-        run_id=contract.rendezvous_id,
-        min_nodes=contract.min_nodes,
-        max_nodes=contract.max_nodes,
-        local_addr=contract.local_address,
-        **own,
-    )
-    return get_rendezvous_handler(parameters)
+        yield Ranks(contract, settings, folder=folder)
 
 
 def _silence_torch() -> None:
@@ -160,21 +216,6 @@ def _silence_torch() -> None:
         for name in logging.root.manager.loggerDict:
             if name.startswith("torch.distributed.elastic"):
                 logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-
-
-def _explain(error: Exception, contract: Contract) -> Fault:
-    text = str(error)
-    if joined := re.search(r"(\d+)/(\d+) clients joined", text):
-        return Fault(
-            Exit.PEER,
-            f"only {joined[1]} of {joined[2]} nodes came to the rendezvous at {contract.endpoint} "
-            "in time (TRAINER_RENDEZVOUS_TIMEOUT)",
-        )
-    if "EADDRINUSE" in text or "address already in use" in text.lower():
-        return Fault(
-            Exit.PEER, f"port {contract.port} is in use on this machine; set PET_MASTER_PORT"
-        )
-    return as_fault(error)
 
 
 def _verdict(result: RunResult) -> Exit:

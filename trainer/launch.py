@@ -7,9 +7,12 @@ that the ranks' exit codes survive: torchrun turns every one of them into 1, eve
     PET_NPROC_PER_NODE=2 python -m trainer.launch       # two ranks
 """
 
+import contextlib
+import fcntl
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Mapping
@@ -58,13 +61,14 @@ def _launch(settings: Settings, retry_offset: int) -> int:
         contract = replace(contract, port=_free_port())
     say("this node's place\n" + table(contract))
     _share_cores(contract.ranks_per_node)
+    _name_interface(contract.local_address)
     try:
         if not contract.elastic and contract.node_rank > 0:
             wait_for_master(contract, timeout=settings.rendezvous_timeout)
         # torch's agent takes seconds to import; refusals and the wait do without it.
         from trainer.agent import prepare  # noqa: PLC0415
 
-        with prepare(contract, rendezvous_timeout=settings.rendezvous_timeout) as ranks:
+        with prepare(contract, settings) as ranks:
             for number in _SIGNALS:
                 signal.signal(number, ranks.stop)
             code = ranks.run_to_end()
@@ -140,6 +144,27 @@ def _share_cores(ranks: int) -> None:
     threads = max(1, cores() // ranks)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     say(f"OMP_NUM_THREADS={threads}: {cores()} cores for {ranks} ranks")
+
+
+def _name_interface(address: str | None) -> None:
+    """Have gloo listen at this node's address, not at what its host name happens to resolve to.
+
+    Where that is a loopback address, as Debian writes it to /etc/hosts, the others wait in vain.
+    """
+    if address is None or "GLOO_SOCKET_IFNAME" in os.environ or sys.platform != "linux":
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                request = struct.pack("256s", name.encode())
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    os.environ["GLOO_SOCKET_IFNAME"] = name
+                    say(f"GLOO_SOCKET_IFNAME={name}: it has PET_LOCAL_ADDR, {address}")
+                    return
+
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def cores() -> int:

@@ -107,6 +107,16 @@ class Settings(BaseModel):
     rendezvous_timeout: int = Field(
         600, ge=1, description="seconds to wait for the master and for all nodes"
     )
+    last_call: int = Field(
+        5, ge=0, description="elastic: seconds to wait at the start for more than the fewest nodes"
+    )
+    peer_timeout: float = Field(
+        3,
+        ge=0.5,
+        allow_inf_nan=False,
+        description="seconds of silence after which another node is lost (exit 69; elastic: go on "
+        "without it)",
+    )
     collective_timeout: int = Field(
         300, ge=1, description="seconds a collective may take before the rank gives up (exit 69)"
     )

@@ -1,0 +1,201 @@
+"""Several hosts on this machine: network namespaces, each with a link to one switch.
+
+A link is a veth pair, or a wire that this process carries frame by frame, late or not at all. Needs
+root and iproute2; `why_not()` says what is missing. All is gone when the block ends:
+
+    with network() as net:
+        host = net.host()
+        host.start(folder, "-m", "trainer.launch", PET_NNODES="2", ...)
+        host.cut()          # silent: no FIN, no RST
+"""
+
+import contextlib
+import fcntl
+import functools
+import heapq
+import os
+import random
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.conftest import Started
+
+_SWITCH = "switch0"
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Return why there can be no hosts here, or None."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "iproute2 is not installed"
+    name = f"muster-{os.getpid()}-probe"
+    tried = _run("ip", "netns", "add", name, check=False)
+    if tried.returncode:
+        return f"network namespaces are not permitted here: {tried.stderr.strip()}"
+    made = _run("ip", "-n", name, "link", "add", _SWITCH, "type", "bridge", check=False)
+    _run("ip", "netns", "del", name)
+    return f"no bridge in a namespace: {made.stderr.strip()}" if made.returncode else None
+
+
+def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=check)
+
+
+class Host:
+    """One host: its `address`, its link, and what it runs."""
+
+    def __init__(self, net: "Network", number: int, wire: "Wire | None") -> None:
+        self.number = number
+        self.address = f"10.77.0.{number + 1}"
+        self.wire = wire
+        self.started: list[Started] = []
+        self._net = net
+        self._name = f"{net.name}-{number}"
+        self._port = f"port{number}"
+        _run("ip", "netns", "add", self._name)
+        if wire is None:
+            here = ("ip", "-n", net.name)
+            far = ("peer", "name", "eth0", "netns", self._name)
+            _run(*here, "link", "add", self._port, "type", "veth", *far)
+        else:
+            wire.connect(self._name, net.name, self._port)
+        _run("ip", "-n", net.name, "link", "set", self._port, "master", _SWITCH, "up")
+        for command in (
+            f"addr add {self.address}/24 dev eth0",
+            "link set eth0 up",
+            "link set lo up",
+        ):
+            _run("ip", "-n", self._name, *command.split())
+
+    def start(self, folder: Path, *arguments: str, **env: str) -> Started:
+        """Start `python ARGUMENTS` on this host, with its output below `folder`."""
+        place = folder / f"host-{self.number}-{len(self.started)}"
+        place.mkdir(parents=True)
+        prefix = ("ip", "netns", "exec", self._name)
+        self.started.append(Started(place, *arguments, env=env, prefix=prefix))
+        return self.started[-1]
+
+    def cut(self) -> None:
+        """Take the link down at the switch: what is sent is lost, and nobody is told."""
+        _run("ip", "-n", self._net.name, "link", "set", self._port, "down")
+
+    def mend(self) -> None:
+        _run("ip", "-n", self._net.name, "link", "set", self._port, "up")
+
+    def die(self) -> None:
+        """Lose the power: every process is killed, and the link is down first."""
+        self.cut()
+        self.kill_all()
+
+    def kill_all(self) -> None:
+        for _ in range(20):
+            pids = [int(pid) for pid in _run("ip", "netns", "pids", self._name).stdout.split()]
+            if not pids:
+                break
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        for started in self.started:
+            started.process.wait(10)
+
+    def processes(self) -> list[int]:
+        """Return the process numbers of all that runs on this host."""
+        return [int(pid) for pid in _run("ip", "netns", "pids", self._name).stdout.split()]
+
+    def remove(self) -> None:
+        self.kill_all()
+        for started in self.started:
+            started.clear()
+        if self.wire:
+            self.wire.close()
+        _run("ip", "netns", "del", self._name, check=False)
+
+
+class Wire:
+    """A link that this process carries: every frame arrives `delay` seconds late, some never."""
+
+    def __init__(self, *, delay: float = 0, loss: float = 0) -> None:
+        self.delay, self.loss = delay, loss
+        self._ends: list[int] = []
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def connect(self, host: str, switch: str, port: str) -> None:
+        """Lay the wire between `eth0` of one namespace and `port` of another."""
+        self._ends = [_tap(host, "eth0"), _tap(switch, port)]
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
+
+    def _carry(self) -> None:
+        under_way: list[tuple[float, int, int, bytes]] = []
+        count = 0
+        while not self._closed.is_set():
+            wait = min(0.1, max(0.0, under_way[0][0] - time.monotonic())) if under_way else 0.1
+            for end in select.select(self._ends, [], [], wait)[0]:
+                frame = os.read(end, 65536)
+                if random.random() >= self.loss:  # noqa: S311
+                    other = self._ends[1 - self._ends.index(end)]
+                    count += 1
+                    heapq.heappush(under_way, (time.monotonic() + self.delay, count, other, frame))
+            while under_way and under_way[0][0] <= time.monotonic():
+                _, _, end, frame = heapq.heappop(under_way)
+                with contextlib.suppress(OSError):  # an end that is down
+                    os.write(end, frame)
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread:
+            self._thread.join(2)
+        for end in self._ends:
+            os.close(end)
+
+
+def _tap(namespace: str, name: str) -> int:
+    """Return a descriptor that reads and writes the Ethernet frames of a new device."""
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    made = f"mst{os.getpid() % 100000}{name[-3:]}"
+    tunsetiff, iff_tap, iff_no_pi = 0x400454CA, 0x0002, 0x1000  # linux/if_tun.h
+    fcntl.ioctl(descriptor, tunsetiff, struct.pack("16sH22x", made.encode(), iff_tap | iff_no_pi))
+    _run("ip", "link", "set", made, "netns", namespace, "name", name)
+    return descriptor
+
+
+class Network:
+    """A switch and the hosts on it."""
+
+    def __init__(self) -> None:
+        self.name = f"muster-{os.getpid()}-{random.randrange(10**6)}"  # noqa: S311
+        self.hosts: list[Host] = []
+        _run("ip", "netns", "add", self.name)
+        _run("ip", "-n", self.name, "link", "add", _SWITCH, "type", "bridge")
+        _run("ip", "-n", self.name, "link", "set", _SWITCH, "up")
+
+    def host(self, wire: Wire | None = None) -> Host:
+        """Add a host, on a link that is never late unless it is a wire."""
+        self.hosts.append(Host(self, len(self.hosts), wire))
+        return self.hosts[-1]
+
+    def remove(self) -> None:
+        for host in self.hosts:
+            host.remove()
+        _run("ip", "netns", "del", self.name, check=False)
+
+
+@contextlib.contextmanager
+def network() -> Iterator[Network]:
+    """Yield a network that is taken down however the block ends."""
+    net = Network()
+    try:
+        yield net
+    finally:
+        net.remove()

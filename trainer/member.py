@@ -1,0 +1,195 @@
+"""An agent's end of the roll (trainer/coordinator.py): joining it, and hearing what becomes of it."""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+from trainer.exits import Exit, Fault
+from trainer.wire import Line, Message
+
+
+@dataclass(frozen=True)
+class Round:
+    """Who trains together: `nodes` by rank, and the port of the store on the keeper's machine.
+
+    `changes` counts the nodes that have come and gone so far.
+    """
+
+    number: int
+    rank: int
+    nodes: list[str]
+    store: int
+    changes: int
+
+
+@dataclass(frozen=True)
+class News:
+    """What the ranks are to be stopped for. `lost`: one they talk to is gone, so they cannot save."""
+
+    reason: str
+    lost: bool
+    since: float
+    silent: bool = False
+
+
+class Member:
+    """This node's place on the roll. A thread keeps it, so that no caller's work delays a beat."""
+
+    def __init__(self, address: str, port: int, *, job: str, peer_timeout: float) -> None:
+        self._place = (address, port)
+        self._job = job
+        self._peer_timeout = peer_timeout
+        self._line: Line | None = None
+        self._told = threading.Condition()
+        self._round: Round | None = None
+        self._here = 1
+        self._refused: str | None = None
+        self._left = False
+        self._entered: Round | None = None  # the round that this node was last told to start
+        self.change: News | None = None  # come to the next round
+        self.broken: News | None = None  # there will be no next round
+        self.over: News | None = None  # another node is done; this one is to end soon too
+
+    def join(self, number: int, *, deadline: float, own_address: str | None) -> None:
+        """Connect and say who this is, again and again while refused. Raises Fault(69) at `deadline`.
+
+        A refusal may pass: what refuses can be an attempt that is about to end.
+        """
+        while True:
+            try:
+                connection = socket.create_connection(self._place, timeout=5)
+            except OSError as error:
+                problem = str(error)
+            else:
+                self._line = Line(connection)
+                me = own_address or connection.getsockname()[0]
+                self._line.send("hello", job=self._job, number=number, address=me)
+                if self._admitted(deadline):
+                    threading.Thread(target=self._listen, name="member", daemon=True).start()
+                    return
+                self._line.close()
+                problem = self._refused or "the connection ended"
+            if time.monotonic() >= deadline:
+                host, port = self._place
+                raise Fault(Exit.PEER, f"no place at the rendezvous {host}:{port}: {problem}")
+            self.pause(0.5)
+
+    def pause(self, seconds: float) -> None:
+        """Wait. Raises Fault(143) after `leave`."""
+        with self._told:
+            self._told.wait_for(lambda: self._left, timeout=seconds)
+            self._check_left()
+
+    def _check_left(self) -> None:
+        if self._left:
+            raise Fault(Exit.STOPPED, "stopped before any rank was started")
+
+    def _admitted(self, deadline: float) -> bool:
+        """Wait for the first answer, which every admitted node gets within a beat."""
+        line = self._line
+        assert line is not None  # noqa: S101  # join has just set it
+        until = min(deadline, time.monotonic() + self._peer_timeout)
+        while time.monotonic() < until and not line.closed:
+            self._check_left()
+            select.select([line], [], [], 0.1)
+            for message in line.receive():
+                if message["kind"] == "refused":
+                    self._refused = str(message.get("reason"))
+                    return False
+                if message["kind"] == "finished":
+                    raise Fault(Exit.DONE, "the run was finished before this node came")
+                self._take(message)
+                return True
+        return False
+
+    def _listen(self) -> None:
+        line = self._line
+        assert line is not None  # noqa: S101
+        woke = time.monotonic()
+        beat = self._peer_timeout / 6
+        while not self._left:
+            with contextlib.suppress(OSError, ValueError):  # closed by leave()
+                select.select([line], [], [], beat)
+            for message in line.receive():
+                self._take(message)
+            now = time.monotonic()
+            if now - woke > self._peer_timeout / 2:
+                line.heard = now  # this process slept, and cannot tell who else did
+            woke = now
+            silent = now - line.heard
+            if line.closed or silent > self._peer_timeout:
+                host, port = self._place
+                how = "is gone" if line.closed else f"has been silent for {silent:.1f} s"
+                with self._told:
+                    if not self._left and not self.broken and not self.over:
+                        reason = f"the rendezvous at {host}:{port} {how}"
+                        self.broken = News(reason, lost=True, since=now, silent=not line.closed)
+                    self._told.notify_all()
+                return
+            line.send("beat")
+
+    def _take(self, message: Message) -> None:
+        with self._told:
+            reason, now = str(message.get("reason")), time.monotonic()
+            match message["kind"]:
+                case "beat":
+                    self._here = int(message["here"])
+                case "start":
+                    del message["kind"]
+                    self._round = Round(**message)
+                    self.change = None
+                case "change":
+                    self.change = News(reason, lost=message["lost"], since=now)
+                case "broken":
+                    self.broken = News(reason, lost=True, since=now, silent=message["silent"])
+                case "over":
+                    self.over = News(reason, lost=False, since=now)
+            self._told.notify_all()
+
+    def next_round(self, *, deadline: float, clean: bool, least: int) -> Round:
+        """Say that the ranks here have ended, cleanly or not, and wait for the next round.
+
+        Raises Fault(69) at `deadline`, `least` nodes not being there, or when the roll is gone, and
+        Fault(143) after `leave`.
+        """
+        with self._told:
+            if self._round is not None and self._round is self._entered:
+                self._round = None
+                self._send("ready", clean=clean)
+            self._told.wait_for(
+                lambda: self._round or self._left or self.broken or self.over,
+                timeout=deadline - time.monotonic(),
+            )
+            self._check_left()
+            if news := self.broken or self.over:
+                raise Fault(Exit.PEER, news.reason)
+            found = self._newest()
+            if found is None:
+                host, port = self._place
+                raise Fault(
+                    Exit.PEER,
+                    f"only {self._here} of {least} nodes came to the rendezvous at {host}:{port} "
+                    "in time (TRAINER_RENDEZVOUS_TIMEOUT)",
+                )
+            self._entered = found
+            return found
+
+    def _newest(self) -> Round | None:
+        return self._round
+
+    def leave(self, ending: Exit) -> None:
+        """Say farewell when the ranks are done or were stopped; otherwise go as a lost node."""
+        with self._told:
+            if not self._left and ending in (Exit.DONE, Exit.STOPPED):
+                self._send("bye", done=ending == Exit.DONE)
+            self._left = True
+            self._told.notify_all()
+        if self._line is not None:
+            self._line.close()
+
+    def _send(self, kind: str, **fields: object) -> None:
+        if self._line is not None:
+            self._line.send(kind, **fields)

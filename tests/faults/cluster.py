@@ -1,0 +1,106 @@
+"""What starts and restarts a job on hosts, as a controller would, and how its history is read."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.conftest import ROOT, Started
+from tests.faults.hosts import Host
+
+PORT = 29500
+
+# The synthetic task at a pace that leaves time to disturb it.
+PACED = """
+import os, time
+from trainer.tasks.synthetic import Task
+
+class Paced(Task):
+    def loss(self, *arguments):
+        time.sleep(float(os.environ.get("PACE", "0.01")))
+        return super().loss(*arguments)
+"""
+
+
+@dataclass
+class Job:
+    """A job of fixed size on `hosts`, all writing to one folder as to a shared volume."""
+
+    folder: Path
+    hosts: list[Host]
+    settings: dict[str, str]
+    attempts: int = 0
+    nodes: list[Started] = field(default_factory=list)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Every event of every attempt so far."""
+        file = self.folder / "run" / "metrics.jsonl"
+        if not file.exists():
+            return []
+        lines = file.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def start(self, **added: str) -> None:
+        """Start a launcher on every host."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "paced.py").write_text(PACED, encoding="utf-8")
+        self.attempts += 1
+        self.nodes = [self.start_node(host, **added) for host in self.hosts]
+
+    def start_node(self, host: Host, **added: str) -> Started:
+        place = {
+            "PET_NNODES": str(len(self.hosts)),
+            "PET_NODE_RANK": str(self.hosts.index(host)),
+            "PET_MASTER_ADDR": self.hosts[0].address,
+            "PET_MASTER_PORT": str(PORT),
+            "PET_NPROC_PER_NODE": "1",
+            "PET_LOCAL_ADDR": host.address,
+            "PET_RDZV_ID": f"attempt-{self.attempts}",
+            "TRAINER_TASK": "paced:Paced",
+            "TRAINER_OUT": str(self.folder / "run"),
+            "TRAINER_LOG_STEPS": "1",
+            "PYTHONPATH": f"{self.folder}:{ROOT}",
+        }
+        return host.start(self.folder, "-m", "trainer.launch", **(place | self.settings | added))
+
+    def wait_for_step(self, step: int, *, timeout: float = 60) -> int:
+        """Wait until this attempt has done `step` steps and return how many it has done."""
+        until = time.monotonic() + timeout
+        while True:
+            steps = [event["step"] for event in self.events if event["event"] == "step"]
+            if steps and steps[-1] >= step:
+                return int(steps[-1])
+            assert time.monotonic() < until, self.words()
+            assert any(node.process.poll() is None for node in self.nodes), self.words()
+            time.sleep(0.02)
+
+    def words(self) -> str:
+        return "\n".join(f"--- {node.words.name}\n{node.read(node.words)}" for node in self.nodes)
+
+    def codes(self, *, within: float) -> list[int]:
+        """Return the nodes' exit codes, which all must have by `within` seconds from now."""
+        until = time.monotonic() + within
+        while any(node.process.poll() is None for node in self.nodes):
+            assert time.monotonic() < until, f"not ended in {within} s\n{self.words()}"
+            time.sleep(0.02)
+        return [int(node.process.returncode) for node in self.nodes]
+
+    def rank_of(self, node: int) -> psutil.Process:
+        """Return the rank's process on a node."""
+        (rank,) = psutil.Process(self.nodes[node].process.pid).children()
+        return rank
+
+
+def curve(events: list[dict[str, Any]]) -> dict[int, float]:
+    """Return the loss of every step, of its last attempt."""
+    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pid, number)

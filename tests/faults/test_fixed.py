@@ -1,0 +1,97 @@
+"""A job of fixed size on several hosts: what is lost, who notices when, and that it all goes on."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.cluster import Job, curve
+from tests.faults.hosts import Network, network, why_not
+from tests.ranks import run_ranks
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+
+STEPS = 150
+INTERVAL = 5  # steps between checkpoints
+TRAINED = {"steps": str(STEPS), "checkpoint_steps": str(INTERVAL), "eval_steps": "0"}
+SETTINGS = {f"TRAINER_{name.upper()}": value for name, value in TRAINED.items()}
+BOUND = 5  # seconds for an agent to end once it has lost a peer
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    with network() as found:
+        yield found
+
+
+def kill_a_rank(job: Job) -> None:
+    job.rank_of(1).kill()
+
+
+def kill_an_agent(job: Job) -> None:
+    orphan = job.rank_of(1)
+    job.nodes[1].process.kill()
+    _, alive = psutil.wait_procs([orphan], timeout=2)
+    assert not alive, "the rank of a killed agent lives on"
+
+
+def kill_the_masters_agent(job: Job) -> None:
+    job.nodes[0].process.kill()
+
+
+def kill_a_host(job: Job) -> None:
+    job.hosts[1].die()
+    job.hosts[1].mend()
+
+
+def cut_a_link(job: Job) -> None:
+    job.hosts[1].cut()
+
+
+def cut_the_masters_link(job: Job) -> None:
+    job.hosts[0].cut()
+
+
+# what is done in mid-run, and the exit codes of node 0 and node 1
+FAULTS: list[tuple[Callable[[Job], None], list[int]]] = [
+    (kill_a_rank, [69, 70]),
+    (kill_an_agent, [69, -signal.SIGKILL]),
+    (kill_the_masters_agent, [-signal.SIGKILL, 69]),
+    (kill_a_host, [69, -signal.SIGKILL]),
+    (cut_a_link, [69, 69]),
+    (cut_the_masters_link, [69, 69]),
+]
+
+
+def test_whatever_is_lost_the_rest_end_soon_and_all_go_on_together(
+    net: Network, tmp_path: Path
+) -> None:
+    whole = run_ranks(2, tmp_path / "whole", task="synthetic", **TRAINED)
+    job = Job(tmp_path / "job", [net.host(), net.host()], SETTINGS | {"PACE": "0.02"})
+    saved = 0
+    for fault, codes in FAULTS:
+        job.start()
+        done = job.wait_for_step(saved + 3 * INTERVAL)
+        fault(job)
+        began = time.monotonic()
+        assert job.codes(within=BOUND) == codes, (fault, job.words())
+        assert time.monotonic() - began < BOUND
+        assert "Traceback" not in job.words()
+        job.hosts[0].mend()
+        job.hosts[1].mend()
+        leftovers = [host.processes() for host in job.hosts]
+        assert leftovers == [[], []], "processes live on"
+        saved = max(e["step"] for e in job.events if e["event"] == "checkpoint")
+        assert saved >= done - done % INTERVAL - INTERVAL
+    job.start(PACE="0")
+    assert job.codes(within=60) == [0, 0], job.words()
+    assert curve(job.events) == curve(whole)  # bit by bit
+    resumed = [event["step"] for event in job.events if event.get("action") == "resumed"]
+    assert len(resumed) == len(FAULTS)
+    assert resumed == sorted(set(resumed))

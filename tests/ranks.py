@@ -109,3 +109,16 @@ def _rank(
         code = int(fault.code)
     finally:
         queue.put(code)
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    """Return the model's tensors in the newest checkpoint of a run."""
+    from trainer.checkpoint.find import complete
+    from trainer.checkpoint.read import whole
+
+    found = complete(str(max((folder / "checkpoints").glob("step-*"))))
+    return {
+        key.removeprefix("model."): whole(found, key)
+        for key in found.manifest.tensors
+        if key.startswith("model.")
+    }

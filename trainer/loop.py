@@ -11,13 +11,14 @@ from itertools import islice
 import torch
 
 from trainer import optim, strategies, tasks
+from trainer.checkpoint.saver import Saver
 from trainer.evaluation import evaluate
 from trainer.exits import Exit, Fault
 from trainer.guard import Guard
 from trainer.metrics import Report, reporting
 from trainer.order import mix, training_shares
 from trainer.preflight import preflight
-from trainer.resume import resume, save
+from trainer.resume import is_due, is_time_to_save, report_saved, resume, save, saving_to
 from trainer.run import Run, dtype_of
 from trainer.runtime import Runtime, as_fault, join, say, total
 from trainer.settings import Settings
@@ -27,9 +28,13 @@ from trainer.stop import Stop, stop_requests
 def run(settings: Settings) -> Exit:
     """Train as the settings say and return the exit code; raises whatever went wrong."""
     task = tasks.load(settings)
-    with join(settings) as runtime, reporting(settings, runtime) as report:
+    with (
+        join(settings) as runtime,
+        reporting(settings, runtime) as report,
+        saving_to(settings, runtime) as saver,
+    ):
         try:
-            current = _prepare(settings, runtime, report, task)
+            current = _prepare(settings, runtime, report, task, saver)
             _announce(current)
             resume(current)
             with stop_requests(runtime) as stop:
@@ -40,7 +45,9 @@ def run(settings: Settings) -> Exit:
             raise
 
 
-def _prepare(settings: Settings, runtime: Runtime, report: Report, task: tasks.Task) -> Run:
+def _prepare(
+    settings: Settings, runtime: Runtime, report: Report, task: tasks.Task, saver: Saver
+) -> Run:
     training, test = task.data(train=True), task.data(train=False)
     if not (len(training) and len(test)):
         raise Fault(
@@ -53,7 +60,7 @@ def _prepare(settings: Settings, runtime: Runtime, report: Report, task: tasks.T
     model = task.model().to(runtime.device, dtype_of(settings))
     context = strategies.Context(settings, runtime, task.loss)
     strategy = strategies.build(runtime.sizing.mode, model, context)
-    return Run(settings, runtime, report, task, strategy, training, test, fitness=fitness)
+    return Run(settings, runtime, report, task, strategy, training, test, saver, fitness=fitness)
 
 
 def _announce(run: Run) -> None:
@@ -89,13 +96,15 @@ def _train(run: Run, stop: Stop) -> Exit:
         guard.go_back()
         stopped = _take_steps(run, guard, stop)
     seconds = time.monotonic() - began
-    if run.step > run.saved_step:
-        save(run)
-    result = None if stopped else evaluate(run, stop)
+    scored = bool(run.settings.checkpoint_keep_best) and not stopped
+    result = evaluate(run, stop) if scored else None
+    save(run, metric=result, last=True)
+    if not (stopped or scored):
+        result = evaluate(run, stop)
     if result is None:
         run.report("fault", kind="stopped", signal=stop.name, step=run.step, checkpoint=run.saved)
         if run.runtime.is_main:
-            say(f"stopped after step {run.step}; checkpoint {run.saved}")
+            say(f"stopped after step {run.step}; checkpoint {run.saved or 'none'}")
         return Exit.STOPPED
     run.report(
         "summary",
@@ -121,7 +130,8 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
     batches = run.training_batches(shares)
     mark, mark_samples = time.monotonic(), run.samples
     while run.step < steps:
-        if stop.agreed():
+        report_saved(run)
+        if stop.agreed(save=is_due(run)):
             return True
         # What a layer draws depends on nothing but this, so a resumed run draws the same.
         torch.manual_seed(mix(settings.seed, run.step, runtime.data_rank))
@@ -138,7 +148,7 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
         epoch = run.samples // order.length
         run.step, run.samples = run.step + 1, run.samples + samples
         last = run.step == steps
-        saving = settings.checkpoint_steps and run.step % settings.checkpoint_steps == 0
+        saving = is_time_to_save(run) or stop.save
         if last or saving or run.step % settings.log_steps == 0 or run.step == 1:
             now = time.monotonic()
             run.report(
@@ -156,10 +166,16 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
         if last or guard.exhausted:
             break
         pause = time.monotonic()
-        if saving and not guard.in_a_row:
+        evaluating = _is_time_to_evaluate(run, epoch, order.length)
+        scored = evaluating and settings.checkpoint_keep_best  # then saved below, with its score
+        if saving and not scored and not guard.in_a_row:
             save(run)
-        if _is_time_to_evaluate(run, epoch, order.length) and evaluate(run, stop) is None:
-            return True
+        if evaluating:
+            metric = evaluate(run, stop)
+            if metric is None:
+                return True
+            if scored and not guard.in_a_row:
+                save(run, metric=metric)
         mark += time.monotonic() - pause
     return False
 

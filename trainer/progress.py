@@ -45,7 +45,7 @@ class Display:
                 self._advance(event)
             case "eval":
                 self._numbers["test " + event["metric"]] = f"{event[event['metric']]:.4f}"
-            case "checkpoint":
+            case "checkpoint" if event["action"] != "refused":
                 self._numbers["checkpoint"] = str(event["step"])
             case "fault":
                 words = (f"{k} {_text(v)}" for k, v in event.items() if k not in ("event", "time"))

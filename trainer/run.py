@@ -1,12 +1,15 @@
 """The state of a training run on one rank: what loop, evaluation and checkpoints share."""
 
 import math
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch.distributed.checkpoint.stateful import Stateful
 
 from trainer import strategies, tasks
+from trainer.checkpoint.saver import Saver
 from trainer.data import Data, tokens_of
 from trainer.loader import Loader
 from trainer.metrics import Report
@@ -20,6 +23,8 @@ class Run:
     """What the loop works on. `step` optimiser steps are done, `samples` of the stream used.
 
     `fitness` holds the figures of preflight.
+    `extra` is saved and loaded with the model and the optimiser, each under its name. There is no
+    `saver` where the nodes share no folder.
     """
 
     settings: Settings
@@ -29,11 +34,14 @@ class Run:
     strategy: strategies.Strategy
     training: Data
     test: Data
+    saver: Saver | None
+    extra: dict[str, Stateful] = field(default_factory=dict)
     step: int = 0
     samples: int = 0
     saved: str | None = None
     saved_step: int = 0
     fitness: dict[str, float] = field(default_factory=dict)
+    save_began: float = field(default_factory=time.monotonic)
 
     @property
     def batch(self) -> int:

@@ -83,7 +83,25 @@ class Settings(BaseModel):
     checkpoint_steps: int = Field(
         100, ge=0, description="steps between checkpoints; 0: only at the end and when stopped"
     )
+    checkpoint_minutes: float = Field(
+        0,
+        ge=0,
+        allow_inf_nan=False,
+        description="minutes between checkpoints; 0: steps decide alone",
+    )
+    checkpoints: _Text | None = Field(
+        None, description="folder of the checkpoints (default: OUT/checkpoints)"
+    )
     checkpoint_keep: int = Field(3, ge=1, description="newest checkpoints that are kept")
+    checkpoint_keep_every: int = Field(
+        0, ge=0, description="of this many steps the first checkpoint is kept for good; 0: none is"
+    )
+    checkpoint_keep_best: int = Field(
+        0, ge=0, description="best checkpoints that are kept; above 0, each evaluation saves one"
+    )
+    checkpoint_timeout: int = Field(
+        1800, ge=1, description="seconds a checkpoint may take to be written (exit 71)"
+    )
     eval_steps: int | None = Field(
         None, ge=0, description="steps between evaluations; 0: only at the end (default: an epoch)"
     )

@@ -13,12 +13,13 @@ from trainer.runtime import Runtime, say
 
 
 class Stop:
-    """Whether this run was asked to stop."""
+    """Whether this run was asked to stop, and whether it is time to save."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.signal: signal.Signals | None = None
+        self.save = False
         self._runtime = runtime
-        self._flag = torch.zeros(1)
+        self._flags = torch.zeros(2)
         self._pending: dist.Work | None = None
 
     @property
@@ -35,21 +36,24 @@ class Stop:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def agreed(self) -> bool:
+    def agreed(self, *, save: bool = False) -> bool:
         """Return whether any rank had been asked to stop at the last call, the same on every rank.
 
-        A collective: every rank calls it equally often. The flags travel while the step computes, so
+        `save` asks for a checkpoint in the same way; the answer is left in the attribute. A
+        collective: every rank calls it equally often. The flags travel while the step computes, so
         the answer is one call old and costs no waiting.
         """
         if self._runtime.control is None:
+            self.save = save
             return self.signal is not None
-        asked = False
+        asked, self.save = False, False
         if self._pending is not None:
             self._pending.wait()
-            asked = bool(self._flag.item())
-        self._flag.fill_(self.signal is not None)
+            asked, self.save = map(bool, self._flags.tolist())
+        self._flags[0] = self.signal is not None
+        self._flags[1] = save and not self.save  # once is enough
         self._pending = dist.all_reduce(
-            self._flag, dist.ReduceOp.MAX, group=self._runtime.control, async_op=True
+            self._flags, dist.ReduceOp.MAX, group=self._runtime.control, async_op=True
         )
         return asked
 

@@ -5,23 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.faults.tasks import planted
-from tests.ranks import run_ranks
+from tests.ranks import run_ranks, weights
 
 pytestmark = pytest.mark.slow
 
 QUICK = {"steps": "16", "eval_steps": "0", "checkpoint_steps": "4", "checkpoint_keep": "9"}
 NUMBERLESS = QUICK | {"task": "tests.faults.tasks:Numberless"}
 POISONED = QUICK | {"task": "tests.faults.tasks:Poisoned"}
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest = max((folder / "checkpoints").glob("step-*"))
-    dcp_to_torch_save(newest, folder / "weights.pt")
-    saved: dict[str, dict[str, torch.Tensor]] = torch.load(folder / "weights.pt")
-    return saved["model"]
 
 
 def faults(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

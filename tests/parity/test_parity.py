@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.ranks import run_ranks
+from tests.ranks import run_ranks, weights
 
 pytestmark = pytest.mark.slow
 
@@ -28,13 +27,6 @@ def curve(events: list[dict[str, Any]], name: str) -> torch.Tensor:
     values = [event[name] for event in events if event["event"] == "step"]
     assert len(values) >= STEPS
     return torch.tensor(values, dtype=torch.float64)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest = max((folder / "checkpoints").glob("step-*"))
-    dcp_to_torch_save(newest, folder / "weights.pt")
-    saved: dict[str, dict[str, torch.Tensor]] = torch.load(folder / "weights.pt")
-    return saved["model"]
 
 
 def worst(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -1,0 +1,142 @@
+"""Find the newest checkpoint that is as it was written, all ranks together."""
+
+from dataclasses import dataclass
+
+from trainer.checkpoint.manifest import LISTING, Damage, Manifest, decode, step_of
+from trainer.checkpoint.store import Store, difference, split
+from trainer.exits import Exit, Fault
+from trainer.runtime import Runtime, from_all, from_main, say
+
+
+@dataclass(frozen=True)
+class Found:
+    """A complete checkpoint."""
+
+    store: Store
+    name: str
+    manifest: Manifest
+
+    @property
+    def where(self) -> str:
+        """Its path or URL."""
+        return self.store.where(self.name)
+
+
+def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
+    """Return the checkpoint to resume from, the same on every rank, or None to start anew.
+
+    `resume` is the setting: auto, never, or a path or URL. Every rank reads its part of the files
+    through, to compare checksums. Raises Fault(65) when a named checkpoint, or every one there is,
+    is damaged, or when the newest is of a newer format.
+    """
+    if resume not in ("auto", "never"):
+        elsewhere, name = split(resume)
+        named = examine(elsewhere, name, runtime=runtime)
+        if isinstance(named, str):
+            raise Fault(Exit.DATA, f"TRAINER_RESUME={resume}: not a complete checkpoint: {named}")
+        return named
+    names = from_main(_names(resume, store) if runtime.is_main else [], runtime)
+    if isinstance(names, Fault):
+        raise names
+    found = _first_complete(list(reversed(names)), store, runtime)
+    if names and found is None:
+        raise Fault(
+            Exit.DATA,
+            f"{store.where('')}: all {len(names)} checkpoints are damaged; "
+            "TRAINER_RESUME=never starts over",
+        )
+    return found
+
+
+def newest(store: Store, *, before: int, runtime: Runtime) -> Found | None:
+    """Return the newest complete checkpoint of less than `before` steps, the same on every rank."""
+    names = from_main(store.names() if runtime.is_main else [], runtime)
+    earlier = [name for name in reversed(names) if (step_of(name) or 0) < before]
+    return _first_complete(earlier, store, runtime)
+
+
+def _first_complete(names: list[str], store: Store, runtime: Runtime) -> Found | None:
+    for name in names:
+        found = examine(store, name, runtime=runtime)
+        if isinstance(found, Found):
+            return found
+        if runtime.is_main:
+            say(f"checkpoint {store.where(name)} is damaged and left alone: {found}")
+    return None
+
+
+def _names(resume: str, store: Store) -> list[str] | Fault:
+    """Return what there is, on the rank that may tidy up."""
+    try:
+        if resume == "never":
+            if aside := store.set_aside():
+                say(f"starting over; the checkpoints of the run before are in {aside}")
+            return []
+        store.sweep()
+        return store.names()
+    except OSError as error:
+        return Fault(Exit.DATA, f"checkpoints {store.where('')}: {error.strerror or error}")
+
+
+def examine(store: Store, name: str, *, runtime: Runtime) -> Found | str:
+    """Return a checkpoint that is as it was written, or what is wrong with it.
+
+    All ranks call it together, each compares its share of the files, and all get the same answer.
+    """
+    answer = _examine_share(store, name, runtime.rank, runtime.world_size)
+    for told in from_all(answer if isinstance(answer, Fault | str) else None, runtime):
+        if isinstance(told, Fault):
+            raise told
+        if told is not None:
+            return told
+    assert isinstance(answer, Manifest)  # noqa: S101  # this rank's answer is among those above
+    return Found(store, name, answer)
+
+
+def is_shared(store: Store, *, runtime: Runtime) -> bool:
+    """Return whether all ranks see the same folder; if not, none could load what all have written.
+
+    Raises Fault(71) when the folder cannot be written to.
+    """
+    if runtime.control is None:
+        return True
+    sign: str | Fault | None = None
+    if runtime.is_main:
+        try:
+            sign = store.mark()
+        except OSError as error:
+            sign = Fault(Exit.MACHINE, f"checkpoints {error.filename}: {error.strerror}")
+    sign = from_main(sign, runtime)
+    if isinstance(sign, Fault):
+        raise sign
+    shared = sign is None or all(from_all(store.sees(sign), runtime))
+    if runtime.is_main and sign is not None:
+        store.unmark(sign)
+    return shared
+
+
+def complete(checkpoint: str) -> Found:
+    """Return the checkpoint at a path or URL, examined by this process alone. Raises Fault(65)."""
+    store, name = split(checkpoint)
+    answer = _examine_share(store, name, 0, 1)
+    if isinstance(answer, Fault):
+        raise answer
+    if isinstance(answer, str):
+        raise Fault(Exit.DATA, f"{checkpoint}: not a complete checkpoint: {answer}")
+    return Found(store, name, answer)
+
+
+def _examine_share(store: Store, name: str, rank: int, world_size: int) -> Manifest | Fault | str:
+    try:
+        with store.open(name, LISTING) as file:
+            manifest = decode(file.read(), name)
+        for file_name in sorted(manifest.files)[rank::world_size]:
+            if reason := difference(store, name, file_name, manifest.files[file_name]):
+                return reason
+    except Fault as fault:
+        return fault
+    except Damage as damage:
+        return str(damage)
+    except OSError as error:
+        return f"{error.filename or name}: {error.strerror or error}"
+    return manifest

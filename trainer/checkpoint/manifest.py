@@ -1,0 +1,175 @@
+"""What `muster.json` says, and how a reader knows that it says what was written.
+
+The text of the file is {"checksum": ..., "checkpoint": {...}}; the checksum is over the canonical
+JSON of the second. Later formats keep this, so that a newer format can be told from damage.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trainer.exits import Exit, Fault
+
+FORMAT = 1
+LISTING = "muster.json"
+DTYPES = {
+    str(kind).removeprefix("torch."): kind
+    for kind in vars(torch).values()
+    if isinstance(kind, torch.dtype)
+}
+
+_NAME = re.compile(r"step-(\d{8,20})")
+_Count = Annotated[int, Field(ge=0)]
+_Shape = tuple[_Count, ...]
+
+
+class Damage(Exception):  # not an error of this program
+    """Why a checkpoint is not what was once written."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, and what must stay the same for its data order to go on unbroken.
+
+    Random states need no place here: what is drawn is a function of (seed, step, rank), the data
+    order of (seed, epoch, position), the learning rate of the step.
+    """
+
+    step: int
+    samples: int
+    task: str
+    seed: int
+    global_batch: int
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class File(_Part):
+    """A data file: its bytes, and their checksum by zlib.crc32."""
+
+    size: _Count
+    crc32: _Count
+
+
+class Chunk(_Part):
+    """A rectangle of a tensor: `sizes` from `offsets` on, row-major from byte `start` of `file`."""
+
+    offsets: _Shape
+    sizes: _Shape
+    file: str
+    start: _Count
+
+
+class Tensor(_Part):
+    """A tensor and the chunks that make it up."""
+
+    dtype: str
+    shape: _Shape
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return DTYPES[self.dtype].itemsize
+
+
+class Manifest(_Part):
+    """A checkpoint: how far the run was, and where everything lies.
+
+    `values` are what is no tensor, by the same flat names; `metric` is the score of an evaluation
+    at this very step, larger is better.
+    """
+
+    format: int
+    progress: Progress
+    metric: float | None
+    torch: str
+    mode: str
+    world_size: _Count
+    files: dict[Annotated[str, Field(pattern=r"^rank-\d{5,}\.data$")], File]
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the data files."""
+        return sum(file.size for file in self.files.values())
+
+
+def name_of(step: int) -> str:
+    """Return the name of the checkpoint after optimiser step `step`."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step of a checkpoint's name, or None when it is no such name."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Return the text of `muster.json`."""
+    body = manifest.model_dump()
+    return json.dumps({"checksum": checksum(body), "checkpoint": body}, indent=1).encode()
+
+
+def decode(text: bytes, name: str) -> Manifest:
+    """Return what `muster.json` of the checkpoint `name` says.
+
+    Raises Damage when it is not what was written, and Fault(65) when a newer muster wrote it.
+    """
+    try:
+        outer = json.loads(text)
+        body = outer["checkpoint"]
+        if outer["checksum"] != checksum(body):
+            raise Damage(f"{LISTING} does not have the checksum it states")
+        if body["format"] > FORMAT:
+            raise Fault(
+                Exit.DATA,
+                f"checkpoint {name}: written in format {body['format']}, this muster reads up to "
+                f"{FORMAT}; use the newer one, or set another TRAINER_OUT",
+            )
+        manifest = Manifest.model_validate(body)
+        _check(manifest, name)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Damage(f"{LISTING} is not in the format: {where}: {first['msg']}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damage(f"{LISTING} is unreadable: {error}") from error
+    return manifest
+
+
+def checksum(body: Mapping[str, Any]) -> str:
+    """Return the checksum that stands beside `body`, in this and every later format."""
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return blake2b(canonical.encode(), digest_size=16).hexdigest()
+
+
+def _check(manifest: Manifest, name: str) -> None:
+    step = step_of(name)
+    if step is not None and step != manifest.progress.step:
+        raise Damage(f"{LISTING} is that of step {manifest.progress.step}")
+    for key, tensor in manifest.tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise Damage(f"{LISTING}: {key} has the unknown type {tensor.dtype}")
+        for chunk in tensor.chunks:
+            file = manifest.files.get(chunk.file)
+            end = chunk.start + math.prod(chunk.sizes) * tensor.itemsize
+            inside = all(
+                offset + size <= extent
+                for offset, size, extent in zip(
+                    chunk.offsets, chunk.sizes, tensor.shape, strict=True
+                )
+            )
+            if file is None or end > file.size or not inside:
+                raise Damage(f"{LISTING}: {key} lies outside of {chunk.file}")

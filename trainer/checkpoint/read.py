@@ -1,0 +1,191 @@
+"""Load a checkpoint, all ranks together: torch.distributed.checkpoint plans, this reads.
+
+DCP decides which slices of which chunks a rank needs, whatever mode and world size wrote them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, BinaryIO, cast
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+from torch.optim import Optimizer
+
+from trainer.checkpoint.find import Found
+from trainer.checkpoint.manifest import DTYPES, Chunk, Manifest, Tensor
+from trainer.checkpoint.state import capture, restore
+from trainer.exits import Exit, Fault
+from trainer.runtime import Runtime, say
+
+
+def load(
+    found: Found,
+    module: nn.Module,
+    optimizer: Optimizer,
+    extra: Mapping[str, Stateful],
+    *,
+    runtime: Runtime,
+) -> None:
+    """Give a checkpoint's state to the run. Raises Fault(65) when it is another model's.
+
+    What `extra` names and the checkpoint does not hold keeps its initial state, and that is said.
+    """
+    state = capture(module, optimizer, extra)
+    manifest = found.manifest
+    for name in list(state["extra"]):
+        if not any(key.startswith(f"extra.{name}.") for key in _keys(manifest)):
+            del state["extra"][name]
+            if runtime.is_main:
+                say(f"checkpoint {found.where} holds no {name}: it starts anew")
+    try:
+        dcp.load(
+            state,
+            storage_reader=_Reader(found),
+            planner=_Planner(),
+            process_group=runtime.control,
+            no_dist=runtime.control is None,
+        )
+        restore(state, module, optimizer, extra)
+    except (CheckpointException, RuntimeError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise Fault(
+            Exit.DATA, f"checkpoint {found.where}: does not fit this run: {reason}"
+        ) from error
+
+
+def whole(found: Found, key: str) -> torch.Tensor:
+    """Return one tensor of a checkpoint, put together from its chunks, on the CPU."""
+    stored = found.manifest.tensors[key]
+    result = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
+    for chunk in stored.chunks:
+        place = tuple(
+            slice(offset, offset + size)
+            for offset, size in zip(chunk.offsets, chunk.sizes, strict=True)
+        )
+        with found.store.open(found.name, chunk.file) as file:
+            rows = slice(0, chunk.sizes[0] if chunk.sizes else 1)
+            result[place] = _rows(file, stored, chunk, rows)
+    return result
+
+
+def _keys(manifest: Manifest) -> Iterator[str]:
+    yield from manifest.tensors
+    yield from manifest.values
+
+
+class _Planner(DefaultLoadPlanner):
+    """DCP's own, but what is no tensor is read as JSON."""
+
+    def set_value(self, key: str, value: Any) -> None:
+        """Put `value` where the nested state has `key`, a tuple where there was one."""
+        *path, last = self.mappings[key]
+        place: Any = self.original_state_dict
+        for part in path:
+            place = place[part]
+        place[last] = tuple(value) if isinstance(place[last], tuple) else value
+
+
+class _Reader(StorageReader):
+    """DCP's storage: tells it what there is, and reads the slices that it plans."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+        self._chunks = {
+            (key, chunk.offsets): (tensor, chunk)
+            for key, tensor in found.manifest.tensors.items()
+            for chunk in tensor.chunks
+        }
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003
+        return True
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        manifest = self._found.manifest
+        described: dict[str, Any] = {key: BytesStorageMetadata() for key in manifest.values}
+        for key, tensor in manifest.tensors.items():
+            described[key] = TensorStorageMetadata(
+                TensorProperties(dtype=DTYPES[tensor.dtype]),
+                torch.Size(tensor.shape),
+                [
+                    ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
+                    for chunk in tensor.chunks
+                ],
+            )
+        return Metadata(described)
+
+    def set_up_storage_reader(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        read = {item.storage_index.fqn for plan in plans for item in plan.items}
+        unread = [key for key in self._found.manifest.tensors if key.startswith("model.")]
+        if left := [key for key in unread if key not in read]:
+            raise ValueError(f"it has {len(left)} tensors that the model lacks, such as {left[0]}")
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        with ExitStack() as stack:
+            files: dict[str, BinaryIO] = {}
+            for item in plan.items:
+                index = item.storage_index
+                if item.type == LoadItemType.BYTE_IO:
+                    cast("_Planner", planner).set_value(
+                        index.fqn, self._found.manifest.values[index.fqn]
+                    )
+                    continue
+                tensor, chunk = self._chunks[index.fqn, tuple(index.offset or ())]
+                if chunk.file not in files:
+                    opened = self._found.store.open(self._found.name, chunk.file)
+                    files[chunk.file] = stack.enter_context(opened)
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(_slice(files[chunk.file], tensor, chunk, item))
+                planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+def _slice(file: BinaryIO, tensor: Tensor, chunk: Chunk, item: ReadItem) -> torch.Tensor:
+    """Return the rectangle of a chunk that `item` wants, reading no rows but its own."""
+    offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
+    if not lengths:
+        return _rows(file, tensor, chunk, slice(0, 1))
+    read = _rows(file, tensor, chunk, slice(offsets[0], offsets[0] + lengths[0]))
+    for axis in range(1, len(lengths)):
+        read = read.narrow(axis, offsets[axis], lengths[axis])
+    return read
+
+
+def _rows(file: BinaryIO, tensor: Tensor, chunk: Chunk, rows: slice) -> torch.Tensor:
+    """Return rows of a chunk, shape (rows, *the other sizes), or () when the tensor has none."""
+    shape = (rows.stop - rows.start, *chunk.sizes[1:]) if chunk.sizes else ()
+    row = math.prod(chunk.sizes[1:]) * tensor.itemsize
+    data = bytearray((rows.stop - rows.start) * row)
+    if not data:
+        return torch.empty(shape, dtype=DTYPES[tensor.dtype])
+    file.seek(chunk.start + rows.start * row)
+    if file.readinto(data) != len(data):  # type: ignore[attr-defined]  # every binary file has it
+        raise EOFError(f"{chunk.file} ended early")
+    return torch.frombuffer(data, dtype=DTYPES[tensor.dtype]).view(shape)

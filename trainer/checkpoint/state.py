@@ -1,0 +1,40 @@
+"""What a checkpoint holds: model, optimiser, and what else a run registers under a name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.optim import Optimizer
+
+State = dict[str, Any]
+
+# Flat names, parameter by parameter, so that any mode can load what any other saved.
+_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def capture(module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Stateful]) -> State:
+    """Return the state as nested dicts whose tensors are the run's own: copy before the next step.
+
+    `extra` is a loss scaler, averaged weights, an outer optimiser: what has state_dict() and
+    load_state_dict(), of tensors and plain numbers, strings and lists.
+    """
+    model, optimiser = get_state_dict(module, optimizer, options=_OPTIONS)
+    others = {name: part.state_dict() for name, part in extra.items()}
+    return {"model": model, "optimizer": optimiser, "extra": others}
+
+
+def restore(
+    state: State, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Stateful]
+) -> None:
+    """Give a state of `capture`'s form to model, optimiser and those of `extra` that it holds."""
+    set_state_dict(
+        module,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=_OPTIONS,
+    )
+    for name, part in state["extra"].items():
+        extra[name].load_state_dict(part)

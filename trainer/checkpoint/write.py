@@ -1,0 +1,248 @@
+"""Write a checkpoint, all ranks together: torch.distributed.checkpoint plans, this stores.
+
+DCP decides which rank writes which part and gathers every rank's failure; its own files are pickles,
+which is why they are not used.
+"""
+
+import contextlib
+import errno
+import io
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from trainer.checkpoint.manifest import (
+    FORMAT,
+    LISTING,
+    Chunk,
+    Damage,
+    File,
+    Manifest,
+    Progress,
+    Tensor,
+    decode,
+    encode,
+    name_of,
+)
+from trainer.checkpoint.retention import Keep, superfluous
+from trainer.checkpoint.state import State
+from trainer.checkpoint.store import Store, difference
+
+
+@dataclass(frozen=True)
+class Label:
+    """What the manifest says beside the contents."""
+
+    progress: Progress
+    mode: str
+    world_size: int
+    metric: float | None = None
+
+
+class Refused(Exception):  # nothing is wrong with the program
+    """Why storage did not take a checkpoint: full, failing, or gone. Another attempt may succeed."""
+
+
+def write(
+    state: State, label: Label, store: Store, keep: Keep, *, group: dist.ProcessGroup | None
+) -> int:
+    """Write `state` as the checkpoint of its step and return its bytes, known to rank 0 only.
+
+    All ranks of `group` call it together and get the same answer. Raises Refused when storage is
+    the reason that there is no checkpoint now; then nothing of the attempt is left.
+    """
+    writer = _Writer(store, label, keep)
+    try:
+        dcp.save(
+            state,
+            storage_writer=writer,
+            planner=_Planner(dedup_save_to_lowest_rank=False),
+            process_group=group,
+            no_dist=group is None,
+        )
+    except CheckpointException as error:
+        writer.discard()
+        raise _reason(error, store.where(name_of(label.progress.step))) from error
+    return writer.size
+
+
+def _reason(error: CheckpointException, where: str) -> Exception:
+    """Return what to raise for the ranks' failures: a refusal if storage is behind all of them."""
+    failures = {rank: failure[0] for rank, failure in error.failures.items()}
+    rank, first = min(failures.items())
+    text = f"checkpoint {where}: cannot be written: rank {rank}: "
+    for failure in failures.values():
+        if not isinstance(failure, OSError):
+            return RuntimeError(f"{text}{type(failure).__name__}: {failure}")
+    return Refused(text + (getattr(first, "strerror", None) or str(first)))
+
+
+class _Planner(DefaultSavePlanner):
+    """DCP's own, but what is no tensor becomes JSON instead of a pickle."""
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002  # torch's name
+        if write_item.type != WriteItemType.BYTE_IO:
+            return object
+        try:
+            return io.BytesIO(json.dumps(object).encode())
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{write_item.index.fqn} is a {type(object).__name__}; a checkpoint holds tensors, "
+                "numbers, strings and lists and dicts of them"
+            ) from error
+
+
+class _Writer(StorageWriter):
+    """DCP's storage: one data file per rank; the coordinator writes the manifest and commits."""
+
+    def __init__(self, store: Store, label: Label, keep: Keep) -> None:
+        self._store, self._label, self._keep = store, label, keep
+        self._name = name_of(label.progress.step)
+        self._begun: str | None = None
+        self.size = 0
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003
+        return True
+
+    def set_up_storage_writer(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        self._begun = self._store.begin(self._name)
+        needed = sum(item.tensor_storage_size() or 0 for plan in plans for item in plan.items)
+        free = self._store.free()
+        if free is not None and free < needed:
+            raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free")
+        return [
+            replace(plan, storage_data=(self._begun, f"rank-{rank:05d}.data"))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        folder, name = plan.storage_data
+        tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
+        results = []
+        for item in plan.items:
+            if item.type == WriteItemType.BYTE_IO:
+                value = cast("io.BytesIO", planner.resolve_data(item)).getvalue()
+                results.append(WriteResult(item.index, len(value), json.loads(value)))
+        if tensors:
+            results += self._write_tensors(folder, name, tensors, planner)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def _write_tensors(
+        self, folder: str, name: str, items: Sequence[WriteItem], planner: SavePlanner
+    ) -> list[WriteResult]:
+        results, checksum, start = [], 0, 0
+        with self._store.create(folder, name) as file:
+            for item in items:
+                data = _bytes_of(cast("torch.Tensor", planner.resolve_data(item)))
+                file.write(data)
+                checksum = zlib.crc32(data, checksum)
+                results.append(WriteResult(item.index, data.nbytes, (name, start)))
+                start += data.nbytes
+        written = File(size=start, crc32=checksum)
+        if reason := difference(self._store, folder, name, written):
+            raise OSError(errno.EIO, f"{reason}, just after it was written")
+        # DCP carries results, not files: the file's own travels with its first tensor.
+        first = results[0]
+        results[0] = replace(first, storage_data=(*first.storage_data, written))
+        return results
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        manifest = _manifest(self._label, metadata, [one for some in results for one in some])
+        text = encode(manifest)
+        decode(text, self._name)
+        folder = cast("str", self._begun)
+        with self._store.create(folder, LISTING) as file:
+            file.write(text)
+        self._store.commit(folder, self._name)
+        self._begun = None
+        self.size = manifest.size + len(text)
+        with contextlib.suppress(OSError):  # the next one tries again
+            remove_old(self._store, self._keep)
+
+    def discard(self) -> None:
+        """Remove what a failed attempt left, on the rank that began it."""
+        if self._begun is not None:
+            self._store.discard(self._begun)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def _manifest(label: Label, metadata: Metadata, results: Sequence[WriteResult]) -> Manifest:
+    files: dict[str, File] = {}
+    chunks: dict[str, list[Chunk]] = {}
+    values: dict[str, Any] = {}
+    for result in results:
+        key = result.index.fqn
+        stored = metadata.state_dict_metadata[key]
+        if not isinstance(stored, TensorStorageMetadata):
+            values[key] = result.storage_data
+            continue
+        name, start, *written = result.storage_data
+        if written:
+            files[name] = written[0]
+        offsets = tuple(result.index.offset or (0,) * len(stored.size))
+        sizes = next(tuple(c.sizes) for c in stored.chunks if tuple(c.offsets) == offsets)
+        chunks.setdefault(key, []).append(
+            Chunk(offsets=offsets, sizes=sizes, file=name, start=start)
+        )
+    tensors = {
+        key: Tensor(
+            dtype=str(stored.properties.dtype).removeprefix("torch."),
+            shape=tuple(stored.size),
+            chunks=tuple(chunks[key]),
+        )
+        for key, stored in metadata.state_dict_metadata.items()
+        if isinstance(stored, TensorStorageMetadata)
+    }
+    return Manifest(
+        format=FORMAT,
+        progress=label.progress,
+        metric=label.metric,
+        torch=torch.__version__,
+        mode=label.mode,
+        world_size=label.world_size,
+        files=files,
+        tensors=tensors,
+        values=values,
+    )
+
+
+def remove_old(store: Store, keep: Keep) -> None:
+    """Remove the checkpoints that `keep` does not; what is damaged neither counts nor goes."""
+    metrics: dict[int, float | None] = {}
+    for name in store.names():
+        try:
+            with store.open(name, LISTING) as file:
+                manifest = decode(file.read(), name)
+        except (Damage, OSError):
+            continue
+        metrics[manifest.progress.step] = manifest.metric
+    for step in superfluous(metrics, keep):
+        store.remove(name_of(step))

@@ -68,7 +68,8 @@ test: $(STAMP) ## every test
 test-fast: $(STAMP) ## the tests that take seconds
 	@$(PY) -m pytest $(PARALLEL) -m 'not slow'
 
-docs: $(STAMP) ## write the tables of the README anew from the code
+docs: $(STAMP) ## write the README's tables and the models' costs anew from the code
+	@$(PY) -m trainer.measure
 	@$(PY) -m trainer.reference README.md
 
 # Two at a time, whatever the machine: most of a test's time is the start of a process with torch.

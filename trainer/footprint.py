@@ -80,11 +80,11 @@ class Footprint(TorchDispatchMode):
 
 
 class Activations:
-    """What the forward pass keeps for the backward pass; `peak` is the most bytes at once."""
+    """What the forward pass keeps for the backward pass, in bytes: `now`, and at most, `peak`."""
 
     def __init__(self) -> None:
         self.peak = 0
-        self._now = 0
+        self.now = 0
         self._holders: Counter[int] = Counter()
 
     @contextlib.contextmanager
@@ -104,14 +104,14 @@ class Activations:
         """Count a storage once, however often it is kept."""
         self._holders[key] += 1
         if self._holders[key] == 1:
-            self._now += size
-            self.peak = max(self.peak, self._now)
+            self.now += size
+            self.peak = max(self.peak, self.now)
 
     def release(self, key: int, size: int) -> None:
         """Take a storage off the count when nothing keeps it any more."""
         self._holders[key] -= 1
         if self._holders[key] == 0:
-            self._now -= size
+            self.now -= size
 
 
 class _Kept:

@@ -11,6 +11,10 @@ import pytest
 
 from tests.conftest import ROOT, clean_environment
 from tests.ranks import run_ranks
+from trainer.costs import pieces_of
+from trainer.environment import parse, variable
+from trainer.memory import estimate
+from trainer.sizing import size
 
 pytestmark = pytest.mark.slow
 
@@ -68,17 +72,11 @@ def _count_the_second_step() -> None:
     strategies.build = counted
 
 
-def dry_run(ranks: int, folder: Path, **settings: str) -> dict[str, Any]:
-    variables = {f"TRAINER_{name.upper()}": value for name, value in settings.items()}
-    result = subprocess.run(
-        [sys.executable, "-m", "trainer"],
-        cwd=ROOT,
-        env=clean_environment(TRAINER_DRY_RUN=str(ranks), TRAINER_OUT=str(folder), **variables),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    need: dict[str, Any] = json.loads(result.stdout.splitlines()[0])
+def dry_run(ranks: int, folder: Path, **written: str) -> dict[str, Any]:
+    from trainer.dry_run import run
+
+    assert run(parse(written | {"out": str(folder)}, label=variable), ranks) == 0
+    need: dict[str, Any] = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     return need
 
 
@@ -94,12 +92,41 @@ def test_a_dry_run_says_what_real_ranks_hold_and_send(
         assert said[name] == pytest.approx(real[name], rel=0.01), name
     for collective in ("all_gather", "reduce_scatter"):  # DDP's all_reduce is out of sight, in C++
         assert said["sent"].get(collective) == real["sent"].get(collective)
+    compare_with_arithmetic(said, ranks, settings)
+
+
+def compare_with_arithmetic(
+    said: dict[str, Any], ranks: int, written: dict[str, str], *, peak: float = 0.1
+) -> None:
+    settings = parse(written, label=variable)
+    pieces = pieces_of(settings.task)
+    assert pieces is not None
+    reckoned = estimate(pieces, size(settings, ranks, label=variable), settings)
+    for name in ("parameters", "gradients", "optimizer", "activations"):
+        assert getattr(reckoned, name) == pytest.approx(said[name], rel=0.1), name
+    assert reckoned.total == pytest.approx(said["peak"], rel=peak)
+    # the norm of the gradients is a few bytes beside
+    sent = {name: size for name, size in said["sent"].items() if size > 1024}
+    assert reckoned.sent == pytest.approx(sent, rel=0.1)
+
+
+@pytest.mark.parametrize("task", ["digits", "charlm-lstm", "charlm-gru"])
+@pytest.mark.parametrize(
+    ("mode", "ranks", "mesh"), [("ddp", 2, ""), ("hsdp", 8, "dp_replicate=4,dp_shard=2")]
+)
+def test_the_arithmetic_knows_the_other_tasks_too(
+    task: str, mode: str, ranks: int, mesh: str, tmp_path: Path
+) -> None:
+    settings = COMMON | {"task": task, "mode": mode, "mesh": mesh, "micro_batch": "2"}
+    compare_with_arithmetic(dry_run(ranks, tmp_path, **settings), ranks, settings, peak=0.15)
 
 
 def test_a_thousand_ranks_fit_into_one_process(tmp_path: Path) -> None:
     settings = COMMON | {"mode": "hsdp", "mesh": "dp_replicate=128,dp_shard=8"}
-    few = dry_run(8, tmp_path, **(COMMON | {"mode": "fsdp", "micro_batch": "2"}))
-    many = dry_run(1024, tmp_path, **(settings | {"global_batch": "4096", "micro_batch": "2"}))
+    few = dry_run(8, tmp_path / "few", **(COMMON | {"mode": "fsdp", "micro_batch": "2"}))
+    many = dry_run(
+        1024, tmp_path / "many", **(settings | {"global_batch": "4096", "micro_batch": "2"})
+    )
     assert many["world_size"] == 1024
     assert many["parameters"] == few["parameters"]
     # the gradients' shards are then averaged over the 128 replicas of each
@@ -108,11 +135,11 @@ def test_a_thousand_ranks_fit_into_one_process(tmp_path: Path) -> None:
 
 def test_a_dry_run_says_whether_a_device_is_large_enough(tmp_path: Path) -> None:
     environment = {"TRAINER_DRY_RUN": "2", "TRAINER_MODE": "ddp", "TRAINER_OUT": str(tmp_path)}
-    for size, words in (("80", "it fits in 80 GiB"), ("0.001", "does NOT fit in 0.001 GiB")):
+    for memory, words in (("80", "it fits in 80 GiB"), ("0.001", "does NOT fit in 0.001 GiB")):
         result = subprocess.run(
             [sys.executable, "-m", "trainer"],
             cwd=ROOT,
-            env=clean_environment(TRAINER_DEVICE_MEMORY=size, **environment),
+            env=clean_environment(TRAINER_DEVICE_MEMORY=memory, **environment),
             capture_output=True,
             text=True,
             check=True,

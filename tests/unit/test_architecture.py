@@ -10,12 +10,24 @@ import pytest
 from tests.conftest import ROOT, clean_environment
 
 # What the renderer may take from the trainer: the parts that import no torch.
-SHARED = {"balance", "contract", "environment", "exits", "modes", "partition", "settings", "sizing"}
+SHARED = {
+    "balance",
+    "contract",
+    "costs",
+    "environment",
+    "exits",
+    "memory",
+    "modes",
+    "partition",
+    "settings",
+    "sizing",
+}
 
 # A module imports only what has a smaller number.
 TRAINER_ORDER = {
     "exits": 0,
     "modes": 10,
+    "costs": 10,
     "contract": 10,
     "partition": 10,
     "balance": 10,
@@ -26,6 +38,7 @@ TRAINER_ORDER = {
     "orphans": 40,
     "coordinator": 45,
     "member": 45,
+    "memory": 45,
     "runtime": 50,
     "rendezvous": 55,
     "chain": 60,
@@ -50,6 +63,7 @@ TRAINER_ORDER = {
     "guard": 110,
     "loop": 120,
     "launch": 120,
+    "measure": 85,
     "dry_run": 120,
     "__main__": 130,
     "reference": 130,

@@ -1,0 +1,18 @@
+"""The costs that stand in a file are those of the models."""
+
+import pytest
+
+from trainer import costs
+from trainer.environment import built_in_tasks
+
+
+@pytest.mark.slow
+def test_the_file_of_costs_is_what_the_models_cost() -> None:
+    from trainer.measure import sheet
+
+    assert costs.FILE.read_bytes() == costs.text_of(sheet()), "run `make docs`"
+
+
+def test_every_built_in_task_is_known_and_no_other() -> None:
+    assert all(costs.pieces_of(name) for name in built_in_tasks())
+    assert costs.pieces_of("my.module:Task") is None

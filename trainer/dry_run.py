@@ -28,7 +28,7 @@ from trainer.footprint import Activations, Footprint
 from trainer.loader import Loader
 from trainer.metrics import reporting
 from trainer.order import Order, training_shares
-from trainer.run import dtype_of
+from trainer.precision import dtype_of
 from trainer.runtime import Runtime, place, say
 from trainer.settings import Settings
 from trainer.sizing import Sizing, size

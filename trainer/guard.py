@@ -41,12 +41,15 @@ class Guard:
         """
         if math.isfinite(norm):
             self.in_a_row = 0
+            self._run.loss_scale.succeeded()
             for kept, buffer in zip(self._kept, self._buffers, strict=True):
                 kept.copy_(buffer)
             return True
         # The forward pass has already put the batch into the running statistics of a BatchNorm.
         for kept, buffer in zip(self._kept, self._buffers, strict=True):
             buffer.copy_(kept)
+        if self._run.loss_scale.back_off():
+            return False
         self.skipped += 1
         self.in_a_row += 1
         run, step = self._run, self._run.step + 1

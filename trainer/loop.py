@@ -16,10 +16,12 @@ from trainer.evaluation import evaluate
 from trainer.exits import Exit, Fault
 from trainer.guard import Guard
 from trainer.metrics import Report, reporting
+from trainer.model import build as build_model
 from trainer.order import mix, training_shares
+from trainer.precision import settle_tf32
 from trainer.preflight import preflight
 from trainer.resume import is_due, is_time_to_save, report_saved, resume, save, saving_to
-from trainer.run import Run, dtype_of
+from trainer.run import Run
 from trainer.runtime import Runtime, as_fault, join, say, total
 from trainer.settings import Settings
 from trainer.stop import Stop, stop_requests
@@ -57,7 +59,8 @@ def _prepare(
         )
     fitness = preflight(settings, runtime, training)
     torch.manual_seed(settings.seed)
-    model = task.model().to(runtime.device, dtype_of(settings))
+    settle_tf32(settings, runtime.device)
+    model = build_model(task, settings, runtime)
     context = strategies.Context(settings, runtime, task.loss)
     strategy = strategies.build(runtime.sizing.mode, model, context)
     return Run(settings, runtime, report, task, strategy, training, test, saver, fitness=fitness)
@@ -140,7 +143,8 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
         samples = min(run.batch, order.end - run.samples)
         weight = order.weight(run.samples, samples)
         micro_batches = list(islice(batches, runtime.sizing.batches.accumulation))
-        loss_sum = run.strategy.step(micro_batches, weight)
+        loss_sum = run.strategy.step(micro_batches, weight / run.loss_scale.value)
+        run.loss_scale.unscale(run.strategy.module.parameters())
         norm = run.strategy.clip(settings.clip_norm)
         if guard.accepts(norm):
             run.strategy.optimizer.step()

@@ -14,6 +14,7 @@ from trainer.data import Data, tokens_of
 from trainer.loader import Loader
 from trainer.metrics import Report
 from trainer.order import Order
+from trainer.precision import LossScale, dtype_of
 from trainer.runtime import Runtime
 from trainer.settings import Settings
 
@@ -42,6 +43,12 @@ class Run:
     saved_step: int = 0
     fitness: dict[str, float] = field(default_factory=dict)
     save_began: float = field(default_factory=time.monotonic)
+    loss_scale: LossScale = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loss_scale = LossScale(self.settings)
+        if self.settings.precision == "fp16":
+            self.extra["loss_scale"] = self.loss_scale
 
     @property
     def batch(self) -> int:
@@ -88,8 +95,3 @@ class Run:
             prefetch=self.settings.prefetch,
             dtype=dtype_of(self.settings),
         )
-
-
-def dtype_of(settings: Settings) -> torch.dtype:
-    """Return what parameters and inputs are made of, autocast aside."""
-    return torch.float64 if settings.precision == "fp64" else torch.float32

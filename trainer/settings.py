@@ -47,14 +47,29 @@ class Settings(BaseModel):
     clip_norm: float = Field(
         1.0, ge=0, allow_inf_nan=False, description="largest global gradient norm; 0 does not clip"
     )
-    precision: Literal["fp32", "bf16", "fp64"] = Field(
-        "fp32", description="fp32; bf16 autocast; or fp64, in which modes can be compared exactly"
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64"] = Field(
+        "fp32",
+        description="fp32; tf32 (GPUs from Ampere on); bf16 or fp16 autocast, the latter with loss "
+        "scaling; or fp64, in which modes can be compared exactly",
     )
     nonfinite_allowance: int = Field(
         5,
         ge=1,
         description="steps in a row without a finite loss and gradient that are skipped before the run "
         "goes back to a checkpoint; exit 72 when it comes to the same again",
+    )
+    bucket_mb: float = Field(
+        25, gt=0, allow_inf_nan=False, description="ddp: megabytes of gradients sent at a time"
+    )
+    static_graph: bool = Field(
+        False, description="ddp: every step uses the same parameters, so less is looked up"
+    )
+    comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+        "none",
+        description="ddp: how gradients are compressed on their way: none, fp16, bf16, powersgd",
+    )
+    sync_batchnorm: bool = Field(
+        False, description="BatchNorm over the samples of all ranks instead of each rank's own"
     )
     reshard: bool = Field(
         True, description="fsdp, hsdp: free the gathered parameters between forward and backward"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.data import Batch
+from trainer.precision import autocast
 from trainer.runtime import Runtime
 from trainer.settings import Settings
 
@@ -76,7 +77,7 @@ def accumulate(
     losses = []
     for number, batch in enumerate(micro_batches, start=1):
         with contextlib.nullcontext() if number == len(micro_batches) else unsynced():
-            with autocast(context):
+            with autocast(context.settings, context.runtime.device):
                 outputs = module(batch.inputs)
             loss = weighted_loss(outputs, batch, context)
             (loss * scale).backward()
@@ -88,18 +89,11 @@ def inference(module: nn.Module, context: Context) -> Callable[[Tensor], Tensor]
     """Return the forward pass of evaluation, in the precision of the settings."""
 
     def forward(inputs: Tensor) -> Tensor:
-        with autocast(context):
+        with autocast(context.settings, context.runtime.device):
             outputs: Tensor = module(inputs)
         return outputs
 
     return forward
-
-
-def autocast(context: Context) -> contextlib.AbstractContextManager[object]:
-    """Return the context that computes in the precision of the settings."""
-    if context.settings.precision == "bf16":
-        return torch.autocast(context.runtime.device.type, torch.bfloat16)
-    return contextlib.nullcontext()
 
 
 def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from trainer import optim
 from trainer.data import Batch
-from trainer.strategies import Context, Strategy, accumulate, clip, inference, single
+from trainer.exits import Exit, Fault
+from trainer.strategies import Context, Strategy, _comm_hooks, accumulate, clip, inference, single
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
@@ -32,14 +33,24 @@ def over(
     saved_optimizer: Optimizer | None = None,
 ) -> Strategy:
     """Return the strategy that averages gradients over `mesh` and updates with `optimizer`."""
-    runtime = context.runtime
+    runtime, settings, group = context.runtime, context.settings, mesh.get_group("dp_replicate")
+    if settings.static_graph and runtime.sizing.batches.accumulation > 1:
+        # Its reducer fails in the first backward pass under no_sync, torch 2.15: an internal assert.
+        raise Fault(
+            Exit.CONFIG,
+            "TRAINER_STATIC_GRAPH=true: does not go with gradients that are accumulated before they "
+            f"are sent; without TRAINER_MICRO_BATCH={runtime.sizing.batches.micro} it does",
+        )
     replica = DistributedDataParallel(
         model,
         device_ids=None if runtime.device.type == "cpu" else [runtime.device.index],
-        process_group=mesh.get_group("dp_replicate"),
+        process_group=group,
         gradient_as_bucket_view=True,
         init_sync=runtime.backend != "fake",  # a dry run has nobody to send the weights
+        bucket_cap_mb=settings.bucket_mb,
+        static_graph=settings.static_graph,
     )
+    _comm_hooks.register(replica, group, settings)
     parameters = list(model.parameters())
     replicas = runtime.sizing.batches.replicas
 

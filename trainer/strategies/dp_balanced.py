@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from trainer import optim
 from trainer.data import Batch
-from trainer.strategies import Context, Strategy, autocast, clip, inference, weighted_loss
+from trainer.precision import autocast
+from trainer.strategies import Context, Strategy, clip, inference, weighted_loss
 from trainer.strategies.dp import over_devices
 
 
@@ -27,7 +28,7 @@ class LossInside(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Return the sum of the losses of a replica's share, shape (1,), to be gathered."""
-        with autocast(self._context):
+        with autocast(self._context.settings, self._context.runtime.device):
             outputs = self.model(inputs)
         return weighted_loss(outputs, Batch(inputs, targets, weights), self._context).view(1)
 

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
 
 from trainer import optim
 from trainer.data import Batch
+from trainer.precision import half
 from trainer.settings import Settings
 from trainer.strategies import Context, Strategy, accumulate, clip, inference, single
 
@@ -60,11 +61,9 @@ def build(model: nn.Module, context: Context) -> Strategy:
 def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     """Shard `model` over `mesh`, block by block, so that few parameters are whole at once."""
     # reduce_dtype is spelt out: its default changed with torch 2.15, from param_dtype to the gradient's.
-    precision = (
-        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        if settings.precision == "bf16"
-        else MixedPrecisionPolicy()
-    )
+    precision = MixedPrecisionPolicy()
+    if dtype := half(settings):
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy()
     for module in (*_blocks(model), model):
         fully_shard(

@@ -1,0 +1,40 @@
+"""What is done to a task's model before a mode wraps it: the same for every mode.
+
+model = build(task, settings, runtime)
+"""
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainer import tasks
+from trainer.batchnorm import synchronise
+from trainer.modes import DATA_AXES
+from trainer.precision import dtype_of
+from trainer.runtime import Runtime
+from trainer.settings import Settings
+
+
+def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
+    """Return the task's model on this rank's device, with the same weights on every rank."""
+    model = task.model().to(runtime.device, dtype_of(settings))
+    if runtime.mesh is None:
+        return model
+    _broadcast(model)
+    if settings.sync_batchnorm:
+        model = synchronise(model, _data_group(runtime.mesh), runtime.device)
+    return model
+
+
+def _broadcast(model: nn.Module) -> None:
+    """Give every rank the first one's weights: a task may draw them from more than torch's seed."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.data, src=0)
+
+
+def _data_group(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """Return the ranks that together see a global batch, and hold the same part of the model."""
+    axes = [axis for axis in DATA_AXES if mesh[axis].size() > 1]
+    if len(axes) == 1:
+        return mesh.get_group(axes[0])
+    return mesh[DATA_AXES]._flatten("data").get_group()  # noqa: SLF001  # torch has no public way

@@ -1,0 +1,37 @@
+"""What ddp sends in place of whole gradients, by torch's communication hooks.
+
+`fp16` and `bf16` halve the bytes. `powersgd` sends two thin matrices for each gradient (Vogels et al.,
+2019) and keeps what they leave out for the next step; it begins after the warm-up of the learning rate,
+while gradients change fast. Its memory is not in the checkpoint: a resumed run fills it anew.
+"""
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.settings import Settings
+
+_RANK = 2  # of the two matrices
+
+
+def register(
+    replica: DistributedDataParallel, group: dist.ProcessGroup, settings: Settings
+) -> None:
+    """Make `replica` average its gradients as TRAINER_COMM_HOOK says."""
+    if settings.comm_hook == "fp16":
+        replica.register_comm_hook(group, default_hooks.fp16_compress_hook)
+    elif settings.comm_hook == "bf16":
+        replica.register_comm_hook(group, _bf16)
+    elif settings.comm_hook == "powersgd":
+        # DDP settles its buckets after the first step, which the hook must not see.
+        start = max(2, settings.warmup_steps)
+        state = PowerSGDState(group, matrix_approximation_rank=_RANK, start_powerSGD_iter=start)
+        replica.register_comm_hook(state, powerSGD_hook)
+
+
+def _bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:
+    # DDP refuses torch's own by its name wherever NCCL is not built in, though gloo can do it.
+    return default_hooks.bf16_compress_hook(group, bucket)

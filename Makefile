@@ -20,7 +20,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast docs lock image docker-run clean
+.PHONY: help setup run render lint format test test-fast docs lock image docker-run compose-run clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -91,6 +91,11 @@ image: ## build the trainer's image IMAGE (TORCH_BACKEND=cpu: without CUDA)
 docker-run: $(STAMP) ## train JOB in the image IMAGE on this machine, on its GPUs if JOB asks for them
 	@$(RENDER) --set image=$(IMAGE) --launcher docker -o $(FOLDER)
 	@$(FOLDER)/docker.sh
+
+compose-run: $(STAMP) ## train JOB in the image IMAGE on this machine, a container for every node
+	@$(RENDER) --set image=$(IMAGE) --launcher compose -o $(FOLDER)
+	@mkdir -p $(FOLDER)/$(NAME)-run
+	@MUSTER_USER=$$(id -u):$$(id -g) docker compose -f $(FOLDER)/compose.yaml up --abort-on-container-failure
 
 clean: ## remove what make and the tests wrote, except .venv
 	rm -rf build runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -105,9 +105,9 @@ def check_environment(variables: list[EnvVar]) -> None:
         where = f"env[{index}].name={one.name!r}"
         if first.setdefault(one.name, index) != index:
             raise ValueError(f"{where}: given twice, first in env[{first[one.name]}]")
-        if elsewhere := _set_elsewhere(one.name):
+        if elsewhere := set_elsewhere(one.name):
             raise ValueError(f"{where}: not for env; {elsewhere}")
-        if one.value is not None and _is_credential(one.name, one.value):
+        if one.value is not None and is_credential(one.name, one.value):
             # Without the value, which would end in a log.
             raise ValueError(
                 f"{where}: its value looks like a credential, and whoever may read the job could read "
@@ -125,7 +125,7 @@ _SECRET_BY_ITSELF = re.compile(
 )
 
 
-def _is_credential(name: str, value: str) -> bool:
+def is_credential(name: str, value: str) -> bool:
     """Say whether a literal should be a Secret; a word such as PAD_TOKEN=<pad> should not."""
     if _ALWAYS_SECRET.fullmatch(name) and value:
         return True
@@ -146,7 +146,7 @@ _AGENT = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTE
 _AGENT_PREFIXES = ("PET_", "TRAINER_", "MUSTER_", "TORCHELASTIC_", "JOB_COMPLETION_INDEX")
 
 
-def _set_elsewhere(name: str) -> str | None:
+def set_elsewhere(name: str) -> str | None:
     """Return where a variable of the contract is set instead, or None when `env` may hold it."""
     if name in _CONTRACT:
         return _CONTRACT[name]

@@ -1,7 +1,8 @@
 """Job files as written: reads YAML, merges files left to right, applies --set, remembers who said what.
 
-Mappings merge key by key, lists and scalars replace, null takes a key away. Nothing here knows which
-keys there are; that is `k8s/spec.py`.
+Mappings merge key by key, scalars replace, null takes a key away. Lists replace too, but a list of
+mappings that each have a `name` is merged by it: an item replaces the one of its name or is added.
+Nothing here knows which keys there are; that is `k8s/spec.py`.
 
     render.py base.yaml job.yaml --set nodes=4 --set 'env[0].value=x'
 """
@@ -47,6 +48,18 @@ def read(paths: Sequence[str], settings: Sequence[str] = ()) -> JobFile:
     for setting in settings:
         _set(values, setting, origins)
     return JobFile(_without_nulls(values), origins, paths[-1])
+
+
+PROFILES = Path(__file__).parent / "profiles"
+
+
+def profile(name: str) -> str:
+    """Return the path of a profile by its name. Raises Fault(64)."""
+    known = {path.stem: path for path in sorted(PROFILES.glob("*.yaml"))}
+    if name not in known:
+        choices = ", ".join(known)
+        raise Fault(Exit.CONFIG, f"--profile {name}: no such profile; choose {choices}")
+    return str(known[name])
 
 
 class _Loader(yaml.CSafeLoader):
@@ -152,9 +165,23 @@ def _merge(
                 base[key] = {}
                 origins[path] = origin
             _merge(base[key], value, at=path, origin=origin, origins=origins)
+        elif _named(value) and _named(base.get(key)):
+            taken = {one["name"] for one in value}
+            kept = [one for one in base[key] if one["name"] not in taken]
+            base[key] = [*kept, *value]
+            for index in range(len(kept), len(base[key])):
+                _record(f"{path}[{index}]", origin, origins)
         else:
             base[key] = value
             _record(path, origin, origins)
+
+
+def _named(value: Any) -> bool:
+    """Say whether a value is a list, not empty, whose items can be told apart by their names."""
+    if not isinstance(value, list) or not value:
+        return False
+    names = [one.get("name") for one in value if isinstance(one, dict)]
+    return len(names) == len(value) and all(isinstance(name, str) for name in names)
 
 
 def _set(values: dict[str, Any], setting: str, origins: dict[str, str]) -> None:

@@ -1,7 +1,7 @@
 """What a launcher is. Each is one folder in `k8s/templates/`, found by its name.
 
 The folder's `__init__.py` holds LAUNCHER, the facts below; beside it lie its own templates:
-`manifest.yaml.j2` with `pod.yaml.j2` for a cluster, `script.sh.j2` for a machine.
+`manifest.yaml.j2` with `pod.yaml.j2` for a cluster, `script.sh.j2` or `compose.yaml.j2` for a machine.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,6 +27,7 @@ class RunsIn(StrEnum):
 
     POD = "pod"
     CONTAINER = "container"  # one, on this machine, for all nodes
+    CONTAINERS = "containers"  # one for each node, on this machine
     PROCESS = "process"  # on this machine, without an image
 
 
@@ -62,12 +63,14 @@ class Launcher:
 
     @property
     def suffix(self) -> str:
-        return ".yaml" if self.runs_in is RunsIn.POD else ".sh"
+        return ".yaml" if self.runs_in in _STEMS else ".sh"
 
     @property
     def template(self) -> str:
-        stem = "manifest" if self.runs_in is RunsIn.POD else "script"
-        return f"{self.name}/{stem}{self.suffix}.j2"
+        return f"{self.name}/{_STEMS.get(self.runs_in, 'script')}{self.suffix}.j2"
+
+
+_STEMS = {RunsIn.POD: "manifest", RunsIn.CONTAINERS: "compose"}
 
 
 def known() -> list[str]:
@@ -117,6 +120,23 @@ def warnings_of_a_machine(spec: "JobSpec") -> list[str]:
     if spec.env_from:
         warnings.append("envFrom: not on this machine; the trainer has none of those variables")
     return warnings
+
+
+def refuse_for_docker(spec: "JobSpec") -> None:
+    """Refuse what Docker cannot do. Raises Fault(64)."""
+    resource = spec.resources.gpu_resource
+    if spec.resources.gpu and resource != "nvidia.com/gpu":
+        raise Fault(
+            Exit.CONFIG,
+            f"resources.gpuResource={resource!r}: docker hands out NVIDIA GPUs only; use nvidia.com/gpu "
+            "or another launcher",
+        )
+    for key, volume in (("data", spec.data), ("checkpoints", spec.checkpoints)):
+        if volume and volume.host_path and {",", '"'} & set(volume.host_path):
+            raise Fault(
+                Exit.CONFIG,
+                f"{key}.hostPath={volume.host_path!r}: docker mounts no path with a comma or a quote",
+            )
 
 
 def warnings_of_a_gang(spec: "JobSpec") -> list[str]:

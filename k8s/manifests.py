@@ -37,6 +37,9 @@ class Rendered:
 
 def render(plan: Plan, launcher: Launcher) -> Rendered:
     """Return what a launcher is given for a plan."""
+    if launcher.runs_in is RunsIn.CONTAINERS:
+        text = _environment(_json).get_template(launcher.template).render(plan=plan)
+        return Rendered(dump([yaml.load(text, yaml.CSafeLoader)]), ())
     if launcher.runs_in is not RunsIn.POD:
         return Rendered(_environment(_shell).get_template(launcher.template).render(plan=plan), ())
     environment = _environment(_json)
@@ -52,6 +55,20 @@ def render(plan: Plan, launcher: Launcher) -> Rendered:
     objects = tuple(yaml.load_all("---\n".join([*beside, text]), yaml.CSafeLoader))
     if plan.app_wrapper:
         objects = (wrapper.wrap(objects, plan, launcher),)
+    return Rendered(dump(objects), objects)
+
+
+def owned(rendered: Rendered, uid: str) -> Rendered:
+    """Make the job, the last object, the owner of the others: the cluster deletes them with it."""
+    if len(rendered.objects) < 2:
+        return rendered
+    *others, job = rendered.objects
+    owner = {key: job[key] for key in ("apiVersion", "kind")}
+    owner |= {"name": job["metadata"]["name"], "uid": uid}
+    objects = (
+        *({**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}} for one in others),
+        job,
+    )
     return Rendered(dump(objects), objects)
 
 

@@ -75,6 +75,11 @@ class Scheduling(Model):
         None, description="key of a machine's label: pods keep together by it, if there is room"
     )
     host_ignore_list: list[Subdomain] = Field([], description="machines to stay away from")
+    avoid_labels: dict[Key, list[LabelValue]] = Field(
+        {},
+        description="values of machines' labels to stay away from, e.g. "
+        "{autopilot.ibm.com/gpuhealth: [ERR, TESTING, EVICT]}",
+    )
     topology: Topology | None = Field(
         None, description="a level of Kueue's Topology to keep within"
     )
@@ -157,7 +162,7 @@ def _spread(asked: Scheduling, name: str) -> list[dict[str, object]]:
 
 
 def _affinity(asked: Scheduling, name: str) -> dict[str, object]:
-    """Return the affinity as written, with `pack` and `hostIgnoreList` added to it."""
+    """Return the affinity as written, with `pack` and what to stay away from added to it."""
     made: dict[str, Any] = {str(kind): terms for kind, terms in asked.affinity.items()}
     if asked.pack is not None:
         pods = made.get("podAffinity", {})
@@ -169,15 +174,19 @@ def _affinity(asked: Scheduling, name: str) -> dict[str, object]:
             )
         weighed = [*others, {"weight": 100, "podAffinityTerm": term}]
         made["podAffinity"] = {**pods, _PREFERRED: weighed}
-    if asked.host_ignore_list:
+    unwanted = {_HOST: asked.host_ignore_list} if asked.host_ignore_list else {}
+    unwanted |= {key: values for key, values in asked.avoid_labels.items() if values}
+    if unwanted:
         node = made.get("nodeAffinity", {})
-        made["nodeAffinity"] = {**node, _REQUIRED: _elsewhere(node, asked.host_ignore_list)}
+        made["nodeAffinity"] = {**node, _REQUIRED: _elsewhere(node, unwanted)}
     return made
 
 
-def _elsewhere(node: dict[str, Any], hosts: list[str]) -> dict[str, object]:
-    """Forbid hosts in every term, since a machine need only fit one of them."""
-    avoided = {"key": _HOST, "operator": "NotIn", "values": hosts}
+def _elsewhere(node: dict[str, Any], unwanted: dict[str, list[str]]) -> dict[str, object]:
+    """Forbid labels' values in every term, since a machine need only fit one of them."""
+    avoided = [
+        {"key": key, "operator": "NotIn", "values": values} for key, values in unwanted.items()
+    ]
     required = node.get(_REQUIRED, {"nodeSelectorTerms": [{}]})
     terms = required.get("nodeSelectorTerms") if isinstance(required, dict) else None
     if not isinstance(terms, list) or not terms:
@@ -188,7 +197,7 @@ def _elsewhere(node: dict[str, Any], hosts: list[str]) -> dict[str, object]:
     return {
         **required,
         "nodeSelectorTerms": [
-            {**term, "matchExpressions": [*term.get("matchExpressions", []), avoided]}
+            {**term, "matchExpressions": [*term.get("matchExpressions", []), *avoided]}
             for term in terms
         ],
     }

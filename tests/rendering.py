@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from k8s import check, command, jobfile, launchers, manifests, plan
 
 ROOT = Path(__file__).parents[1]
@@ -179,7 +181,10 @@ def run_script(text: str, folder: Path, **environment: str) -> tuple[int, Any, s
 
 
 def environment_in_script(values: dict[str, Any], launcher: str, folder: Path) -> dict[str, str]:
-    """Return the variables that a rendered script hands to the trainer."""
+    """Return the variables that a rendered script, or compose file, hands to the trainer."""
+    if launcher == "compose":
+        service = yaml.safe_load(render(values, launcher).text)["services"]["node-0"]
+        return {name: text.replace("$$", "$") for name, text in service["environment"].items()}
     code, seen, errors = run_script(render(values, launcher).text, folder)
     assert code == 0, errors
     if launcher == "local":

@@ -71,7 +71,7 @@ SETTINGS = [
     (["image=a b"], "image='a b': not an image reference"),
     (["image=--privileged"], "image='--privileged': not an image reference"),
     (["image="], "image: missing; launcher job runs it"),
-    (["launcher=slurm"], "launcher='slurm': no such launcher; choose docker, job, jobset, local, pytorchjob, trainjob, volcano"),
+    (["launcher=slurm"], "launcher='slurm': no such launcher; choose compose, docker, job, jobset, local, pytorchjob, trainjob, volcano"),
     (["launcher=../job"], "launcher='../job': no such launcher"),
     (["resources.gpu=1", "resources.gpuResource=gpu"], "resources.gpuResource='gpu': must be the name of an extended resource"),
     (["resources.gpuResource=kubernetes.io/gpu"], "resources.gpuResource='kubernetes.io/gpu': must be"),

@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import socket
+import sys
+import traceback
 from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
@@ -50,10 +52,9 @@ def run_ranks(
     `before` runs in every rank first: the place to plant a fault. It must be a module's function.
     """
     port = free_port()
-    queue = _CONTEXT.SimpleQueue()
     ranks = [
         _CONTEXT.Process(
-            target=_rank, args=(rank, world_size, port, folder, before, settings, queue)
+            target=_rank, args=(rank, world_size, port, folder, before, settings)
         )
         for rank in range(world_size)
     ]
@@ -65,7 +66,7 @@ def run_ranks(
     for rank in ranks:
         rank.kill()
     assert not late, f"ranks {late} did not end"
-    codes = [queue.get() for _ in ranks]
+    codes = [rank.exitcode for rank in ranks]
     assert codes == [code] * world_size, codes
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
@@ -78,7 +79,6 @@ def _rank(
     folder: Path,
     before: Callable[[], None] | None,
     settings: dict[str, str],
-    queue: Any,
 ) -> None:
     import torch
 
@@ -96,7 +96,6 @@ def _rank(
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-    code = 70
     try:
         if before is not None:
             before()
@@ -107,8 +106,10 @@ def _rank(
         code = int(run(from_environment(quiet | variables)))
     except Fault as fault:
         code = int(fault.code)
-    finally:
-        queue.put(code)
+    except Exception:
+        traceback.print_exc()
+        code = 70
+    sys.exit(code)
 
 
 def weights(folder: Path) -> dict[str, Any]:

@@ -5,13 +5,9 @@ torchrun --nproc-per-node 2 -m trainer          # two ranks
 python -m trainer --help                        # every setting
 """
 
-import json
-import os
 import sys
-import time
-import traceback
-from pathlib import Path
 
+from trainer.ending import tell
 from trainer.environment import from_environment, variable
 from trainer.exits import MEANINGS, Exit, Fault
 from trainer.orphans import die_with_the_agent
@@ -47,29 +43,11 @@ def main() -> int:
 
         return run(settings)
     except Fault as fault:
-        return _end(fault, None)
+        return tell(fault, None)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the code says what it was
         from trainer.runtime import as_fault  # noqa: PLC0415
 
-        return _end(as_fault(error), error)
-
-
-def _end(fault: Fault, error: BaseException | None) -> int:
-    """Tell the fault once, to the agent or to who is reading, and return its code.
-
-    Only the training code's own errors are told with their traceback.
-    """
-    trace = ""
-    if error is not None and fault.code == Exit.CODE:
-        trace = "".join(traceback.format_exception(error))
-    if (file := os.environ.get("TORCHELASTIC_ERROR_FILE")) and fault.code != Exit.STOPPED:
-        details = {"py_callstack": trace, "timestamp": str(int(time.time()))}
-        said = {"message": str(fault), "errorCode": int(fault.code), "extraInfo": details}
-        Path(file).write_text(json.dumps({"message": said}), encoding="utf-8")
-    if "MUSTER_AGENT" not in os.environ:  # trainer.launch tells it, for all its ranks once
-        rank = f" rank {os.environ['RANK']}" if "RANK" in os.environ else ""
-        print(f"{trace}trainer:{rank} {fault} (exit {fault.code})", file=sys.stderr, flush=True)
-    return fault.code
+        return tell(as_fault(error), error)
 
 
 def _help_text() -> str:

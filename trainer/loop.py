@@ -25,6 +25,7 @@ from trainer.run import Run
 from trainer.runtime import Runtime, as_fault, join, say, total
 from trainer.settings import Settings
 from trainer.stop import Stop, stop_requests
+from trainer.watch import watching
 
 
 def run(settings: Settings) -> Exit:
@@ -39,7 +40,7 @@ def run(settings: Settings) -> Exit:
             current = _prepare(settings, runtime, report, task, saver)
             _announce(current)
             resume(current)
-            with stop_requests(runtime) as stop:
+            with stop_requests(runtime) as stop, watching(current, stop):
                 return _train(current, stop)
         except Exception as error:
             fault = as_fault(error)

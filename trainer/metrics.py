@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -46,10 +47,13 @@ def reporting(settings: Settings, runtime: Runtime) -> Iterator[Report]:
         else:
             show = _to_stdout
 
+        one_at_a_time = threading.Lock()  # the watch reports from its own thread
+
         def report(event: str, **fields: Any) -> None:
             record = {"event": event, "time": time.time(), **fields}
-            to_file(record)
-            show(record)
+            with one_at_a_time:
+                to_file(record)
+                show(record)
 
         yield report
 

@@ -24,6 +24,8 @@ from trainer.sizing import Sizing, data_rank, size
 
 _T = TypeVar("_T")
 
+_LATER = 15  # seconds that the watch has to speak before a collective times out by itself
+
 # What gloo says, in a plain RuntimeError, when the other end of a connection is gone or mute.
 _GLOO_LOST_PEER = (
     "Connection closed by peer",
@@ -77,7 +79,8 @@ def join(settings: Settings) -> Iterator[Runtime]:
         yield Runtime(rank, local_rank, device, "none", sizing, None, None, 0)
         return
     backend = dist.get_default_backend_for_device(device)
-    timeout = timedelta(seconds=settings.collective_timeout)
+    # The watch speaks first, and says who is missing; this is for when it cannot.
+    timeout = timedelta(seconds=settings.collective_timeout + _LATER)
     dist.init_process_group(
         backend, timeout=timeout, device_id=device if device.type != "cpu" else None
     )

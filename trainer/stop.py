@@ -19,6 +19,7 @@ class Stop:
         self.signal: signal.Signals | None = None
         self.save = False
         self._runtime = runtime
+        self.calls = 0  # of `agreed`: the run's pulse
         self._flags = torch.zeros(2)
         self._pending: dist.Work | None = None
 
@@ -43,6 +44,7 @@ class Stop:
         collective: every rank calls it equally often. The flags travel while the step computes, so
         the answer is one call old and costs no waiting.
         """
+        self.calls += 1
         if self._runtime.control is None:
             self.save = save
             return self.signal is not None

@@ -1,6 +1,7 @@
 """Tasks with a fault in them; what goes wrong and when is in variables of the environment."""
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -63,3 +64,24 @@ class Wide(synthetic.Task):
 
     def data(self, *, train: bool) -> list[tuple[Tensor, int]]:  # type: ignore[override]
         return [(torch.zeros(1).expand(2**41), int(train))]
+
+
+class Slow(synthetic.Task):
+    """Every call of `loss` takes SLOW milliseconds, on rank 1 those of SLOW_RANK_1."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        mine = os.environ.get("SLOW_RANK_1" if os.environ["RANK"] == "1" else "SLOW", "0")
+        time.sleep(int(mine) / 1000)
+        return super().loss(outputs, targets)
+
+
+class Stuck(synthetic.Task):
+    """The fourth call of `loss` on rank 1 never returns."""
+
+    calls = 0
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        if os.environ["RANK"] == "1" and self.calls == 4:
+            time.sleep(3600)
+        return super().loss(outputs, targets)

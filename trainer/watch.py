@@ -1,0 +1,233 @@
+"""A thread beside the training that says which rank is slow, and ends a rank whose peers never come.
+
+A rank that has waited in one collective for `TRAINER_COLLECTIVE_TIMEOUT` calls all ranks to write down
+where they are: the stack of every thread and torch's flight recorder, to `logs/` of the run folder. Who
+does not answer, or is not in a collective at all, is named; then all end with 69.
+
+    with watching(run, stop): ...
+"""
+
+import contextlib
+import faulthandler
+import json
+import os
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from trainer.ending import tell
+from trainer.exits import Exit, Fault
+from trainer.run import Run
+from trainer.runtime import from_main, say
+from trainer.stop import Stop
+from trainer.straggler import Straggler, Watch, Work
+from trainer.where import Place, look
+
+_LOOK = 0.05  # seconds between two looks at the main thread
+_TELL = 1.0  # and between two words to the other ranks
+_ASLEEP = 5.0  # a look this late: the whole process was stopped, so nobody was waiting
+_ANSWER = 5.0  # seconds for the others to write down where they are
+_LINGER = 1.0  # the main rank's process may hold the store, which the others still read
+_MEMORY = 200  # looks that are remembered
+
+
+@dataclass
+class _State:
+    """What this rank's thread knows of its rank."""
+
+    work: Work = field(default_factory=Work)
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_MEMORY))
+    calls: int = -1
+    waiting_since: float = 0.0
+    place: Place | None = None
+
+    def look(self, place: Place, now: float, lapse: float, *, calls: int, step: int) -> None:
+        """Take in where the main thread is, `lapse` seconds after the look before."""
+        self.place = place
+        if lapse > _ASLEEP:
+            self.waiting_since += lapse
+            return
+        if not place.waiting or calls != self.calls:
+            self.calls, self.waiting_since = calls, now
+        if place.stepping:
+            own = 0.0 if place.waiting else lapse
+            self.work = Work(step, self.work.seconds + lapse, self.work.own + own)
+            if not place.waiting:
+                self.lines.append(place.line)
+
+
+@contextlib.contextmanager
+def watching(run: Run, stop: Stop) -> Iterator[None]:
+    """Watch this rank's main thread, which enters the block; a world of one has nobody to wait for."""
+    if run.runtime.control is None:
+        yield
+        return
+    # A store of its own connection: the group's is not to be waited for by two threads.
+    store = dist.PrefixStore(
+        f"watch/{from_main(os.urandom(8).hex(), run.runtime)}",
+        dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=timedelta(seconds=run.settings.collective_timeout),
+        ),
+    )
+    over = threading.Event()
+    watch = threading.Thread(
+        target=_watch, args=(run, stop, store, threading.current_thread(), over), daemon=True
+    )
+    watch.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watch.join(timeout=_ANSWER)
+
+
+def _watch(
+    run: Run, stop: Stop, store: dist.Store, main: threading.Thread, over: threading.Event
+) -> None:
+    state = _State()
+    stragglers = Watch()
+    last = state.waiting_since = time.monotonic()
+    told = last - _TELL
+    while not over.wait(_LOOK):
+        now = time.monotonic()
+        if (place := look(main, device=run.runtime.device.type)) is not None:
+            state.look(place, now, now - last, calls=stop.calls, step=run.step)
+        last = now
+        if now - told < _TELL:
+            continue
+        told = now
+        try:
+            store.set(str(run.runtime.rank), json.dumps(_words(state)))
+            called = store.check(["hang"])
+            if run.runtime.is_main and not called:
+                _name_stragglers(run, store, stragglers, now)
+        except dist.DistError:  # the store went with its host; what waits for it will say so
+            return
+        if called or now - state.waiting_since >= run.settings.collective_timeout:
+            _give_up(run, store, state)
+
+
+def _words(state: _State) -> dict[str, Any]:
+    usual = Counter(state.lines).most_common(1)
+    return {
+        "host": socket.gethostname(),
+        "work": asdict(state.work),
+        "usually": usual[0][0] if usual else "",
+        "line": state.place.line if state.place else "",
+        "waiting": state.place.waiting if state.place else False,
+    }
+
+
+def _read(store: dist.Store, keys: list[str]) -> dict[int, dict[str, Any]]:
+    """Return what stands at those of `keys` that are there, by the key's place."""
+    there = [number for number, key in enumerate(keys) if store.check([key])]
+    texts = store.multi_get([keys[number] for number in there]) if there else []
+    return {number: json.loads(text) for number, text in zip(there, texts, strict=True)}
+
+
+def _name_stragglers(run: Run, store: dist.Store, stragglers: Watch, now: float) -> None:
+    words = _read(store, [str(rank) for rank in range(run.runtime.world_size)])
+    work = {rank: Work(**one["work"]) for rank, one in words.items()}
+    found: Straggler | None = stragglers.see(work, now)
+    if found is None:
+        return
+    host, line = words[found.rank]["host"], words[found.rank]["usually"]
+    run.report(
+        "fault",
+        kind="straggler",
+        step=run.step,
+        rank=found.rank,
+        host=host,
+        own_s=found.own,
+        median_s=found.usual,
+        at=line,
+    )
+    say(
+        f"rank {found.rank} on {host} is slow: {found.own:.3f} s of its own work per step, others "
+        f"{found.usual:.3f} s, so they wait {found.lost:.0%} of the time; it is mostly at {line}"
+    )
+
+
+def _give_up(run: Run, store: dist.Store, state: _State) -> NoReturn:
+    """Write down where this rank is, name who did not come, and end the process with 69."""
+    rank, world = run.runtime.rank, run.runtime.world_size
+    before: dict[int, dict[str, Any]] = {}
+    answers = {rank: _words(state)}
+    try:
+        answers[rank]["issued"] = _write_down(run)
+        store.set("hang", "")
+        store.set(f"answer/{rank}", json.dumps(answers[rank]))
+        before = _read(store, [str(rank) for rank in range(world)])
+        end = time.monotonic() + _ANSWER
+        while len(answers) < world and time.monotonic() < end:
+            time.sleep(0.1)
+            answers |= _read(store, [f"answer/{rank}" for rank in range(world)])
+        time.sleep(_LINGER if run.runtime.is_main else 0)
+        who, missing = _missing(answers, before, world)
+    except (dist.DistError, OSError) as error:
+        who, missing = f"the others could not be asked ({str(error).splitlines()[0]})", []
+    fault = Fault(
+        Exit.PEER,
+        f"step {run.step + 1} hangs: no progress for {run.settings.collective_timeout} s "
+        f"(TRAINER_COLLECTIVE_TIMEOUT); {who}; stacks are in {run.settings.run_folder / 'logs'}",
+    )
+    run.report("fault", kind="hang", step=run.step, missing=missing, ranks_heard=sorted(answers))
+    run.report("error", code=int(fault.code), message=str(fault))
+    os._exit(tell(fault, None))
+
+
+def _missing(
+    answers: dict[int, dict[str, Any]], before: dict[int, dict[str, Any]], world: int
+) -> tuple[str, list[int]]:
+    """Return in words, and as ranks, who keeps the others waiting."""
+    silent = [rank for rank in range(world) if rank not in answers]
+    if silent:
+        return "no sign of life from " + ", ".join(_seen(r, before) for r in silent[:3]), silent
+    busy = [rank for rank in sorted(answers) if not answers[rank]["waiting"]]
+    if busy:
+        return "not in the collective: " + ", ".join(_seen(r, answers) for r in busy[:3]), busy
+    issued = {rank: sum(answer.get("issued", {}).values()) for rank, answer in answers.items()}
+    behind = [rank for rank, count in issued.items() if count < max(issued.values())]
+    if behind:
+        fewer = ", ".join(_seen(rank, answers) for rank in behind[:3])
+        return f"issued fewer collectives than others: {fewer}", behind
+    return "all ranks are in a collective: it is the network between them that fails", []
+
+
+def _seen(rank: int, words: dict[int, dict[str, Any]]) -> str:
+    if rank not in words:
+        return f"rank {rank}"
+    return f"rank {rank} on {words[rank]['host']}, at {words[rank]['line']}"
+
+
+def _write_down(run: Run) -> dict[str, int]:
+    """Write this rank's stacks and flight recorder, and return how many collectives it has issued."""
+    folder, rank = run.settings.run_folder / "logs", run.runtime.rank
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"rank-{rank}.stack").open("w") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+    recorded = _flight_recorder("nccl" if run.runtime.device.type == "cuda" else "gloo")
+    if recorded is None:
+        return {}
+    (folder / f"rank-{rank}.collectives.json").write_bytes(recorded)
+    groups = json.loads(recorded).get("pg_status", {})
+    return {name: int(group["last_enqueued_collective"]) for name, group in groups.items()}
+
+
+def _flight_recorder(backend: str) -> bytes | None:
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace_json  # noqa: PLC0415
+
+        return bytes(_dump_fr_trace_json(backend=backend))
+    except (ImportError, TypeError):  # as in torch before 2.15
+        return None

@@ -106,7 +106,7 @@ def _rank(
         code = int(run(from_environment(quiet | variables)))
     except Fault as fault:
         code = int(fault.code)
-    except Exception:
+    except Exception:  # noqa: BLE001  # what it was is told, and 70 is what a rank would say
         traceback.print_exc()
         code = 70
     sys.exit(code)

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_WINDOW = 5.0  # seconds that are looked at together, at least
+_WINDOW = 4.0  # seconds that are looked at together, at least
 _STEPS = 3  # and steps: within one, ranks come and go at different times
 _TIMES = 3.0  # the median of the others, from which on a rank is slow
 _SHARE = 0.3  # of all time that the others lose by it, at least

@@ -26,7 +26,7 @@ def faults(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_a_rank_slowed_tenfold_is_named_within_thirty_seconds(mode: str, tmp_path: Path) -> None:
     plant = planted(SLOW="10", SLOW_RANK_1="100")
-    slow = FOREVER | {"task": "tests.faults.tasks:Slow", "mode": mode, "steps": "140"}
+    slow = FOREVER | {"task": "tests.faults.tasks:Slow", "mode": mode, "steps": "110"}
     events = run_ranks(2, tmp_path, plant, **slow)
     (named,) = faults(events, "straggler")
     assert named["rank"] == 1
@@ -39,10 +39,9 @@ def test_a_rank_slowed_tenfold_is_named_within_thirty_seconds(mode: str, tmp_pat
 @pytest.mark.slow
 def test_a_stuck_rank_is_named_with_its_line_and_all_end_with_69(tmp_path: Path) -> None:
     stuck = FOREVER | {"task": "tests.faults.tasks:Stuck", "collective_timeout": "4"}
-    began = time.monotonic()
     events = run_ranks(2, tmp_path, code=69, **stuck)
-    assert time.monotonic() - began < 40
     (hang,) = faults(events, "hang")
+    assert hang["time"] - events[0]["time"] < 4 + 20  # the bound, and what a busy machine adds
     assert (hang["step"], hang["missing"], hang["ranks_heard"]) == (3, [1], [0, 1])
     assert "step 4 hangs: no progress for 4 s" in events[-1]["message"]
     assert "not in the collective: rank 1 on" in events[-1]["message"]
@@ -75,7 +74,7 @@ def test_a_rank_that_is_stopped_is_named_by_the_others(start: Any, tmp_path: Pat
     ranks[1].process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     ended = ranks[0].end(timeout=30)
-    assert time.monotonic() - began < 4 + 15  # the bound, the answers that do not come, and some
+    assert time.monotonic() - began < 4 + 25  # the bound, 5 s for the answers, and what a busy machine adds
     assert ended.code == 69
     assert "no sign of life from rank 1 on" in ended.words
     assert ended.of("fault")[0]["missing"] == [1]

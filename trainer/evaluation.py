@@ -17,6 +17,7 @@ from trainer.stop import Stop
 def evaluate(run: Run, stop: Stop) -> float | None:
     """Return the metric over the test set, every sample counted once; None when stopped meanwhile."""
     runtime = run.runtime
+    run.strategy.settle()
     sums = torch.zeros(4, dtype=torch.float64)
     run.strategy.module.eval()
     shares = evaluation_shares(

@@ -5,6 +5,7 @@ python -m trainer
 
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import islice
 
@@ -22,7 +23,7 @@ from trainer.precision import settle_tf32
 from trainer.preflight import preflight
 from trainer.resume import is_due, is_time_to_save, report_saved, resume, save, saving_to
 from trainer.run import Run
-from trainer.runtime import Runtime, as_fault, join, say, total
+from trainer.runtime import Runtime, as_fault, from_all, join, peak_memory, say, total
 from trainer.settings import Settings
 from trainer.stop import Stop, stop_requests
 from trainer.watch import watching
@@ -35,9 +36,11 @@ def run(settings: Settings) -> Exit:
         join(settings) as runtime,
         reporting(settings, runtime) as report,
         saving_to(settings, runtime) as saver,
+        ExitStack() as ending,
     ):
         try:
             current = _prepare(settings, runtime, report, task, saver)
+            ending.callback(current.strategy.close)
             _announce(current)
             resume(current)
             with stop_requests(runtime) as stop, watching(current, stop):
@@ -86,6 +89,8 @@ def _announce(run: Run) -> None:
         samples=len(run.training),
         **{name: value for name, value in asdict(sizing.batches).items() if name != "replicas"},
         precision=run.settings.precision,
+        lr=optim.peak_rate(run.settings),
+        lr_why=optim.why(run.settings),
         preflight=run.fitness,
         out=str(run.settings.run_folder),
     )
@@ -122,6 +127,7 @@ def _train(run: Run, stop: Stop) -> Exit:
         checkpoint=run.saved,
         mode=run.runtime.sizing.mode,
         world_size=run.runtime.world_size,
+        peak_memory=max(from_all(peak_memory(run.runtime.device), run.runtime)),
     )
     return Exit.DONE
 

@@ -45,6 +45,11 @@ MODES: dict[str, Mode] = {
         whole="dp_replicate",
         summary="ddp with the optimiser's state split over the ranks (ZeroRedundancyOptimizer)",
     ),
+    "localsgd": Mode(
+        axes=("dp_replicate",),
+        whole="dp_replicate",
+        summary="each rank by itself, weights averaged every few steps (local SGD, DiLoCo)",
+    ),
     "fsdp": Mode(
         axes=("dp_shard",),
         whole="dp_shard",

@@ -11,6 +11,24 @@ from torch.optim import Optimizer
 from trainer.settings import Settings
 
 
+def peak_rate(settings: Settings) -> float:
+    """Return the peak learning rate for the global batch.
+
+    `lr` is for `lr_base_batch` samples a step; more of them allow a larger rate, in proportion (Goyal
+    et al., 2017) or to its square root (Krizhevsky, 2014).
+    """
+    ratio = settings.global_batch / settings.lr_base_batch
+    return settings.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.lr_scale]
+
+
+def why(settings: Settings) -> str:
+    """Return where the peak learning rate comes from, for people."""
+    if settings.lr_scale == "none":
+        return "as set"
+    ratio = f"{settings.global_batch}/{settings.lr_base_batch}"
+    return f"{settings.lr} x {'sqrt ' * (settings.lr_scale == 'sqrt')}{ratio} samples per step"
+
+
 def recipe(settings: Settings) -> tuple[type[Optimizer], dict[str, Any]]:
     """Return the optimiser's class that the settings name, and its arguments."""
     common = {"lr": settings.lr, "weight_decay": settings.weight_decay}
@@ -30,12 +48,13 @@ def learning_rate(step: int, total: int, settings: Settings) -> float:
 
     Linear warm-up, then half a cosine down to zero (Loshchilov and Hutter, 2017), or constant.
     """
+    peak = peak_rate(settings)
     if step < settings.warmup_steps:
-        return settings.lr * (step + 1) / settings.warmup_steps
+        return peak * (step + 1) / settings.warmup_steps
     if settings.schedule == "constant":
-        return settings.lr
+        return peak
     progress = (step - settings.warmup_steps) / max(1, total - settings.warmup_steps)
-    return settings.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

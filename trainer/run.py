@@ -47,6 +47,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.loss_scale = LossScale(self.settings)
+        self.extra |= self.strategy.extra
         if self.settings.precision == "fp16":
             self.extra["loss_scale"] = self.loss_scale
 

@@ -6,6 +6,7 @@ with join(settings) as runtime: ...
 import contextlib
 import os
 import re
+import resource
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -152,6 +153,13 @@ def from_all(value: _T, runtime: Runtime) -> list[_T]:
     values: list[_T] = [value] * runtime.world_size
     dist.all_gather_object(values, value, group=runtime.control)
     return values
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes this rank ever held: of the device's memory, on a CPU of the machine's."""
+    if device.type == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    return torch.accelerator.max_memory_allocated(device)
 
 
 def as_fault(error: BaseException) -> Fault:

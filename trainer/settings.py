@@ -36,6 +36,11 @@ class Settings(BaseModel):
     )
     optimizer: Literal["sgd", "adamw"] = Field("sgd", description="sgd or adamw")
     lr: float = Field(0.03, gt=0, allow_inf_nan=False, description="peak learning rate")
+    lr_scale: Literal["none", "linear", "sqrt"] = Field(
+        "none",
+        description="how lr grows with global_batch over lr_base_batch: none, linear or sqrt",
+    )
+    lr_base_batch: int = Field(32, ge=1, description="samples per step that lr was found for")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(
         0.005, ge=0, allow_inf_nan=False, description="weight decay of either optimiser"
@@ -70,6 +75,20 @@ class Settings(BaseModel):
     )
     sync_batchnorm: bool = Field(
         False, description="BatchNorm over the samples of all ranks instead of each rank's own"
+    )
+    local_steps: int = Field(8, ge=1, description="localsgd: steps between two averagings")
+    local_state: Literal["average", "reset"] = Field(
+        "average",
+        description="localsgd: what becomes of momenta with the weights: average or reset",
+    )
+    outer_lr: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="localsgd: rate of the outer optimiser (DiLoCo: 0.7); unset: plain averages",
+    )
+    outer_momentum: float = Field(
+        0.9, ge=0, lt=1, description="localsgd: Nesterov momentum of the outer optimiser"
     )
     reshard: bool = Field(
         True, description="fsdp, hsdp: free the gathered parameters between forward and backward"

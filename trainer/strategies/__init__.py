@@ -7,12 +7,13 @@ A mode's file offers `build(model, context) -> Strategy`; its row is in `trainer
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from trainer.data import Batch
@@ -44,6 +45,9 @@ class Strategy:
     `clip(norm)` scales the gradients to a global norm of at most `norm` (0: not at all) and returns
     what the norm was, the same on every rank: it decides whether the step is taken.
     `forward(inputs)` is the model for evaluation.
+    `settle()` comes before weights are saved or evaluated: afterwards every rank's are the same, and all
+    steps are in them. `extra` is saved beside the optimiser, each part under its name. `close()` comes
+    last, however the run ends.
     """
 
     module: nn.Module
@@ -52,6 +56,9 @@ class Strategy:
     clip: Callable[[float], Tensor]
     forward: Callable[[Tensor], Tensor]
     saved_optimizer: torch.optim.Optimizer | None = None
+    settle: Callable[[], None] = lambda: None
+    extra: Mapping[str, Stateful] = field(default_factory=dict)
+    close: Callable[[], None] = lambda: None
 
 
 def build(mode: str, model: nn.Module, context: Context) -> Strategy:

@@ -1,0 +1,63 @@
+"""Local SGD: what it has in common with ddp, and that a checkpoint between two averagings is exact."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parity.test_parity import curve, weights, worst
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+COMMON = {
+    "task": "digits",
+    "steps": "20",
+    "eval_steps": "0",
+    "checkpoint_steps": "0",
+    "precision": "fp64",
+    "schedule": "constant",
+}
+DILOCO = {"outer_lr": "0.7", "outer_momentum": "0.9"}
+
+
+@pytest.mark.parametrize("micro", ["16", "4"])
+def test_averaging_after_every_step_is_ddp(micro: str, tmp_path: Path) -> None:
+    """With momentum averaged too, and without clipping, which goes by each rank's own norm."""
+    common = COMMON | {"clip_norm": "0", "micro_batch": micro}
+    expected = run_ranks(2, tmp_path / "ddp", mode="ddp", **common)
+    events = run_ranks(2, tmp_path / "local", mode="localsgd", local_steps="1", **common)
+    assert worst(curve(expected, "loss"), curve(events, "loss")) < 1e-10
+    one, other = weights(tmp_path / "ddp"), weights(tmp_path / "local")
+    assert all(torch.allclose(one[name], other[name], rtol=1e-10) for name in one)
+    # The mean of the ranks' norms, so never less than the norm of the mean.
+    assert bool((curve(events, "grad_norm") >= curve(expected, "grad_norm")).all())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, DILOCO, {"local_state": "reset"}], ids=["average", "diloco", "reset"]
+)
+def test_going_on_from_between_two_averagings_is_exact(
+    options: dict[str, str], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = COMMON | options | {"mode": "localsgd", "local_steps": "8"}
+    whole = run_ranks(2, tmp_path / "whole", **(settings | {"checkpoint_steps": "5"}))
+    run_ranks(2, tmp_path / "parts", **(settings | {"steps": "5"}))
+    events = run_ranks(2, tmp_path / "parts", **(settings | {"checkpoint_steps": "5"}))
+    assert curve(whole, "loss").tolist() == curve(events, "loss").tolist()
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    # What all ranks evaluated together is what one process makes of the checkpoint.
+    alone = run_ranks(1, tmp_path / "parts", **(settings | {"mode": "single"}))
+    losses = [event["loss"] for event in alone if event["event"] == "eval"]
+    assert losses[-1] == pytest.approx(losses[-2], rel=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, DILOCO], ids=["average", "diloco"])
+def test_a_long_period_still_learns(options: dict[str, str], tmp_path: Path) -> None:
+    common = {"task": "digits", "epochs": "4", "eval_steps": "0", "schedule": "cosine"}
+    ddp = run_ranks(2, tmp_path / "ddp", mode="ddp", **common)
+    local = run_ranks(2, tmp_path / "local", mode="localsgd", local_steps="16", **common, **options)
+    assert ddp[-1]["accuracy"] - local[-1]["accuracy"] < 0.03
+    assert worst(curve(ddp, "loss"), curve(local, "loss")) > 1e-3

@@ -53,9 +53,7 @@ def run_ranks(
     """
     port = free_port()
     ranks = [
-        _CONTEXT.Process(
-            target=_rank, args=(rank, world_size, port, folder, before, settings)
-        )
+        _CONTEXT.Process(target=_rank, args=(rank, world_size, port, folder, before, settings))
         for rank in range(world_size)
     ]
     for rank in ranks:

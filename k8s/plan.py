@@ -7,7 +7,6 @@ Everything a template writes is settled and checked here, before it costs a seco
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import lcm
 
 from k8s import code, extras, nccl, patch, quantity, resources, storage
 from k8s.check import label, settings_of
@@ -24,8 +23,6 @@ from trainer.sizing import Sizing, size
 # Of the grace period, what the entrypoint keeps for itself: to hear the signal, to end its ranks'
 # processes, to close the rendezvous.
 MARGIN = 10
-
-_LARGEST_HINT = 10**6
 
 _LABELS = {"app.kubernetes.io/name": "muster", "app.kubernetes.io/component": "trainer"}
 
@@ -191,13 +188,12 @@ def _size(spec: JobSpec, settings: Settings, procs: int) -> Sizing:
     """Return the sizing with the most nodes. Raises Fault(64) if any number of them does not fit."""
     for nodes in range(spec.least_nodes, spec.most_nodes):
         try:
-            size(settings, nodes * procs, label=label)
+            size(settings, nodes * procs, label=label, uneven=True)
         except Fault as fault:
-            among = f"with {nodes} of nodes' {spec.least_nodes} to {spec.most_nodes}"
-            whole = lcm(*range(spec.least_nodes, spec.most_nodes + 1)) * procs
-            every = f"; a multiple of {whole} fits every number" if whole <= _LARGEST_HINT else ""
-            raise Fault(fault.code, f"{fault} ({among}{every})") from None
-    return size(settings, spec.most_nodes * procs, label=label)
+            among = f"{spec.least_nodes} to {spec.most_nodes}"
+            raise Fault(fault.code, f"{fault} (with {nodes} of nodes' {among})") from None
+    uneven = spec.least_nodes != spec.most_nodes
+    return size(settings, spec.most_nodes * procs, label=label, uneven=uneven)
 
 
 def _shutdown(grace: int) -> int:

@@ -204,7 +204,6 @@ def prepare(contract: Contract, settings: Settings) -> Iterator[Ranks]:
     """Yield the ranks, not yet started, with a folder for what they say when they fail."""
     # A rank leaves its error to the agent, which tells it once; see trainer/__main__.py.
     os.environ["MUSTER_AGENT"] = str(os.getpid())
-    os.environ["MUSTER_ELASTIC"] = str(int(contract.elastic))
     _silence_torch()
     with tempfile.TemporaryDirectory(prefix="muster-") as folder:
         yield Ranks(contract, settings, folder=folder)

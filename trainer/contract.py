@@ -82,6 +82,12 @@ def _nodes(environment: Mapping[str, str]) -> tuple[int, int]:
     )
 
 
+def is_elastic(environment: Mapping[str, str]) -> bool:
+    """Return whether the number of nodes may change: PET_NNODES is a range. Raises Fault(64)."""
+    low, high = _nodes(environment)
+    return low != high
+
+
 def _ranks_per_node(environment: Mapping[str, str], devices: Callable[[], int]) -> int:
     if environment.get("PET_NPROC_PER_NODE", "") in ("", "auto", "gpu"):
         # Not the host's core count, as torchrun's auto does on a CPU (kubeflow/trainer 2407).

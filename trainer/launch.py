@@ -55,8 +55,9 @@ def main() -> int:
 
 def _launch(settings: Settings, retry_offset: int) -> int:
     contract = resolve(os.environ, devices=_count_devices)
-    if contract.world_size is not None:
-        size(settings, contract.world_size, label=variable)  # refused once, not by every rank
+    for nodes in range(contract.min_nodes, contract.max_nodes + 1):  # not refused by every rank
+        uneven = contract.min_nodes != contract.max_nodes
+        size(settings, nodes * contract.ranks_per_node, label=variable, uneven=uneven)
     if not contract.port:
         contract = replace(contract, port=_free_port())
     say("this node's place\n" + table(contract))

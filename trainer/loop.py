@@ -16,6 +16,7 @@ from trainer.checkpoint.saver import Saver
 from trainer.evaluation import evaluate
 from trainer.exits import Exit, Fault
 from trainer.guard import Guard
+from trainer.ledger import Ledger
 from trainer.metrics import Report, reporting
 from trainer.model import build as build_model
 from trainer.order import mix, training_shares
@@ -136,8 +137,9 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
     """Train to the end, or until the guard is exhausted; return True when stopped before."""
     settings, runtime, order = run.settings, run.runtime, run.order
     steps = run.step + run.remaining
+    ledger = Ledger(run)
     shares = training_shares(order, runtime.sizing.batches, runtime.data_rank, start=run.samples)
-    batches = run.training_batches(shares)
+    batches = run.training_batches(ledger.noting(shares))
     mark, mark_samples = time.monotonic(), run.samples
     while run.step < steps:
         report_saved(run)
@@ -158,6 +160,7 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
         run.strategy.optimizer.zero_grad()
         epoch = run.samples // order.length
         run.step, run.samples = run.step + 1, run.samples + samples
+        ledger.done(run.step)
         last = run.step == steps
         saving = is_time_to_save(run) or stop.save
         if last or saving or run.step % settings.log_steps == 0 or run.step == 1:

@@ -55,12 +55,13 @@ class Order:
     end: int
     tokens: Tensor | None = None
 
-    def take(self, start: int, count: int) -> Samples:
+    def take(self, start: int, count: int, *, stop: int | None = None) -> Samples:
         """Return the samples at positions start .. start+count.
 
-        What lies beyond the end repeats the last position, at weight 0.
+        What lies beyond `stop`, or the end, repeats the last position before it, at weight 0.
         """
-        positions = torch.arange(start, start + count).clamp_(max=self.end - 1)
+        end = self.end if stop is None else min(self.end, stop)
+        positions = torch.arange(start, start + count).clamp_(max=end - 1)
         indices, keys = torch.empty(2, count, dtype=torch.long)
         epochs = positions // self.length
         for epoch in epochs.unique().tolist():
@@ -69,7 +70,7 @@ class Order:
             indices[here] = order[positions[here] % self.length]
             keys[here] = scramble(indices[here] + mix(self.seed, epoch, "sample"))
         weights = torch.ones(count) if self.tokens is None else self.tokens[indices].float()
-        weights *= torch.arange(start, start + count) < self.end
+        weights *= torch.arange(start, start + count) < end
         return Samples(indices, weights, keys)
 
     def weight(self, start: int, count: int) -> float:
@@ -118,9 +119,10 @@ def training_shares(order: Order, batches: Batches, rank: int, *, start: int) ->
     share = batches.micro * batches.accumulation
     while start < order.end:
         if order.tokens is None:
-            mine = order.take(start + rank * share, share)
+            mine = order.take(start + rank * share, share, stop=start + batches.global_batch)
         else:
-            whole = order.take(start, batches.global_batch)
+            filled = share * batches.replicas
+            whole = order.take(start, filled, stop=start + batches.global_batch)
             chosen = balance(whole.weights.tolist(), batches.replicas)[rank]
             mine = whole[torch.tensor(chosen)]
         yield from mine.split(batches.micro)

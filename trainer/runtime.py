@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from trainer.contract import is_elastic
 from trainer.environment import variable
 from trainer.exits import Exit, Fault
 from trainer.modes import AXES
@@ -74,7 +75,8 @@ def join(settings: Settings) -> Iterator[Runtime]:
     world_size = int(os.environ["WORLD_SIZE"]) if agent else 1
     rank = int(os.environ["RANK"]) if agent else 0
     local_rank = int(os.environ["LOCAL_RANK"]) if agent else 0
-    sizing = size(settings, world_size, label=variable)
+    uneven = agent and is_elastic(os.environ)
+    sizing = size(settings, world_size, label=variable, uneven=uneven)
     device = _device(local_rank)
     if world_size == 1:
         yield Runtime(rank, local_rank, device, "none", sizing, None, None, 0)

@@ -145,6 +145,9 @@ class Settings(BaseModel):
     device_memory: float | None = Field(
         None, gt=0, description="GiB of a device, which a dry run compares with"
     )
+    ledger: bool = Field(
+        False, description="write down the samples of every step; python -m trainer.ledger checks"
+    )
     log: Literal["auto", "rich", "json"] = Field(
         "auto", description="rich: progress bar; json: a line an event; auto: rich on a terminal"
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from trainer.environment import Label
 from trainer.exits import Exit, Fault
@@ -12,7 +12,10 @@ from trainer.settings import Settings
 
 @dataclass(frozen=True)
 class Batches:
-    """Samples: `global_batch` = `micro` x `accumulation` x `replicas`."""
+    """Samples: `global_batch` = `micro` x `accumulation` x `replicas`.
+
+    The product is larger where shares are uneven: what is missing is filled up at weight 0.
+    """
 
     global_batch: int
     micro: int
@@ -31,12 +34,18 @@ class Sizing:
     batches: Batches
 
 
-def size(settings: Settings, world_size: int, *, label: Label) -> Sizing:
-    """Settle mode, mesh and batches for `world_size` ranks. Raises Fault(64) when they do not fit."""
+def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = False) -> Sizing:
+    """Settle mode, mesh and batches for `world_size` ranks. Raises Fault(64) when they do not fit.
+
+    `uneven`: the ranks' shares of the batch may differ, for a world whose size nobody has chosen.
+    """
     mode, reason = choose_mode(settings.mode, world_size)
     mesh = settle_mesh(settings.mesh, mode, world_size, label=label)
     replicas = prod(mesh[axis] for axis in DATA_AXES)
-    batches = divide_batch(settings.global_batch, settings.micro_batch, replicas, label=label)
+    if uneven:
+        batches = _spread_batch(settings.global_batch, settings.micro_batch, replicas)
+    else:
+        batches = divide_batch(settings.global_batch, settings.micro_batch, replicas, label=label)
     return Sizing(world_size, mode, reason, mesh, batches)
 
 
@@ -135,6 +144,13 @@ def divide_batch(
             f"{replicas} data-parallel ranks has per step; {fitting} would",
         )
     return Batches(global_batch, micro, per_replica // micro, replicas)
+
+
+def _spread_batch(global_batch: int, micro_batch: int | None, replicas: int) -> Batches:
+    """Split the global batch into equally shaped shares, of which the last ones may not be full."""
+    share = ceil(global_batch / replicas)
+    micro = min(micro_batch or share, share)
+    return Batches(global_batch, micro, ceil(share / micro), replicas)
 
 
 def _nearest_multiples(value: int, of: int) -> str:

@@ -86,7 +86,14 @@ def test_codes_that_may_be_retried_are_shifted_where_a_controller_judges_by_rang
     assert start("-m", "trainer.launch", TRAINER_MODE="dpd", **shift).end().code == 64
 
 
+ELASTIC = {
+    "PET_NNODES": "1:2",
+    "PET_RDZV_BACKEND": "c10d",
+    "PET_RDZV_ENDPOINT": "127.0.0.1:1",
+    "TRAINER_MODE": "ddp",
+}
 WRONG = [
+    (ELASTIC | {"TRAINER_MESH": "dp_replicate=2"}, "multiplies to 2, but the world size is 1"),
     ({"TRAINER_MODE": "dpd"}, "TRAINER_MODE='dpd': no such mode"),
     ({"TRAINER_GLOBAL_BATCH": "7", "PET_NPROC_PER_NODE": "2"}, "does not divide over 2"),
     ({"PET_NNODES": "0"}, "PET_NNODES='0'"),

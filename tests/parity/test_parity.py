@@ -1,5 +1,7 @@
 """Every mode against one process: same global batches, same losses, gradient norms and weights."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +105,29 @@ def test_two_ranks_and_one_give_the_same_curve_in_float32(
     compare(single, tmp_path, "sgd", 2, mode="ddp", micro_batch=micro)
 
 
-def compare(single: Any, tmp_path: Path, optimizer: str, ranks: int, **settings: str) -> None:
+def _elastic() -> None:
+    os.environ["PET_NNODES"] = "1:8"
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks", "micro"), [("ddp", 3, ""), ("ddp", 3, "4"), ("fsdp", 3, "4")]
+)
+def test_uneven_shares_of_the_batch_equal_one_process_too(
+    mode: str, ranks: int, micro: str, single: Any, tmp_path: Path
+) -> None:
+    compare(single, tmp_path, "adamw64", ranks, _elastic, mode=mode, micro_batch=micro)
+
+
+def compare(
+    single: Any,
+    tmp_path: Path,
+    optimizer: str,
+    ranks: int,
+    before: Callable[[], None] | None = None,
+    **settings: str,
+) -> None:
     folder, expected = single[optimizer]
-    events = run_ranks(ranks, tmp_path, **settings, **(COMMON | OPTIMIZERS[optimizer]))
+    events = run_ranks(ranks, tmp_path, before, **settings, **(COMMON | OPTIMIZERS[optimizer]))
     tolerance = TOLERANCE[optimizer]
     assert worst(curve(expected, "loss"), curve(events, "loss")) < tolerance
     assert worst(curve(expected, "grad_norm"), curve(events, "grad_norm")) < 10 * tolerance

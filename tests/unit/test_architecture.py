@@ -65,6 +65,7 @@ TRAINER_ORDER = {
     "run": 90,
     "preflight": 90,
     "evaluation": 100,
+    "ledger": 100,
     "resume": 100,
     "guard": 110,
     "watch": 110,

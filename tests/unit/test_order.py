@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.order import Order, evaluation_shares, mix, scramble, training_shares
-from trainer.sizing import Batches, divide_batch
+from trainer.settings import Settings
+from trainer.sizing import Batches, divide_batch, size
 
 
 def batches(micro: int, accumulation: int, replicas: int) -> Batches:
@@ -27,7 +28,14 @@ def seen(order: Order, sizes: Batches, *, start: int = 0) -> list[Counter[int]]:
     return list(steps.values())
 
 
-shapes = st.builds(batches, st.integers(1, 5), st.integers(1, 3), st.integers(1, 4))
+def uneven(global_batch: int, micro: int | None, replicas: int) -> Batches:
+    set_so = Settings(global_batch=global_batch, micro_batch=micro, mode="ddp")
+    return size(set_so, replicas, label=str, uneven=True).batches
+
+
+shapes = st.builds(batches, st.integers(1, 5), st.integers(1, 3), st.integers(1, 4)) | st.builds(
+    uneven, st.integers(1, 12), st.none() | st.integers(1, 5), st.integers(1, 5)
+)
 
 
 @settings(deadline=None)

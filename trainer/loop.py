@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 
 import torch
@@ -26,6 +27,7 @@ from trainer.resume import is_due, is_time_to_save, report_saved, resume, save, 
 from trainer.run import Run
 from trainer.runtime import Runtime, as_fault, from_all, join, peak_memory, say, total
 from trainer.settings import Settings
+from trainer.shared import once_per_machine
 from trainer.stop import Stop, stop_requests
 from trainer.watch import watching
 
@@ -55,7 +57,8 @@ def run(settings: Settings) -> Exit:
 def _prepare(
     settings: Settings, runtime: Runtime, report: Report, task: tasks.Task, saver: Saver
 ) -> Run:
-    training, test = task.data(train=True), task.data(train=False)
+    training = once_per_machine(partial(task.data, train=True), runtime)
+    test = once_per_machine(partial(task.data, train=False), runtime)
     if not (len(training) and len(test)):
         raise Fault(
             Exit.DATA,

@@ -62,6 +62,7 @@ TRAINER_ORDER = {
     "strategies": 80,
     "loader": 80,
     "model": 90,
+    "shared": 80,
     "run": 90,
     "preflight": 90,
     "evaluation": 100,

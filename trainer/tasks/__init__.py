@@ -29,7 +29,10 @@ class Task(Protocol):
         ...
 
     def data(self, *, train: bool) -> Data:
-        """Return the training or the test set."""
+        """Return the training or the test set.
+
+        Called on one rank of a machine where the data is in memory; the others get the same data.
+        """
         ...
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

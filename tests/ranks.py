@@ -1,42 +1,16 @@
-"""Real ranks for the tests: processes with a gloo group, started from a server that has torch loaded.
+"""Real ranks for the tests: processes with a gloo group that train as the settings say.
 
-Importing torch takes seconds; a fork server does it once for the whole test run.
+events = run_ranks(2, tmp_path, task="digits", mode="ddp", steps="20")
 """
 
 import json
-import multiprocessing
-import os
-import socket
-import sys
-import traceback
 from collections.abc import Callable
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-# torch._dynamo is what the first optimiser imports, in every rank anew otherwise
-_CONTEXT.set_forkserver_preload(
-    [
-        "trainer.loop",
-        "trainer.strategies.ddp_zero1",
-        "trainer.strategies.hsdp",
-        "trainer.tasks.digits",
-        "torch._dynamo",
-        "tests.ranks",
-    ]
-)
+from tests.pool import Case, carry_out, free_port, lend, start_server
 
-
-def start_server() -> None:
-    """Start the fork server now, so that no one else does with less loaded."""
-    forkserver.ensure_running()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+__all__ = ["free_port", "run_ranks", "start_server"]
 
 
 def run_ranks(
@@ -45,69 +19,26 @@ def run_ranks(
     before: Callable[[], None] | None = None,
     *,
     code: int = 0,
+    timeout: float = 120,
     **settings: str,
 ) -> list[dict[str, Any]]:
     """Train with `world_size` ranks, expect them to end with `code`, and return the events.
 
-    `before` runs in every rank first: the place to plant a fault. It must be a module's function.
+    The ranks are running ones (`tests/pool.py`), unless `before` is to run in each first, the place to
+    plant a fault: then they are fresh. It must be a module's function.
     """
-    port = free_port()
-    ranks = [
-        _CONTEXT.Process(target=_rank, args=(rank, world_size, port, folder, before, settings))
-        for rank in range(world_size)
+    variables = {f"TRAINER_{name.upper()}": value for name, value in settings.items()}
+    quiet = {"TRAINER_LOG": "json", "TRAINER_OUT": str(folder), "TRAINER_LOG_STEPS": "1"}
+    with lend(world_size, fresh=before is not None) as ranks:
+        endings = carry_out(Case(quiet | variables, before), ranks, timeout=timeout)
+    wrong = [
+        f"rank {number} ended with {ending.code}, not {code}:\n{ending.words}"
+        for number, ending in enumerate(endings)
+        if ending.code != code
     ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(timeout=120)
-    late = [number for number, rank in enumerate(ranks) if rank.is_alive()]
-    for rank in ranks:
-        rank.kill()
-    assert not late, f"ranks {late} did not end"
-    codes = [rank.exitcode for rank in ranks]
-    assert codes == [code] * world_size, codes
+    assert not wrong, "\n".join(wrong)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
-
-
-def _rank(
-    rank: int,
-    world_size: int,
-    port: int,
-    folder: Path,
-    before: Callable[[], None] | None,
-    settings: dict[str, str],
-) -> None:
-    import torch
-
-    from trainer.environment import from_environment
-    from trainer.exits import Fault
-    from trainer.loop import run
-
-    torch.set_num_threads(1)
-    if world_size > 1:
-        os.environ |= {
-            "TORCHELASTIC_RUN_ID": "test",
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-    try:
-        if before is not None:
-            before()
-        variables = {f"TRAINER_{name.upper()}": value for name, value in settings.items()}
-        quiet = {"TRAINER_LOG": "json", "TRAINER_OUT": str(folder), "TRAINER_LOG_STEPS": "1"}
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-        code = int(run(from_environment(quiet | variables)))
-    except Fault as fault:
-        code = int(fault.code)
-    except Exception:  # noqa: BLE001  # what it was is told, and 70 is what a rank would say
-        traceback.print_exc()
-        code = 70
-    sys.exit(code)
 
 
 def weights(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""The ranks that tests share: one case leaves nothing to the next, and who fails is replaced."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.pool import Case, carry_out, lend
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+QUICK = {"task": "digits", "steps": "5", "eval_steps": "0", "checkpoint_steps": "0"}
+HYBRID = {"mode": "hsdp", "mesh": "dp_replicate=2,dp_shard=2"}
+
+
+def test_a_case_is_the_same_whatever_ran_before_it(tmp_path: Path) -> None:
+    cases = [
+        (2, {"mode": "fsdp"}),
+        (2, {"mode": "ddp", "precision": "fp64", "task": "charlm-gru", "seed": "3"}),
+        (4, HYBRID),
+        (1, {"mode": "single", "optimizer": "adamw", "collective_timeout": "7"}),
+        (4, {"mode": "fsdp", "precision": "bf16"}),
+    ]
+    losses = [
+        [
+            [event.get("loss") for event in run_ranks(ranks, folder / str(number), **QUICK | case)]
+            for number, (ranks, case) in enumerate(cases)
+        ]
+        for folder in (tmp_path / "first", tmp_path / "again")
+    ]
+    assert losses[0] == losses[1]
+
+
+def die() -> None:
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    if os.environ["RANK"] == "1":
+        time.sleep(600)
+
+
+def fail() -> None:
+    raise ZeroDivisionError(os.environ["RANK"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [(die, -9, "ended its process"), (hang, None, "in hang"), (fail, 70, "ZeroDivisionError: 1")],
+)
+def test_who_fails_says_why_and_is_replaced(
+    fault: object, code: int | None, words: str, tmp_path: Path
+) -> None:
+    variables = {"TRAINER_TASK": "synthetic", "TRAINER_OUT": str(tmp_path / "failed")}
+    with lend(2) as ranks:
+        before = [rank.process.pid for rank in ranks]
+        ending = carry_out(Case(variables, fault), ranks, timeout=5)[1]  # type: ignore[arg-type]
+    assert ending.code == code
+    assert words in ending.words
+    with lend(2) as ranks:
+        assert not {rank.process.pid for rank in ranks} & set(before)
+        for rank in ranks:
+            rank.fit = True
+    run_ranks(2, tmp_path / "next", **QUICK)
+
+
+def test_a_refusal_does_not_cost_the_ranks(tmp_path: Path) -> None:
+    run_ranks(2, tmp_path / "one", **QUICK)
+    with lend(2) as ranks:
+        before = [rank.process.pid for rank in ranks]
+        variables = {"TRAINER_MODE": "single", "TRAINER_OUT": str(tmp_path)}
+        assert [e.code for e in carry_out(Case(variables), ranks, timeout=60)] == [64, 64]
+    with lend(2) as ranks:
+        assert [rank.process.pid for rank in ranks] == before
+        for rank in ranks:
+            rank.fit = True
+
+
+def test_ranks_that_are_not_asked_for_are_not_started() -> None:
+    with lend(0) as ranks:
+        assert not ranks

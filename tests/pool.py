@@ -1,0 +1,278 @@
+"""Running ranks that the tests share: each takes one case after another, with torch loaded and warm.
+
+A new process for every rank of every case costs seconds; these wait for the next. Between two cases a
+rank forgets what the one before left: variables of the environment, seeds, defaults, caches. It serves
+again only after a case that ended with 0 or 64; whatever else happened to it, another takes its place.
+
+    with lend(2) as ranks:
+        endings = carry_out(Case({"TRAINER_TASK": "digits"}), ranks, timeout=120)
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+# torch._dynamo is what the first optimiser imports, in every rank anew otherwise
+_CONTEXT.set_forkserver_preload(
+    [
+        "trainer.loop",
+        "trainer.strategies.ddp_zero1",
+        "trainer.strategies.hsdp",
+        "trainer.tasks.digits",
+        "torch._dynamo",
+        "tests.pool",
+    ]
+)
+
+# Once one rank has failed, its peers have lost a connection; this long they may take to see it.
+_GRACE = 30.0
+_FIT_FOR_MORE = (0, 64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of the trainer: the TRAINER_* variables, and what runs in every rank first."""
+
+    variables: dict[str, str]
+    before: Callable[[], None] | None = None
+    rank: int = 0
+    world_size: int = 1
+    port: int = 0
+
+    @property
+    def layout(self) -> object:
+        """What decides which process groups a run makes, and in which order."""
+        names = ("TRAINER_TASK", "TRAINER_MODE", "TRAINER_MESH")
+        return self.world_size, [self.variables.get(name) for name in names]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank ended a case: its exit code (None: not at all, below 0: a signal), and its words."""
+
+    code: int | None
+    words: str
+
+
+class Rank:
+    """A process that carries out cases; its standard error goes to a file."""
+
+    def __init__(self, folder: Path) -> None:
+        handle, name = tempfile.mkstemp(dir=folder)
+        os.close(handle)
+        self.words = Path(name)
+        self.line, theirs = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_serve, args=(theirs, name))
+        self.process.start()
+        theirs.close()
+        self.fit = True
+
+    def begin(self, case: Case) -> None:
+        os.truncate(self.words, 0)
+        with contextlib.suppress(OSError):  # a rank that has died says so when it is waited for
+            self.line.send(case)
+
+    def end(self) -> Ending:
+        """Return what the rank has answered; what it has not answered by now, it never will."""
+        code, answered = None, False
+        if self.process.is_alive() and not self.line.poll():
+            os.kill(self.process.pid or 0, signal.SIGUSR1)  # it writes where its threads are
+            time.sleep(0.5)
+            words = f"did not end; it was here:\n{self._read()}"
+        else:
+            try:
+                code, answered = self.line.recv(), True
+                words = self._read()
+            except (EOFError, OSError):  # it ended itself, as a watchdog does, or was killed
+                self.process.join(timeout=10)
+                code = self.process.exitcode
+                words = f"ended its process: {self._read()}"
+        self.fit = answered and code in _FIT_FOR_MORE
+        return Ending(code, words)
+
+    def stop(self) -> None:
+        self.line.close()
+        self.process.kill()
+        self.process.join(timeout=10)
+
+    def _read(self) -> str:
+        return self.words.read_text(encoding="utf-8", errors="replace")[-4000:]
+
+
+_ranks: list[Rank] = []
+_folder: Path | None = None
+
+
+@contextlib.contextmanager
+def lend(count: int, *, fresh: bool = False) -> Iterator[Sequence[Rank]]:
+    """Lend `count` ranks: running ones, the same number each time the same process, or fresh ones."""
+    if fresh:
+        ranks = [Rank(_home()) for _ in range(count)]
+        try:
+            yield ranks
+        finally:
+            for rank in ranks:
+                rank.stop()
+        return
+    while len(_ranks) < count:
+        _ranks.append(Rank(_home()))
+    lent = _ranks[:count]
+    for rank in lent:
+        rank.fit = False  # until the case has ended well
+    try:
+        yield lent
+    finally:
+        if not all(rank.fit for rank in lent):
+            # one that failed may have left its peers in the middle of something
+            for rank in lent:
+                rank.stop()
+            del _ranks[:count]
+
+
+def carry_out(case: Case, ranks: Sequence[Rank], *, timeout: float) -> list[Ending]:
+    """Have `ranks` carry out the case together and return how each ended, within `timeout` seconds."""
+    port = free_port()
+    for number, rank in enumerate(ranks):
+        rank.begin(replace(case, rank=number, world_size=len(ranks), port=port))
+    end = time.monotonic() + timeout
+    pending = {rank.line: rank for rank in ranks}
+    endings: dict[Rank, Ending] = {}
+    while pending and (left := end - time.monotonic()) > 0:
+        for line in wait(list(pending), timeout=left):
+            assert isinstance(line, Connection)
+            rank = pending.pop(line)
+            endings[rank] = rank.end()
+            if not rank.fit:
+                end = min(end, time.monotonic() + _GRACE)
+    for rank in pending.values():
+        endings[rank] = rank.end()
+    return [endings[rank] for rank in ranks]
+
+
+def start_server() -> None:
+    """Start the fork server now, so that no one else does with less loaded."""
+    forkserver.ensure_running()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _home() -> Path:
+    global _folder  # noqa: PLW0603  # one for the life of the process
+    if _folder is None:
+        _folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+        atexit.register(_close, _folder)
+    return _folder
+
+
+def _close(folder: Path) -> None:
+    for rank in _ranks:
+        rank.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve(line: Connection, words: str) -> None:
+    """Be a rank: carry out case after case until nobody is at the other end of `line`."""
+    _redirect(words)
+    gc.freeze()  # what the fork brought along is never garbage; collecting goes by it fast
+    variables, path = dict(os.environ), list(sys.path)
+    layout: object = None
+    while True:
+        try:
+            case: Case = line.recv()
+        except EOFError:
+            return
+        _forget(variables, path)
+        if case.layout != layout:
+            _forget_meshes()
+        layout = case.layout
+        code = _run(case)
+        gc.collect()  # a process group closes its connections when nothing refers to it any more
+        line.send(code)
+
+
+def _redirect(words: str) -> None:
+    with Path(words).open("ab", buffering=0) as file, Path(os.devnull).open("wb") as nowhere:
+        os.dup2(file.fileno(), 2)
+        os.dup2(nowhere.fileno(), 1)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    faulthandler.enable(sys.stderr)
+    faulthandler.register(signal.SIGUSR1, sys.stderr)
+
+
+def _run(case: Case) -> int:
+    from trainer.environment import from_environment
+    from trainer.exits import Fault
+    from trainer.loop import run
+    from trainer.runtime import as_fault
+
+    if case.world_size > 1:  # as torch's agent sets them
+        os.environ |= {
+            "TORCHELASTIC_RUN_ID": "test",
+            "RANK": str(case.rank),
+            "LOCAL_RANK": str(case.rank),
+            "WORLD_SIZE": str(case.world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(case.port),
+        }
+    try:
+        if case.before is not None:
+            case.before()
+        return int(run(from_environment(case.variables)))
+    except Exception as error:  # noqa: BLE001  # the code says what it was
+        if not isinstance(error, Fault):
+            traceback.print_exc()
+        fault = as_fault(error)
+        print(fault, file=sys.stderr)
+        return int(fault.code)
+
+
+def _forget(variables: dict[str, str], path: list[str]) -> None:
+    """Put back what a case may have changed in this process, to what a new one starts with."""
+    import numpy as np
+    import torch
+
+    os.environ.clear()
+    os.environ |= variables
+    sys.path[:] = path
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    torch.set_float32_matmul_precision("highest")
+    torch.use_deterministic_algorithms(False)
+    torch.compiler.reset()
+
+
+def _forget_meshes() -> None:
+    """Clear what DTensor remembers: results by equal meshes, and with them their groups' names.
+
+    A name leads to the same ranks again as long as the groups are made in the same order. To keep this
+    where it is right halves the time of a case: two of its three seconds were such results.
+    """
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()

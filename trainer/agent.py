@@ -28,6 +28,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from trainer.cgroup import kills, words_for_a_kill
 from trainer.contract import Contract
 from trainer.exits import Action, Exit, Fault, codes_for, combine
 from trainer.rendezvous import Rendezvous
@@ -77,6 +78,7 @@ class Ranks(LocalElasticAgent):
         self._stopping = False
         self._pids: list[int] = []
         self._in_vain = 0
+        self._kills = kills()
 
     def run_to_end(self) -> Exit:
         """Start the ranks, see them through, and return the code that speaks for them."""
@@ -109,7 +111,7 @@ class Ranks(LocalElasticAgent):
             self._signal_groups(signal.SIGKILL)  # what a killed rank left behind: loader workers
         if isinstance(outcome[0], Exception):
             raise as_fault(outcome[0])
-        return _verdict(outcome[0])
+        return _verdict(outcome[0], self._kills)
 
     def stop(self, number: int, _: FrameType | None) -> None:
         """Hand a signal to the ranks, once, as SIGTERM; kill them if they outstay the time to stop.
@@ -217,7 +219,7 @@ def _silence_torch() -> None:
                 logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
-def _verdict(result: RunResult) -> Exit:
+def _verdict(result: RunResult, kills_before: int | None) -> Exit:
     """Tell why ranks failed, the cause with its traceback, and return the code for them all."""
     failures = {rank: _Failure.of(failure) for rank, failure in result.failures.items()}
     verdict = combine(failure.code for failure in failures.values())
@@ -228,7 +230,8 @@ def _verdict(result: RunResult) -> Exit:
     for rank in sorted(failures, key=lambda rank: rank != first):
         failure = failures[rank]
         trace = failure.trace if rank == first else ""
-        line = f"launch: rank {rank}: {failure.message} (exit {failure.code})"
+        killed = words_for_a_kill(kills_before) if failure.code == -signal.SIGKILL else ""
+        line = f"launch: rank {rank}: {failure.message}{killed} (exit {failure.code})"
         print(f"{trace}{line}", file=sys.stderr, flush=True)
     return verdict
 

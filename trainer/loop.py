@@ -15,6 +15,7 @@ import torch
 from trainer import optim, strategies, tasks
 from trainer.checkpoint.saver import Saver
 from trainer.evaluation import evaluate
+from trainer.exhaustion import out_of_memory
 from trainer.exits import Exit, Fault
 from trainer.guard import Guard
 from trainer.ledger import Ledger
@@ -49,8 +50,11 @@ def run(settings: Settings) -> Exit:
             with stop_requests(runtime) as stop, watching(current, stop):
                 return _train(current, stop)
         except Exception as error:
-            fault = as_fault(error)
+            short = out_of_memory(error, settings, runtime)
+            fault = short or as_fault(error)
             report("error", code=int(fault.code), message=str(fault))
+            if short:
+                raise short from error
             raise
 
 

@@ -16,19 +16,16 @@ from types import ModuleType
 
 import torch
 
+from trainer.cgroup import available_memory
+
 MIB = 2**20
 
-_HOST_MEMORY_PER_RANK = 256 * MIB  # a rank of torch without model and data
+_HOST_MEMORY_PER_RANK = 64 * MIB  # for a first step; torch itself is loaded by now
 _DISK = 64 * MIB  # less holds no checkpoint worth the name
 _PROBE = 8 * MIB
 _SHARE_OF_DEVICE = 0.1  # less free memory than this: another process has the device
 _SLOW_DISK = 10 * MIB  # bytes a second
 
-# Cgroup v2 and v1: limit, usage, and the line of memory.stat that counts what can be given back.
-_CGROUPS = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-)
 # NVML's reasons for a lower clock that tell of a fault, not of a full load.
 _THROTTLES = {0x08: "hardware slowdown", 0x40: "overheated", 0x80: "power brake"}
 
@@ -84,25 +81,6 @@ def host_memory(needed: int) -> Finding:
     free = available_memory()
     wrong = f"at least {_mib(needed)} needed: raise resources.memory" if free < needed else None
     return Finding("host memory", f"{_mib(free)} free", wrong)
-
-
-def available_memory(
-    cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")
-) -> int:
-    """Return the bytes that this container may still take: the machine's, or its cgroup's if fewer."""
-    fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
-    for limit_name, usage_name, reclaimable in _CGROUPS:
-        try:
-            limit = (cgroup / limit_name).read_text(encoding="ascii").strip()
-            usage = int((cgroup / usage_name).read_text(encoding="ascii"))
-            stat = (cgroup / limit_name).with_name("memory.stat").read_text(encoding="ascii")
-        except OSError:
-            continue
-        if limit.isdecimal():
-            cache = int(dict(line.split() for line in stat.splitlines()).get(reclaimable, 0))
-            free = min(free, int(limit) - usage + cache)
-    return free
 
 
 def shared_memory(needed: int, folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108

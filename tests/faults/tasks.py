@@ -85,3 +85,22 @@ class Stuck(synthetic.Task):
         if os.environ["RANK"] == "1" and self.calls == 4:
             time.sleep(3600)
         return super().loss(outputs, targets)
+
+
+class Greedy(synthetic.Task):
+    """The third call of `loss` on rank 1 asks for more memory than there is, as GREEDY says."""
+
+    calls = 0
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        if os.environ.get("RANK", "1") == "1" and self.calls == 3:
+            if os.environ["GREEDY"] == "torch":
+                torch.empty(2**50)
+            elif os.environ["GREEDY"] == "python":
+                bytearray(2**50)
+            else:  # really takes it, bit by bit, until the kernel says no
+                kept = []
+                while True:
+                    kept.append(bytearray(os.urandom(2**20)) * 8)
+        return super().loss(outputs, targets)

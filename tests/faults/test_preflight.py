@@ -18,6 +18,7 @@ from tests.conftest import QUICK
 from tests.launch.test_nodes import node
 from tests.ranks import free_port, run_ranks
 from trainer import machine
+from trainer.cgroup import available_memory
 from trainer.links import blame
 
 SYNTHETIC = {"task": "synthetic", "steps": "2"}
@@ -151,7 +152,7 @@ def test_the_cgroup_bounds_the_memory_that_is_left(
     (folder / used).write_text("1000000")
     (folder / "memory.stat").write_text(f"anon 1\n{cache} 400000\n")
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
-    assert machine.available_memory(tmp_path, tmp_path / "meminfo") == expected
+    assert available_memory(tmp_path, tmp_path / "meminfo") == expected
 
 
 class NoSupportError(Exception):

@@ -74,9 +74,7 @@ def test_a_rank_that_is_stopped_is_named_by_the_others(start: Any, tmp_path: Pat
     ranks[1].process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     ended = ranks[0].end(timeout=30)
-    assert (
-        time.monotonic() - began < 4 + 25
-    )  # the bound, 5 s for answers, and what a busy machine adds
+    assert time.monotonic() - began < 4 + 25  # the bound, 5 s for answers, and a busy machine
     assert ended.code == 69
     assert "no sign of life from rank 1 on" in ended.words
     assert ended.of("fault")[0]["missing"] == [1]

@@ -1,0 +1,55 @@
+"""Every row of the exit table, reached by a process that is really started."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from tests.conftest import QUICK, ROOT
+from tests.launch.test_nodes import node
+from tests.ranks import free_port
+from trainer.exits import MEANINGS, Exit
+
+ENDLESS = {"TRAINER_STEPS": "1000000"}
+EXPLODING = {"TRAINER_LR": "1e30", "TRAINER_CLIP_NORM": "0", "TRAINER_WARMUP_STEPS": "0"}
+
+# The code, what brings it about, and the words that go with it.
+TABLE: list[tuple[Exit, dict[str, str], str]] = [
+    (Exit.DONE, {}, ""),
+    (Exit.CONFIG, {"TRAINER_MODE": "dpd"}, "TRAINER_MODE='dpd': no such mode"),
+    (Exit.DATA, {"TRAINER_RESUME": "no/such/checkpoint"}, "no/such/checkpoint"),
+    (Exit.PEER, {"TRAINER_RENDEZVOUS_TIMEOUT": "1"}, "did not answer"),
+    (
+        Exit.CODE,
+        {"TRAINER_TASK": "tests.faults.tasks:Greedy", "GREEDY": "python"},
+        "out of memory (host)",
+    ),
+    (Exit.MACHINE, {"TRAINER_DEVICES": "99"}, "TRAINER_DEVICES=99 are planned"),
+    (Exit.DIVERGED, EXPLODING, "try a smaller TRAINER_LR (now 1e+30)"),
+    (Exit.STOPPED, ENDLESS, "stopped after step "),
+]
+
+
+def test_the_table_has_every_row() -> None:
+    assert [code for code, _, _ in TABLE] == list(MEANINGS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "cause", "words"), TABLE, ids=[row[0].name for row in TABLE])
+def test_it_ends_with_the_code_and_says_why(
+    code: Exit, cause: dict[str, str], words: str, start: Any
+) -> None:
+    alone = code is not Exit.PEER  # a peer takes two, one of whom never comes
+    place = {} if alone else node(1, free_port())
+    process = start(
+        "-m",
+        "trainer" if alone else "trainer.launch",
+        **(QUICK | place | {"PYTHONPATH": str(ROOT)} | cause),
+    )
+    if code is Exit.STOPPED:
+        process.wait_for('"step": 5,')
+        process.process.send_signal(signal.SIGTERM)
+    ended = process.end()
+    assert ended.code == code, ended.words
+    assert words in ended.words
+    assert "Traceback" not in ended.words

@@ -1,0 +1,93 @@
+"""Out of memory: told as such by the rank that can, and by the launcher of one that was killed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import QUICK, ROOT
+from tests.faults.tasks import planted
+from tests.ranks import run_ranks
+from trainer.cgroup import kills, words_for_a_kill
+
+pytestmark = pytest.mark.slow
+
+GREEDY = {"task": "tests.faults.tasks:Greedy", "steps": "5", "micro_batch": "8"}
+
+
+@pytest.mark.parametrize(
+    ("greed", "said"), [("torch", "can't allocate memory"), ("python", "MemoryError")]
+)
+def test_more_than_the_host_has_is_70_with_a_summary_and_advice(
+    greed: str, said: str, tmp_path: Path
+) -> None:
+    events = run_ranks(1, tmp_path, planted(GREEDY=greed), code=70, **GREEDY)
+    message = events[-1]["message"]
+    assert message.startswith("out of memory (host): ")
+    assert "try TRAINER_MICRO_BATCH=4 (now 8), more ranks with TRAINER_MODE=fsdp" in message
+    summary = (tmp_path / "logs/rank-0.memory").read_text(encoding="utf-8")
+    assert "peak of this process: " in summary
+    assert "left in this container: " in summary
+    assert said in summary
+    assert "in loss" in summary
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A cgroup below this process's own in which a launcher, a rank and a bit have room."""
+    lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    own = {line.split(":")[1]: line.split(":")[2].strip("/") for line in lines}
+    root = Path("/sys/fs/cgroup")
+    parent = root / "memory" / own["memory"] if "memory" in own else root / own.get("", "")
+    folder = parent / f"muster-test-{os.getpid()}"
+    limit = "memory.limit_in_bytes" if "memory" in own else "memory.max"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(1400 * 2**20))
+    except OSError as error:
+        with suppress(OSError):
+            folder.rmdir()
+        pytest.skip(f"no cgroup of one's own here: {error}")
+    yield folder
+    with suppress(OSError):
+        folder.rmdir()
+
+
+INSIDE = "import os, runpy, sys; open(sys.argv[1], 'w').write(str(os.getpid())); del sys.argv[1]; "
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_such(
+    small_cgroup: Path, start: Any
+) -> None:
+    ended = start(
+        "-c",
+        INSIDE + "runpy.run_module('trainer.launch', run_name='__main__')",
+        str(small_cgroup / "cgroup.procs"),
+        **(QUICK | {"TRAINER_TASK": "tests.faults.tasks:Greedy", "GREEDY": "kernel"}),
+        PET_NPROC_PER_NODE="2",
+        PYTHONPATH=str(ROOT),
+    ).end()
+    assert ended.code == 70, ended.words
+    assert "rank 1: Signal 9 (SIGKILL)" in ended.words
+    assert "the kernel killed it for want of memory: raise resources.memory" in ended.words
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"),
+        ("memory.events", "low 0\noom 4\noom_kill 3\n"),
+    ],
+)
+def test_kills_are_read_from_either_cgroup(name: str, text: str, tmp_path: Path) -> None:
+    assert kills(tmp_path) is None
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    assert kills(tmp_path) == 3
+
+
+def test_where_the_kernel_does_not_tell_its_log_is_named() -> None:
+    assert "dmesg" in words_for_a_kill(None)

@@ -71,7 +71,7 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
     task = tasks.load(settings)
     batches = _micro_batches(settings, task, runtime)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, Footprint() as footprint:
-        context = strategies.Context(settings, runtime, task.loss)
+        context = strategies.Context(settings, runtime, task.loss, lambda: batches[0].inputs)
         model = _model(task, dtype_of(settings))
         strategy = strategies.build(runtime.sizing.mode, model, context)
         del model

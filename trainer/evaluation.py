@@ -27,6 +27,8 @@ def evaluate(run: Run, stop: Stop) -> float | None:
         if stop.agreed():
             return None
         outputs = run.strategy.forward(batch.inputs)
+        if outputs is None:  # another rank counts this batch
+            continue
         losses = run.task.loss(outputs, batch.targets)
         scores = run.task.score(outputs, batch.targets)
         counted = batch.weights > 0

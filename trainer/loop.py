@@ -25,7 +25,7 @@ from trainer.order import mix, training_shares
 from trainer.precision import settle_tf32
 from trainer.preflight import preflight
 from trainer.resume import is_due, is_time_to_save, report_saved, resume, save, saving_to
-from trainer.run import Run
+from trainer.run import Run, example
 from trainer.runtime import Runtime, as_fault, from_all, join, peak_memory, say, total
 from trainer.settings import Settings
 from trainer.shared import once_per_machine
@@ -73,9 +73,23 @@ def _prepare(
     torch.manual_seed(settings.seed)
     settle_tf32(settings, runtime.device)
     model = build_model(task, settings, runtime)
-    context = strategies.Context(settings, runtime, task.loss)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    context = strategies.Context(
+        settings, runtime, task.loss, partial(example, training, settings, runtime.sizing.batches)
+    )
     strategy = strategies.build(runtime.sizing.mode, model, context)
-    return Run(settings, runtime, report, task, strategy, training, test, saver, fitness=fitness)
+    return Run(
+        settings,
+        runtime,
+        report,
+        task,
+        strategy,
+        training,
+        test,
+        saver,
+        parameters,
+        fitness=fitness,
+    )
 
 
 def _announce(run: Run) -> None:
@@ -93,9 +107,10 @@ def _announce(run: Run) -> None:
         master=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if runtime.mesh else None,
         threads=torch.get_num_threads(),
         torch=torch.__version__,
-        parameters=sum(p.numel() for p in run.strategy.module.parameters()),
+        parameters=run.parameters,
         samples=len(run.training),
         **{name: value for name, value in asdict(sizing.batches).items() if name != "replicas"},
+        **run.strategy.notes,
         precision=run.settings.precision,
         lr=optim.peak_rate(run.settings),
         lr_why=optim.why(run.settings),
@@ -153,7 +168,7 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
         if stop.agreed(save=is_due(run)):
             return True
         # What a layer draws depends on nothing but this, so a resumed run draws the same.
-        torch.manual_seed(mix(settings.seed, run.step, runtime.data_rank))
+        torch.manual_seed(mix(settings.seed, run.step, runtime.draw_rank))
         rate = optim.learning_rate(run.step, steps, settings)
         optim.set_learning_rate(run.strategy.optimizer, rate)
         samples = min(run.batch, order.end - run.samples)

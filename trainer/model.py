@@ -3,33 +3,38 @@
 model = build(task, settings, runtime)
 """
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainer import tasks
 from trainer.batchnorm import synchronise
-from trainer.modes import DATA_AXES
+from trainer.modes import DATA_AXES, MODES
 from trainer.precision import dtype_of
 from trainer.runtime import Runtime
 from trainer.settings import Settings
 
 
 def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
-    """Return the task's model on this rank's device, with the same weights on every rank."""
-    model = task.model().to(runtime.device, dtype_of(settings))
+    """Return the task's model, with the same weights on every rank.
+
+    It is on this rank's device, but for a staged mode, whose model may be too large for one, on the CPU.
+    """
+    staged = MODES[runtime.sizing.mode].staged
+    model = task.model().to(torch.device("cpu") if staged else runtime.device, dtype_of(settings))
     if runtime.mesh is None:
         return model
-    _broadcast(model)
+    _broadcast(model, runtime.control if staged else None)
     if settings.sync_batchnorm:
         model = synchronise(model, _data_group(runtime.mesh), runtime.device)
     return model
 
 
-def _broadcast(model: nn.Module) -> None:
+def _broadcast(model: nn.Module, group: dist.ProcessGroup | None) -> None:
     """Give every rank the first one's weights: a task may draw them from more than torch's seed."""
     for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.data, src=0)
+        dist.broadcast(tensor.data, src=0, group=group)
 
 
 def _data_group(mesh: DeviceMesh) -> dist.ProcessGroup:

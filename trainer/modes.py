@@ -17,12 +17,14 @@ class Mode:
     """What is known of a mode.
 
     `axes` are those of the mesh it can use, `whole` the one that takes the world when no mesh is
-    given. Without `whole` a mode runs in one process, or wants its mesh spelt out.
+    given. Without `whole` a mode runs in one process, or wants its mesh spelt out. A `staged` mode
+    cuts the model and puts each part where it belongs; any other gets it on the rank's device.
     """
 
     axes: tuple[str, ...]
     whole: str | None
     summary: str
+    staged: bool = False
 
 
 MODES: dict[str, Mode] = {
@@ -59,5 +61,18 @@ MODES: dict[str, Mode] = {
         axes=("dp_replicate", "dp_shard"),
         whole=None,
         summary="sharded within a group of ranks, replicated over the groups",
+    ),
+    "mp": Mode(
+        axes=(),
+        whole=None,
+        staged=True,
+        summary="one process: the layers in stages over its devices, balanced by measured cost",
+    ),
+    "pp": Mode(
+        axes=("pp", "dp_replicate", "dp_shard"),
+        whole="pp",
+        staged=True,
+        summary="a pipeline: the layers in stages over ranks, micro-batches flowing through; "
+        "each stage replicated or sharded where the mesh says so",
     ),
 }

@@ -90,6 +90,8 @@ def _table(title: str, event: Event) -> Table:
 def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.4f}".rstrip("0").rstrip(".")
+    if isinstance(value, list):
+        return "\n".join(map(_text, value))
     if isinstance(value, dict):
         return ", ".join(f"{name}={part}" for name, part in value.items())
     return str(value)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
 from trainer import strategies, tasks
@@ -13,17 +14,18 @@ from trainer.checkpoint.saver import Saver
 from trainer.data import Data, tokens_of
 from trainer.loader import Loader
 from trainer.metrics import Report
-from trainer.order import Order
+from trainer.order import Order, Samples
 from trainer.precision import LossScale, dtype_of
 from trainer.runtime import Runtime
 from trainer.settings import Settings
+from trainer.sizing import Batches
 
 
 @dataclass
 class Run:
     """What the loop works on. `step` optimiser steps are done, `samples` of the stream used.
 
-    `fitness` holds the figures of preflight.
+    `parameters` counts the whole model's; `fitness` holds the figures of preflight.
     `extra` is saved and loaded with the model and the optimiser, each under its name. There is no
     `saver` where the nodes share no folder.
     """
@@ -36,6 +38,7 @@ class Run:
     training: Data
     test: Data
     saver: Saver | None
+    parameters: int
     extra: dict[str, Stateful] = field(default_factory=dict)
     step: int = 0
     samples: int = 0
@@ -96,3 +99,10 @@ class Run:
             prefetch=self.settings.prefetch,
             dtype=dtype_of(self.settings),
         )
+
+
+def example(data: Data, settings: Settings, batches: Batches) -> Tensor:
+    """Return the inputs of a micro-batch, for their shape and type: the first sample many times."""
+    samples = Samples(torch.zeros(batches.micro, dtype=torch.long), torch.ones(batches.micro))
+    loader = Loader(data, device=torch.device("cpu"), dtype=dtype_of(settings))
+    return next(loader(iter([samples]))).inputs

@@ -63,6 +63,12 @@ class Runtime:
         """Whether this rank speaks for all."""
         return self.rank == 0
 
+    @property
+    def draw_rank(self) -> int:
+        """Decides what a layer draws: another number for other samples, and for other layers."""
+        stage = self.mesh.get_local_rank("pp") if self.mesh else 0
+        return int(stage * self.sizing.batches.replicas + self.data_rank)
+
 
 @contextlib.contextmanager
 def join(settings: Settings) -> Iterator[Runtime]:
@@ -165,21 +171,39 @@ def peak_memory(device: torch.device) -> int:
 
 
 def as_fault(error: BaseException) -> Fault:
-    """Return the fault that an exception amounts to: which exit code, and one line of why."""
+    """Return the fault that an exception amounts to: which exit code, and one line of why.
+
+    What it was raised from counts as well: a pipeline's schedule wraps whatever its stage raises.
+    """
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    for link in chain:
+        if fault := _recognised(link):
+            return fault
+    telling = next((link for link in chain if str(link).partition("\n")[0].strip()), error)
+    return Fault(Exit.CODE, _line(telling))
+
+
+def _recognised(error: BaseException) -> Fault | None:
+    """Return the fault of an exception that says more than that the code raised."""
     if isinstance(error, Fault):
         return error
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, KeyboardInterrupt):
         return Fault(Exit.STOPPED, "interrupted before the first step")
     if isinstance(error, torch.AcceleratorError) or "ncclUnhandledCudaError" in str(error):
-        return Fault(Exit.MACHINE, text)
+        return Fault(Exit.MACHINE, _line(error))
     if isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(sign in str(error) for sign in _GLOO_LOST_PEER)
     ):
         # gloo begins with a source line of its own and ends with advice
-        text = re.sub(r"\[\S+:\d+\] ", "", text).partition(". This is")[0]
+        text = re.sub(r"\[\S+:\d+\] ", "", _line(error)).partition(". This is")[0]
         return Fault(Exit.PEER, f"lost a peer: {text}")
-    return Fault(Exit.CODE, text)
+    return None
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def say(message: str) -> None:

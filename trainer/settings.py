@@ -90,6 +90,19 @@ class Settings(BaseModel):
     outer_momentum: float = Field(
         0.9, ge=0, lt=1, description="localsgd: Nesterov momentum of the outer optimiser"
     )
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zb", "zbv"] = (
+        Field(
+            "1f1b",
+            description="pp: order of the micro-batches' passes: gpipe, 1f1b, interleaved-1f1b, "
+            "interleaved-zb or zbv",
+        )
+    )
+    stages: int | None = Field(
+        None,
+        ge=1,
+        description="mp, pp: parts the model is cut into (default: mp, one a GPU or 2 on the CPU; "
+        "pp, what the schedule wants)",
+    )
     reshard: bool = Field(
         True, description="fsdp, hsdp: free the gathered parameters between forward and backward"
     )

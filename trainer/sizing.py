@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 
+from trainer import schedules
 from trainer.environment import Label
 from trainer.exits import Exit, Fault
 from trainer.modes import AXES, DATA_AXES, MODES
@@ -25,13 +26,17 @@ class Batches:
 
 @dataclass(frozen=True)
 class Sizing:
-    """How a world of ranks trains: the mode with the reason it was chosen, mesh sizes, batches."""
+    """How a world of ranks trains: the mode with the reason it was chosen, mesh sizes, batches.
+
+    `stages` the model is cut into; None where the devices say how many, or it is not cut.
+    """
 
     world_size: int
     mode: str
     reason: str
     mesh: dict[str, int]
     batches: Batches
+    stages: int | None = None
 
 
 def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = False) -> Sizing:
@@ -42,11 +47,32 @@ def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = Fa
     mode, reason = choose_mode(settings.mode, world_size)
     mesh = settle_mesh(settings.mesh, mode, world_size, label=label)
     replicas = prod(mesh[axis] for axis in DATA_AXES)
+    if MODES[mode].staged:
+        batches, stages = _staged(settings, mode, mesh, label=label)
+        return Sizing(world_size, mode, reason, mesh, batches, stages)
     if uneven:
         batches = _spread_batch(settings.global_batch, settings.micro_batch, replicas)
     else:
         batches = divide_batch(settings.global_batch, settings.micro_batch, replicas, label=label)
     return Sizing(world_size, mode, reason, mesh, batches)
+
+
+def _staged(
+    settings: Settings, mode: str, mesh: Mapping[str, int], *, label: Label
+) -> tuple[Batches, int | None]:
+    """Return batches and number of stages for a mode that cuts the model. Raises Fault(64)."""
+    stages = settings.stages
+    if "pp" in MODES[mode].axes:
+        name, ranks = settings.pipeline_schedule, mesh["pp"]
+        stages = schedules.settle_stages(name, ranks, stages, label=label)
+    else:  # in one process any number of micro-batches works
+        name, ranks = "gpipe", stages or 2
+    replicas = prod(mesh[axis] for axis in DATA_AXES)
+    whole = divide_batch(settings.global_batch, None, replicas, label=label).micro
+    micro = settings.micro_batch or schedules.usual_micro_batch(name, ranks, whole)
+    batches = divide_batch(settings.global_batch, micro, replicas, label=label)
+    schedules.check(name, ranks, whole, micro, label=label)
+    return batches, stages
 
 
 def choose_mode(mode: str, world_size: int) -> tuple[str, str]:

@@ -1,7 +1,11 @@
-"""Tasks that only the tests train."""
+"""Tasks that only the tests train: normalised, deep enough for eight stages, not to be cut."""
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from trainer.data import Tensors
+from trainer.settings import Settings
 from trainer.tasks import synthetic
 
 
@@ -17,3 +21,44 @@ class Normed(synthetic.Task):
             nn.Flatten(),
             nn.Linear(144, 10),
         )
+
+
+class Deep:
+    """Ten small layers, as a plain nn.Sequential; one normalises by a batch's statistics."""
+
+    metric = "accuracy"
+
+    def __init__(self, _: Settings) -> None:
+        pass
+
+    def model(self) -> nn.Module:
+        hidden = [layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.Tanh())]
+        return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), *hidden, nn.Linear(16, 4))
+
+    def data(self, *, train: bool) -> Tensors:
+        generator = torch.Generator().manual_seed(int(train))
+        vectors = torch.randn(640 if train else 100, 8, generator=generator)
+        return Tensors(vectors, (vectors[:, :2] > 0).long() @ torch.tensor([1, 2]))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(dim=1) == targets).float()
+
+
+class Whole(Deep):
+    """The same as one module, which says nothing of its pieces."""
+
+    def model(self) -> nn.Module:
+        return _Whole(super().model())
+
+
+class _Whole(nn.Module):
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x)
+        return logits

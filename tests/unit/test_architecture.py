@@ -19,6 +19,7 @@ SHARED = {
     "memory",
     "modes",
     "partition",
+    "schedules",
     "settings",
     "sizing",
 }
@@ -35,6 +36,7 @@ TRAINER_ORDER = {
     "environment": 30,
     "cgroup": 30,
     "ending": 30,
+    "schedules": 35,
     "sizing": 40,
     "wire": 40,
     "orphans": 40,
@@ -60,6 +62,7 @@ TRAINER_ORDER = {
     "progress": 70,
     "agent": 70,
     "footprint": 70,
+    "stages": 75,
     "tasks": 80,
     "strategies": 80,
     "loader": 80,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
@@ -27,11 +28,12 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Context:
-    """What a strategy is built with."""
+    """What a strategy is built with; `example` gives the inputs of a micro-batch, for their shape."""
 
     settings: Settings
     runtime: Runtime
     loss: Loss
+    example: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,25 +46,27 @@ class Strategy:
     returns this rank's sum of losses; `weight` is the global batch's sum of weights.
     `clip(norm)` scales the gradients to a global norm of at most `norm` (0: not at all) and returns
     what the norm was, the same on every rank: it decides whether the step is taken.
-    `forward(inputs)` is the model for evaluation.
+    `forward(inputs)` is the model for evaluation; None where another rank has the outputs.
     `settle()` comes before weights are saved or evaluated: afterwards every rank's are the same, and all
     steps are in them. `extra` is saved beside the optimiser, each part under its name. `close()` comes
     last, however the run ends.
+    `notes` are what the mode has chosen by itself, for the launch event.
     """
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
     step: Callable[[Sequence[Batch], float], Tensor]
     clip: Callable[[float], Tensor]
-    forward: Callable[[Tensor], Tensor]
+    forward: Callable[[Tensor], Tensor | None]
     saved_optimizer: torch.optim.Optimizer | None = None
     settle: Callable[[], None] = lambda: None
     extra: Mapping[str, Stateful] = field(default_factory=dict)
     close: Callable[[], None] = lambda: None
+    notes: Mapping[str, object] = field(default_factory=dict)
 
 
 def build(mode: str, model: nn.Module, context: Context) -> Strategy:
-    """Return the strategy of `mode` for `model`, which is on the rank's device."""
+    """Return the strategy of `mode` for `model`: on the rank's device, or on the CPU if staged."""
     module = import_module(f"{__name__}.{mode.replace('-', '_')}")
     strategy: Strategy = module.build(model, context)
     return strategy
@@ -116,7 +120,20 @@ def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
     return total * (1 + 0 * total.detach())
 
 
-def clip(parameters: Sequence[nn.Parameter], norm: float) -> Tensor:
-    """Clip gradients by their global norm: whole on every rank, or all sharded over one mesh."""
-    total = nn.utils.clip_grad_norm_(parameters, norm or float("inf"))
-    return total.full_tensor() if isinstance(total, DTensor) else total
+def clip(
+    parameters: Sequence[nn.Parameter], norm: float, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Clip gradients by their global norm: whole on every rank, or all sharded over one mesh.
+
+    Where the parameters are only a stage, `group` has the ranks that hold the others.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    total = nn.utils.get_total_norm(gradients)
+    if isinstance(total, DTensor):
+        total = total.full_tensor()
+    if group is not None:
+        square = total.double().square()
+        dist.all_reduce(square, group=group)
+        total = square.sqrt().to(total.dtype)
+    nn.utils.clip_grads_with_norm_(parameters, norm or float("inf"), total)
+    return total

@@ -31,9 +31,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
     runtime = context.runtime
     if runtime.mesh is None:  # a world of one has nothing to shard over
         return single.build(model, context)
-    replicated = runtime.sizing.mesh["dp_replicate"] > 1
-    mesh = runtime.mesh["dp_replicate", "dp_shard"] if replicated else runtime.mesh["dp_shard"]
-    sharded = shard(model, mesh, context.settings)
+    sharded = shard(model, data_mesh(runtime.mesh), context.settings)
     parameters = list(model.parameters())
     replicas = runtime.sizing.batches.replicas
 
@@ -56,6 +54,12 @@ def build(model: nn.Module, context: Context) -> Strategy:
         clip=lambda norm: clip(parameters, norm),
         forward=inference(model, context),
     )
+
+
+def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the part of the mesh to shard over, and over whose groups to replicate if there are any."""
+    replicated = mesh["dp_replicate"].size() > 1
+    return mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:

@@ -1,0 +1,113 @@
+"""The pipeline's schedules: how many stages a rank holds and which numbers of micro-batches fit.
+
+What order they run in is torch.distributed.pipelining's matter.
+"""
+
+from dataclasses import dataclass
+
+from trainer.environment import Label
+from trainer.exits import Exit, Fault
+
+# Micro-batches a rank of the pipeline, where there is a choice: at most a fifth of a step is then spent
+# filling and draining (Huang et al., 2019, call it negligible from here).
+_PER_RANK = 4
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`kind` is torch's class; a rank holds `least` stages, or any number from there on (`more`).
+
+    In a `v` the first rank holds the last stage as well. `rounds`: the micro-batches go round in
+    equal groups of at least one a rank.
+    """
+
+    kind: str
+    least: int = 1
+    more: bool = False
+    v: bool = False
+    rounds: bool = False
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "gpipe": Schedule("ScheduleGPipe"),
+    "1f1b": Schedule("Schedule1F1B"),
+    "interleaved-1f1b": Schedule("ScheduleInterleaved1F1B", least=2, more=True, rounds=True),
+    "interleaved-zb": Schedule("ScheduleInterleavedZeroBubble", least=2, more=True, rounds=True),
+    "zbv": Schedule("ScheduleZBVZeroBubble", least=2, v=True),
+}
+
+
+def settle_stages(name: str, ranks: int, stages: int | None, *, label: Label) -> int:
+    """Return how many stages the model is cut into. Raises Fault(64) when `stages` cannot be."""
+    schedule = SCHEDULES[name]
+    usual = schedule.least * ranks
+    if stages is None:
+        return usual
+    per_rank, rest = divmod(stages, ranks)
+    if rest or per_rank < schedule.least or (per_rank > schedule.least and not schedule.more):
+        wants = f"{schedule.least}{' or more' if schedule.more else ''} on each of {ranks} ranks"
+        raise Fault(
+            Exit.CONFIG,
+            f"{label('stages')}={stages}: {label('pipeline_schedule')}={name} wants {wants}; "
+            f"{usual} would do",
+        )
+    return stages
+
+
+def stages_of(name: str, rank: int, ranks: int, stages: int) -> list[int]:
+    """Return the stages that rank `rank` of the pipeline holds, in order."""
+    if SCHEDULES[name].v:
+        return [rank, stages - 1 - rank]
+    return list(range(rank, stages, ranks))
+
+
+def holder(name: str, stage: int, ranks: int, stages: int) -> int:
+    """Return the rank of the pipeline that holds a stage."""
+    return next(rank for rank in range(ranks) if stage in stages_of(name, rank, ranks, stages))
+
+
+def fits(name: str, ranks: int, count: int) -> bool:
+    """Return whether the schedule can run `count` micro-batches a step, and keeps every rank at work.
+
+    gpipe runs any number.
+    """
+    if name == "gpipe":
+        return True
+    if count < ranks:
+        return False
+    return not SCHEDULES[name].rounds or count % (count // ranks) == 0
+
+
+def usual_micro_batch(name: str, ranks: int, samples: int) -> int:
+    """Return the micro-batch into which `samples` of a step are divided when none is set.
+
+    The largest that still gives the schedule four micro-batches a rank, or as many as there can be.
+    """
+    if ranks == 1:
+        return samples
+    fitting = [n for n in _divisors(samples) if fits(name, ranks, n)]
+    enough = [n for n in fitting if n >= _PER_RANK * ranks]
+    return samples // (min(enough) if enough else max(fitting, default=samples))
+
+
+def check(name: str, ranks: int, samples: int, micro: int, *, label: Label) -> None:
+    """Raise Fault(64) when `samples` a step in micro-batches of `micro` do not fit the schedule."""
+    count = samples // micro
+    if fits(name, ranks, count):
+        return
+    would = [samples // n for n in _divisors(samples) if fits(name, ranks, n)]
+    remedy = (
+        f"{label('micro_batch')}={would[0]} would do"
+        if would
+        else f"a {label('global_batch')} that leaves it at least {ranks} samples would do"
+    )
+    raise Fault(
+        Exit.CONFIG,
+        f"{label('micro_batch')}={micro}: makes {count} micro-batches of the {samples} samples a step "
+        f"of each pipeline, which {label('pipeline_schedule')}={name} cannot run on {ranks} ranks; "
+        f"{remedy}",
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

@@ -1,0 +1,178 @@
+"""A model cut into stages of about equal cost, each under the names that the whole model uses.
+
+The cost is measured: one forward pass of one micro-batch on torch's meta device, which computes
+shapes only. Of each piece it counts
+
+- the floating-point operations,
+- the bytes of its parameters and of what it keeps for the backward pass;
+
+a piece's cost is the mean of its shares of either total, so that time and memory weigh the same.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainer.chain import Piece, pieces_of
+from trainer.exits import Exit, Fault
+from trainer.footprint import Activations
+from trainer.partition import partition
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one or more pieces cost: bytes, and operations of one micro-batch's forward pass."""
+
+    parameters: int
+    activations: int
+    flops: int
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.parameters + other.parameters,
+            self.activations + other.activations,
+            self.flops + other.flops,
+        )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model in stages. `borders` are the stages' inputs, on the meta device, then the output."""
+
+    pieces: list[Piece]
+    costs: list[Cost]
+    stages: list[range]
+    borders: list[Tensor]
+
+    def of(self, stage: int) -> list[Piece]:
+        """Return the pieces of a stage."""
+        return [self.pieces[number] for number in self.stages[stage]]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return what each stage holds and costs, and its share of the whole cost."""
+        shares = _shares(self.costs)
+        rows = []
+        for number, stage in enumerate(self.stages):
+            modules = [name for piece in self.of(number) for name in piece.modules]
+            cost = sum((self.costs[n] for n in stage), start=Cost(0, 0, 0))
+            rows.append(
+                {
+                    "modules": modules[0] if len(modules) == 1 else f"{modules[0]}..{modules[-1]}",
+                    "parameter_bytes": cost.parameters,
+                    "activation_bytes": cost.activations,
+                    "flops": cost.flops,
+                    "share": round(sum(shares[n] for n in stage), 4),
+                }
+            )
+        return rows
+
+
+def cut(model: nn.Module, inputs: Tensor, count: int) -> Cut:
+    """Cut `model` into `count` contiguous stages, the dearest of them as cheap as can be.
+
+    `inputs` are those of a micro-batch; only shape and type matter. Raises Fault(64) when the model
+    has too few pieces or none.
+    """
+    pieces = pieces_of(model)
+    if len(pieces) < count:
+        names = ", ".join("+".join(piece.modules) for piece in pieces)
+        raise Fault(
+            Exit.CONFIG,
+            f"model {type(model).__name__}: its {len(pieces)} pieces ({names}) cannot make {count} "
+            f"stages; at most {len(pieces)} can be",
+        )
+    costs, between = measure(model, inputs)
+    stages = partition(_shares(costs), count)
+    borders = [between[stage.start] for stage in stages]
+    return Cut(pieces, costs, stages, [*borders, between[-1]])
+
+
+def measure(model: nn.Module, inputs: Tensor) -> tuple[list[Cost], list[Tensor]]:
+    """Return what each of the model's pieces costs, and what goes in and comes out of them.
+
+    The latter, one tensor more than there are pieces, are on the meta device.
+    """
+    skeleton = _skeleton(model)
+    x = inputs.to("meta")
+    costs, between = [], [x]
+    for piece in pieces_of(skeleton):
+        kept = Activations()
+        with FlopCounterMode(display=False) as counter, kept.of(skeleton):
+            x = piece.run(x)
+        between.append(x.detach().contiguous().requires_grad_(x.is_floating_point()))
+        own = [p for name in piece.modules for p in skeleton.get_submodule(name).parameters()]
+        costs.append(Cost(sum(p.nbytes for p in own), kept.peak, counter.get_total_flops()))
+    return costs, between
+
+
+def _skeleton(model: nn.Module) -> nn.Module:
+    """Return a copy of the model on the meta device; no weight is copied on the way."""
+    stand_ins: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
+    for parameter in model.parameters():
+        stand_ins[id(parameter)] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+    return copy.deepcopy(model, stand_ins)  # which takes what its memo holds
+
+
+def _shares(costs: Sequence[Cost]) -> list[float]:
+    """Return each cost as a share of all: the mean of its shares of operations and of bytes."""
+    flops = sum(cost.flops for cost in costs)
+    size = sum(cost.parameters + cost.activations for cost in costs)
+    return [
+        ((cost.parameters + cost.activations) / size + (cost.flops / flops if flops else 0))
+        / (2 if flops else 1)
+        for cost in costs
+    ]
+
+
+class Stage(nn.Module):
+    """Some of a model's pieces, run one after the other.
+
+    Its tree has the model's own modules at their places, so that parameters keep the names they have
+    in the whole model. The output is contiguous, and of type `dtype` if that is given, as whoever
+    receives it has been told. `precision` gives the context that the pieces are run in.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pieces: Sequence[Piece],
+        *,
+        precision: Callable[[], AbstractContextManager[object]],
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self._run = [piece.run for piece in pieces]
+        self._precision = precision
+        self._dtype = dtype
+        for piece in pieces:
+            for name in piece.modules:
+                *parents, last = name.split(".")
+                place: nn.Module = self
+                for parent in parents:
+                    if parent not in dict(place.named_children()):
+                        setattr(place, parent, nn.ModuleDict())
+                    place = place.get_submodule(parent)
+                setattr(place, last, model.get_submodule(name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self._precision():
+            for run in self._run:
+                x = run(x)
+        return x.to(self._dtype or x.dtype).contiguous()
+
+
+def keep_only(model: nn.Module, pieces: Sequence[Piece], *, of: Sequence[Piece]) -> None:
+    """Put an empty module in the place of each of the model's pieces `of` that is not in `pieces`.
+
+    What is left keeps its name and its place in a list.
+    """
+    kept = {name for piece in pieces for name in piece.modules}
+    for name in {name for piece in of for name in piece.modules} - kept:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, nn.Identity())

@@ -1,0 +1,84 @@
+"""Model parallel: contiguous stages of the layers on the devices of one process.
+
+The stages are cut by measured cost (`trainer/stages.py`). Micro-batches overlap, since a device works
+through its queue on its own: a backward pass is only queued once enough forward passes are under way
+to keep every device at work. On the CPU all stages sit there and nothing overlaps.
+
+    TRAINER_MODE=mp python -m trainer
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from trainer import optim
+from trainer.data import Batch
+from trainer.precision import autocast
+from trainer.stages import Stage, cut
+from trainer.strategies import Context, Strategy, clip, weighted_loss
+
+
+def build(model: nn.Module, context: Context) -> Strategy:
+    runtime = context.runtime
+    devices = _devices(runtime.device)
+    plan = cut(model, context.example(), runtime.sizing.stages or max(2, len(devices)))
+    count = len(plan.stages)
+    places = [devices[number * len(devices) // count] for number in range(count)]
+    stages = [
+        Stage(
+            model,
+            plan.of(number),
+            precision=partial(autocast, context.settings, context.runtime.device),
+        ).to(place)
+        for number, place in enumerate(places)
+    ]
+    parameters = list(model.parameters())
+
+    def forward(inputs: Tensor) -> Tensor:
+        x = inputs
+        for stage, place in zip(stages, places, strict=True):
+            x = stage(x.to(place, non_blocking=True))
+        return x
+
+    def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
+        losses: list[Tensor] = []
+        under_way: deque[Tensor] = deque()
+        for batch in micro_batches:
+            if len(under_way) == 2 * count:
+                under_way.popleft().backward()
+            outputs = forward(batch.inputs)
+            loss = weighted_loss(outputs, _at(places[-1], batch), context)
+            losses.append(loss.detach())
+            under_way.append(loss / weight)
+        for loss in under_way:
+            loss.backward()
+        return torch.stack(losses).sum()
+
+    return Strategy(
+        module=model,
+        optimizer=optim.build(parameters, context.settings),
+        step=step,
+        clip=lambda norm: clip(parameters, norm),
+        forward=lambda inputs: forward(inputs).to(runtime.device),
+        notes={"stages": plan.describe(), "devices": ", ".join(map(str, places))},
+    )
+
+
+def _devices(first: torch.device) -> list[torch.device]:
+    """Return all devices of the kind that this process was given."""
+    if first.type == "cpu":
+        return [first]
+    return [torch.device(first.type, n) for n in range(torch.accelerator.device_count())]
+
+
+def _at(place: torch.device, batch: Batch) -> Batch:
+    """Return the batch with what the loss needs at `place`."""
+    return replace(
+        batch,
+        targets=batch.targets.to(place, non_blocking=True),
+        weights=batch.weights.to(place, non_blocking=True),
+    )

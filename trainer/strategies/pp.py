@@ -1,0 +1,171 @@
+"""Pipeline parallel: contiguous stages of the layers over ranks, micro-batches flowing through them.
+
+The stages are cut by measured cost (`trainer/stages.py`), the order of the passes is a schedule of
+torch.distributed.pipelining (`trainer/schedules.py`). Where the mesh also has data axes, each stage is
+replicated (dp_replicate) or sharded (dp_shard) over them, and its gradients are averaged once a step.
+
+    TRAINER_MODE=pp torchrun --nproc-per-node 2 -m trainer
+    TRAINER_MODE=pp TRAINER_MESH=pp=2,dp_shard=2 torchrun --nproc-per-node 4 -m trainer
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from trainer import optim
+from trainer.data import Batch
+from trainer.precision import autocast
+from trainer.schedules import SCHEDULES, holder, stages_of
+from trainer.stages import Cut, Stage, cut, keep_only
+from trainer.strategies import Context, Strategy, clip, fsdp, single, weighted_loss
+
+
+def build(model: nn.Module, context: Context) -> Strategy:
+    runtime, settings = context.runtime, context.settings
+    mesh = runtime.mesh
+    if mesh is None:  # a world of one has no other rank to pass a micro-batch on to
+        return single.build(model.to(runtime.device), context)
+    plan = cut(model, context.example(), runtime.sizing.stages or 1)
+    held = stages_of(
+        settings.pipeline_schedule, mesh.get_local_rank("pp"), mesh["pp"].size(), len(plan.stages)
+    )
+    keep_only(model, [piece for stage in held for piece in plan.of(stage)], of=plan.pieces)
+    model.to(runtime.device)
+    stages = {number: _stage(model, plan, number, context) for number in held}
+    sharded = runtime.sizing.mesh["dp_shard"] > 1
+    if sharded:
+        # Gathered anew for every micro-batch, the parameters would travel far more than they compute.
+        shared = settings.model_copy(update={"reshard": False})
+        for stage in stages.values():
+            fsdp.shard(stage, fsdp.data_mesh(mesh), shared)
+    parameters = list(model.parameters())
+    group = mesh.get_group("pp")
+    first, last = 0 in held, len(plan.stages) - 1 in held
+    now: list[Batch] = []
+    losses: list[Tensor] = []
+    scale = 1.0
+
+    def loss_of(outputs: Tensor, number: Tensor) -> Tensor:
+        loss = weighted_loss(outputs, now[int(number)], context)
+        losses.append(loss.detach())
+        return loss * scale
+
+    accumulation = runtime.sizing.batches.accumulation
+    schedule = _schedule(stages, plan, context, count=accumulation, loss=loss_of)
+
+    def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
+        nonlocal scale
+        # fsdp averages over the replicas, while the loss is a mean over the whole global batch.
+        scale = (runtime.sizing.batches.replicas if sharded else 1) / weight
+        now[:] = micro_batches
+        losses.clear()
+        if not sharded:
+            _share_buffers(model, mesh)
+        # The schedule cuts what it is given into as many parts again; targets travel by their number.
+        inputs = (torch.cat([batch.inputs for batch in micro_batches]),) if first else ()
+        numbers = torch.arange(accumulation) if last else None
+        schedule.step(*inputs, target=numbers, return_outputs=False)
+        if not sharded:
+            _add_up(parameters, mesh)
+        now.clear()
+        return torch.stack(losses).sum() if last else torch.zeros(())
+
+    return Strategy(
+        module=model,
+        optimizer=optim.build(parameters, settings),
+        step=step,
+        clip=lambda norm: clip(parameters, norm, group=group),
+        forward=partial(_forward, stages, plan, context),
+        notes={"schedule": settings.pipeline_schedule, "stages": plan.describe()},
+    )
+
+
+def _stage(model: nn.Module, plan: Cut, number: int, context: Context) -> Stage:
+    return Stage(
+        model,
+        plan.of(number),
+        precision=partial(autocast, context.settings, context.runtime.device),
+        dtype=plan.borders[number + 1].dtype,
+    )
+
+
+def _schedule(
+    stages: dict[int, Stage],
+    plan: Cut,
+    context: Context,
+    *,
+    count: int,
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> Any:
+    """Return torch's schedule of `count` micro-batches over this rank's stages.
+
+    The shapes are told, not inferred: nothing is run on trial, which a running statistic would count.
+    """
+    mesh, device = context.runtime.mesh, context.runtime.device
+    ends = [
+        PipelineStage(
+            stage,
+            number,
+            len(plan.stages),
+            device,
+            input_args=plan.borders[number],
+            output_args=plan.borders[number + 1],
+            group=mesh.get_group("pp") if mesh else None,
+        )
+        for number, stage in stages.items()
+    ]
+    schedule = SCHEDULES[context.settings.pipeline_schedule]
+    make = getattr(schedules, schedule.kind)
+    return make(ends if schedule.least > 1 else ends[0], count, loss_fn=loss, scale_grads=False)
+
+
+def _forward(
+    stages: dict[int, Stage], plan: Cut, context: Context, inputs: Tensor
+) -> Tensor | None:
+    """Pass a batch through all stages; return the outputs on the rank of the last stage.
+
+    By hand: torch's zbv schedule cannot run without a backward pass (2.15).
+    """
+    name, mesh = context.settings.pipeline_schedule, context.runtime.mesh
+    group = mesh.get_group("pp") if mesh else None
+    count = len(plan.stages)
+    x = inputs
+    for number, stage in stages.items():
+        if number and number - 1 not in stages:
+            x = torch.empty_like(plan.borders[number], device=context.runtime.device)
+            before = holder(name, number - 1, dist.get_world_size(group), count)
+            dist.recv(x, group=group, group_src=before)
+        x = stage(x)
+        if number + 1 < count and number + 1 not in stages:
+            after = holder(name, number + 1, dist.get_world_size(group), count)
+            dist.send(x, group=group, group_dst=after)
+    return x if count - 1 in stages else None
+
+
+def _add_up(parameters: Sequence[nn.Parameter], mesh: DeviceMesh) -> None:
+    """Sum the gradients over a stage's replicas."""
+    if mesh["dp_replicate"].size() == 1:
+        return
+    group = mesh.get_group("dp_replicate")
+    pending = [
+        dist.all_reduce(parameter.grad, group=group, async_op=True)
+        for parameter in parameters
+        if parameter.grad is not None
+    ]
+    for work in pending:
+        work.wait()
+
+
+def _share_buffers(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Give every replica of a stage the buffers of the first, as DDP does before a forward pass."""
+    if mesh["dp_replicate"].size() == 1:
+        return
+    group = mesh.get_group("dp_replicate")
+    for buffer in model.buffers():
+        dist.broadcast(buffer, group=group, group_src=0)

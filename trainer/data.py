@@ -52,12 +52,26 @@ def tokens_of(data: Data) -> Tensor | None:
 
 
 @dataclass(frozen=True)
+class Bad:
+    """A sample that cannot be read: its index, its file if that is known, and what went wrong.
+
+    `weight` is what it would have counted.
+    """
+
+    index: int
+    where: str
+    why: str
+    weight: float = 0.0
+
+
+@dataclass(frozen=True)
 class Batch:
     """A micro-batch of one rank; `weights`, shape (n,), is what each sample counts in a mean.
 
-    It is 0 where a sample only fills the shape.
+    It is 0 where a sample only fills the shape, or stands in for one of `bad`.
     """
 
     inputs: Tensor
     targets: Tensor
     weights: Tensor
+    bad: tuple[Bad, ...] = ()

@@ -77,7 +77,8 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
         del model
         if isinstance(strategy.module, DistributedDataParallel):
             strategy.module.register_comm_hook(runtime.mesh, _all_reduce)
-        faked = [Batch(*map(fake.from_tensor, vars(batch).values())) for batch in batches]
+        there = fake.from_tensor
+        faked = [Batch(there(b.inputs), there(b.targets), there(b.weights)) for b in batches]
         _make_state(strategy)
 
         def step() -> None:

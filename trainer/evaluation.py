@@ -5,7 +5,8 @@ The loss is weighted as in training, by tokens where samples have some; the metr
 
 import torch
 
-from trainer.data import tokens_of
+from trainer.bad_samples import account
+from trainer.data import Bad, tokens_of
 from trainer.exits import Exit, Fault
 from trainer.order import evaluation_shares
 from trainer.run import Run
@@ -18,7 +19,8 @@ def evaluate(run: Run, stop: Stop) -> float | None:
     """Return the metric over the test set, every sample counted once; None when stopped meanwhile."""
     runtime = run.runtime
     run.strategy.settle()
-    sums = torch.zeros(4, dtype=torch.float64)
+    sums = torch.zeros(5, dtype=torch.float64)
+    unread: list[Bad] = []
     run.strategy.module.eval()
     shares = evaluation_shares(
         len(run.test), runtime.sizing.batches, runtime.data_rank, tokens=tokens_of(run.test)
@@ -34,10 +36,14 @@ def evaluate(run: Run, stop: Stop) -> float | None:
         counted = batch.weights > 0
         weights = batch.weights[counted].double()
         parts = ((losses[counted] * weights).sum(), weights.sum(), scores[counted].sum())
-        sums += torch.stack([*parts, counted.sum()]).cpu()
+        bad = [one for one in batch.bad if one.weight]
+        sums += torch.stack([*parts, counted.sum(), torch.tensor(len(bad))]).cpu()
+        unread += bad
     run.strategy.module.train()
-    loss, weight, score, count = total(sums.tolist(), runtime)
-    if count != len(run.test):
+    loss, weight, score, count, missing = total(sums.tolist(), runtime)
+    if missing:
+        account(run, unread, part="test")
+    if count + missing != len(run.test):
         raise Fault(
             Exit.CODE, f"evaluation counted {count:.0f} samples of {len(run.test)}: a defect here"
         )

@@ -10,6 +10,7 @@ import multiprocessing
 import random
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
@@ -19,11 +20,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from trainer.data import Batch, Data, InMemory, MapStyle
-from trainer.exits import Fault
+from trainer.data import Bad, Batch, Data, InMemory, MapStyle
+from trainer.exits import Exit, Fault
 from trainer.order import Samples
 
 Shares = Iterator[Samples]
+_Unread = dict[int, Bad]  # by the place in the batch
+_TRIES = 100
 
 
 class Loader:
@@ -54,19 +57,26 @@ class Loader:
 
         One pass at a time: a pass that was not read to its end is given up when the next begins.
         """
-        for samples, (inputs, targets) in self._read(shares):
-            yield Batch(self._move(inputs), self._move(targets), samples.weights.to(self._device))
+        for samples, (inputs, targets), bad in self._read(shares):
+            weights = samples.weights.clone()
+            weights[list(bad)] = 0
+            yield Batch(
+                self._move(inputs),
+                self._move(targets),
+                weights.to(self._device),
+                tuple(replace(one, weight=float(samples.weights[n])) for n, one in bad.items()),
+            )
 
-    def _read(self, shares: Shares) -> Iterator[tuple[Samples, tuple[Tensor, Tensor]]]:
+    def _read(self, shares: Shares) -> Iterator[tuple[Samples, tuple[Tensor, Tensor], _Unread]]:
         if isinstance(self._data, InMemory):
             for samples in shares:
-                yield samples, self._data.batch(samples.indices)
+                yield samples, self._data.batch(samples.indices), {}
             return
         self._wanted.shares, self._wanted.pending = shares, []
         for read in self._workers:
             if isinstance(read, Fault):
                 raise read
-            yield self._wanted.pending.pop(0), read
+            yield self._wanted.pending.pop(0), *read
 
     def _move(self, tensor: Tensor) -> Tensor:
         dtype = self._dtype if tensor.is_floating_point() else None
@@ -96,11 +106,44 @@ class _Reader:
     def __init__(self, data: MapStyle) -> None:
         self._data = data
 
-    def __getitems__(self, wanted: list[tuple[int, int | None]]) -> Any:
+    def __getitems__(self, wanted: list[tuple[int, int | None]]) -> tuple[Any, _Unread] | Fault:
+        samples: list[Any] = []
+        unread: _Unread = {}
+        for index, key in wanted:
+            try:
+                samples.append(self._sample(index, key))
+            except Fault as fault:
+                return fault  # raised in a worker it would arrive as a RuntimeError, its code lost
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001  # whatever its data is read with may raise
+                unread[len(samples)] = Bad(index, self._where(index), _in_a_line(error))
+                samples.append(None)
+        good = [sample for number, sample in enumerate(samples) if number not in unread]
+        if unread:
+            try:
+                stand_in = good[0] if good else self._any(wanted[0][0])
+            except Fault as fault:
+                return fault
+            for number in unread:
+                samples[number] = stand_in
+        return default_collate(samples), unread
+
+    def _any(self, index: int) -> Any:
+        """Return a sample near `index` that can be read, for its shape."""
+        for further in range(1, min(_TRIES, len(self._data))):
+            with contextlib.suppress(Exception):
+                return self._data[(index + further) % len(self._data)]
+        raise Fault(
+            Exit.DATA, f"none of {_TRIES} samples from {index}{self._where(index)} on can be read"
+        )
+
+    def _where(self, index: int) -> str:
+        """Return the sample's file as torchvision's folders list it, in brackets, or nothing."""
         try:
-            return default_collate([self._sample(index, key) for index, key in wanted])
-        except Fault as fault:
-            return fault  # raised in a worker it would arrive as a RuntimeError, its code lost
+            return f" ({self._data.samples[index][0]})"  # type: ignore[attr-defined]
+        except (AttributeError, IndexError, KeyError, TypeError):
+            return ""
 
     def _sample(self, index: int, key: int | None) -> Any:
         if key is None:
@@ -141,6 +184,10 @@ def _workers(
         # A forked worker can dead-lock with NCCL, says the DDP documentation.
         multiprocessing_context="forkserver" if workers else None,
     )
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _as_it_is(batch: Any) -> Any:

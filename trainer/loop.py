@@ -13,6 +13,7 @@ from itertools import islice
 import torch
 
 from trainer import optim, strategies, tasks
+from trainer.bad_samples import Lost
 from trainer.checkpoint.saver import Saver
 from trainer.evaluation import evaluate
 from trainer.exhaustion import out_of_memory
@@ -174,7 +175,9 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
         samples = min(run.batch, order.end - run.samples)
         weight = order.weight(run.samples, samples)
         micro_batches = list(islice(batches, runtime.sizing.batches.accumulation))
+        lost = Lost(run, micro_batches)
         loss_sum = run.strategy.step(micro_batches, weight / run.loss_scale.value)
+        weight = lost.settle(weight)
         run.loss_scale.unscale(run.strategy.module.parameters())
         norm = run.strategy.clip(settings.clip_norm)
         if guard.accepts(norm):

@@ -25,7 +25,8 @@ from trainer.sizing import Batches
 class Run:
     """What the loop works on. `step` optimiser steps are done, `samples` of the stream used.
 
-    `parameters` counts the whole model's; `fitness` holds the figures of preflight.
+    `parameters` counts the whole model's; `fitness` holds the figures of preflight, `bad` the samples
+    that could not be read.
     `extra` is saved and loaded with the model and the optimiser, each under its name. There is no
     `saver` where the nodes share no folder.
     """
@@ -45,6 +46,7 @@ class Run:
     saved: str | None = None
     saved_step: int = 0
     fitness: dict[str, float] = field(default_factory=dict)
+    bad: set[tuple[str, int]] = field(default_factory=set)
     save_began: float = field(default_factory=time.monotonic)
     loss_scale: LossScale = field(init=False)
 

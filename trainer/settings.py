@@ -119,6 +119,9 @@ class Settings(BaseModel):
         0, ge=0, description="DataLoader processes per rank for data that is not held in memory"
     )
     prefetch: int = Field(2, ge=1, description="batches that each such process reads ahead")
+    bad_samples: int = Field(
+        0, ge=0, description="samples that may be unreadable and are left out; one more is exit 65"
+    )
     out: Path | None = Field(
         None, description="run folder: metrics.jsonl, checkpoints/ (default: runs/TASK)"
     )

@@ -8,6 +8,8 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
 
 from trainer.data import Tensors
 from trainer.order import Order
@@ -104,3 +106,24 @@ class Greedy(synthetic.Task):
                 while True:
                     kept.append(bytearray(os.urandom(2**20)) * 8)
         return super().loss(outputs, targets)
+
+
+class Pictures:
+    """Small pictures in folders by class, below TRAINER_DATA: train/ and test/."""
+
+    metric = "accuracy"
+
+    def __init__(self, settings: Settings) -> None:
+        self._folder = str(settings.data)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2))
+
+    def data(self, *, train: bool) -> ImageFolder:
+        return ImageFolder(f"{self._folder}/{'train' if train else 'test'}", ToTensor())
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(dim=1) == targets).float()

@@ -70,6 +70,7 @@ TRAINER_ORDER = {
     "shared": 80,
     "run": 90,
     "preflight": 90,
+    "bad_samples": 95,
     "evaluation": 100,
     "ledger": 100,
     "resume": 100,

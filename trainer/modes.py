@@ -69,10 +69,16 @@ MODES: dict[str, Mode] = {
         summary="one process: the layers in stages over its devices, balanced by measured cost",
     ),
     "pp": Mode(
-        axes=("pp", "dp_replicate", "dp_shard"),
+        axes=("pp", "dp_replicate", "dp_shard", "tp"),
         whole="pp",
         staged=True,
         summary="a pipeline: the layers in stages over ranks, micro-batches flowing through; "
-        "each stage replicated or sharded where the mesh says so",
+        "each stage replicated, sharded or split where the mesh says so",
+    ),
+    "tp": Mode(
+        axes=("dp_replicate", "dp_shard", "tp"),
+        whole="tp",
+        summary="each layer's weights split over ranks (DTensor), the rest of the mesh sharded or "
+        "replicated",
     ),
 }

@@ -69,6 +69,11 @@ class Runtime:
         stage = self.mesh.get_local_rank("pp") if self.mesh else 0
         return int(stage * self.sizing.batches.replicas + self.data_rank)
 
+    @property
+    def counts(self) -> bool:
+        """Whether this rank counts its samples; along tp others hold the same ones."""
+        return self.mesh is None or self.mesh.get_local_rank("tp") == 0
+
 
 @contextlib.contextmanager
 def join(settings: Settings) -> Iterator[Runtime]:
@@ -137,10 +142,12 @@ def _device(local_rank: int) -> torch.device:
 
 
 def total(values: list[float], runtime: Runtime) -> list[float]:
-    """Return the sum of `values` over all ranks, in float64."""
+    """Return the sum of `values` over all samples, in float64, from what each rank has of its own."""
     if runtime.control is None:
         return values
     tensor = torch.tensor(values, dtype=torch.float64)
+    if not runtime.counts:
+        tensor.zero_()
     dist.all_reduce(tensor, group=runtime.control)
     return tensor.tolist()
 

@@ -106,6 +106,12 @@ class Settings(BaseModel):
     reshard: bool = Field(
         True, description="fsdp, hsdp: free the gathered parameters between forward and backward"
     )
+    sequence_parallel: bool = Field(
+        True, description="tp: norms and the stream between layers on shares of the sequence"
+    )
+    loss_parallel: bool = Field(
+        False, description="tp: the loss on shares of the classes, whose logits are never gathered"
+    )
     cpu_offload: bool = Field(
         False, description="fsdp, hsdp: keep the shards in host memory between their uses"
     )

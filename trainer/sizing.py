@@ -10,6 +10,9 @@ from trainer.exits import Exit, Fault
 from trainer.modes import AXES, DATA_AXES, MODES
 from trainer.settings import Settings
 
+# The modes that a mesh can stand for, the simplest first: one that can use every axis that is there.
+_BY_MESH = ("ddp", "fsdp", "hsdp", "tp", "pp")
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -44,7 +47,7 @@ def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = Fa
 
     `uneven`: the ranks' shares of the batch may differ, for a world whose size nobody has chosen.
     """
-    mode, reason = choose_mode(settings.mode, world_size)
+    mode, reason = choose_mode(settings, world_size, label=label)
     mesh = settle_mesh(settings.mesh, mode, world_size, label=label)
     replicas = prod(mesh[axis] for axis in DATA_AXES)
     if MODES[mode].staged:
@@ -75,10 +78,16 @@ def _staged(
     return batches, stages
 
 
-def choose_mode(mode: str, world_size: int) -> tuple[str, str]:
-    """Return the mode to use and why: what was asked for, or for `auto` what fits the world."""
-    if mode != "auto":
-        return mode, "as set"
+def choose_mode(settings: Settings, world_size: int, *, label: Label) -> tuple[str, str]:
+    """Return the mode to use and why: what was asked for, or for `auto` what fits mesh and world."""
+    if settings.mode != "auto":
+        return settings.mode, "as set"
+    if settings.mesh:
+        sizes = _parse_mesh(settings.mesh, label)
+        used = [axis for axis in AXES if sizes.get(axis, 1) > 1]
+        able = [mode for mode in _BY_MESH if {*used} <= {*MODES[mode].axes}]
+        if used and able:
+            return able[0], f"auto: the mesh spreads over {', '.join(used)}"
     if world_size == 1:
         return "single", "auto: one rank"
     return "ddp", f"auto: {world_size} ranks, and every one can hold the whole model"

@@ -48,6 +48,7 @@ TRAINER_ORDER = {
     "precision": 60,
     "batchnorm": 60,
     "chain": 60,
+    "tensor_plan": 60,
     "links": 60,
     "machine": 60,
     "exhaustion": 60,

@@ -18,11 +18,37 @@ def test_auto_chooses_by_the_world_and_says_why(world: int, mode: str) -> None:
     assert sizing.reason.startswith("auto: ")
 
 
+@pytest.mark.parametrize(
+    ("mesh", "world", "mode"),
+    [
+        ("dp_replicate=4", 4, "ddp"),
+        ("dp_shard=4", 4, "fsdp"),
+        ("dp_replicate=2,dp_shard=2", 4, "hsdp"),
+        ("dp_replicate=1,dp_shard=4", 4, "fsdp"),
+        ("tp=2", 2, "tp"),
+        ("dp_replicate=2,tp=2", 4, "tp"),
+        ("dp_replicate=2,dp_shard=2,tp=2", 8, "tp"),
+        ("pp=2", 2, "pp"),
+        ("pp=2,dp_shard=2,tp=2", 8, "pp"),
+        ("tp=1", 1, "single"),
+    ],
+)
+def test_auto_takes_the_mode_that_the_mesh_stands_for(mesh: str, world: int, mode: str) -> None:
+    sizing = size(Settings(mesh=mesh), world, label=variable)
+    assert sizing.mode == mode
+    assert [axis for axis, n in sizing.mesh.items() if n > 1 and axis not in sizing.reason] == []
+
+
 REFUSED = [
     ({"MODE": "single"}, 2, "TRAINER_MODE='single': runs in one process, but there are 2 ranks"),
     ({"MESH": "dp_replicate=3"}, 2, "multiplies to 3, but the world size is 2; dp_replicate=2"),
-    ({"MESH": "dp_replicate=2"}, 1, "mode single does not use the axis dp_replicate"),
-    ({"MESH": "tp=2"}, 2, "mode ddp does not use the axis tp; it uses dp_replicate"),
+    (
+        {"MODE": "single", "MESH": "dp_replicate=2"},
+        1,
+        "mode single does not use the axis dp_replicate",
+    ),
+    ({"MODE": "ddp", "MESH": "tp=2"}, 2, "mode ddp does not use the axis tp; it uses dp_replicate"),
+    ({"MESH": "tp=2"}, 4, "multiplies to 2, but the world size is 4; tp=4 would do"),
     ({"MESH": "tp"}, 2, "'tp' is not AXIS=SIZE"),
     ({"MESH": "tp=0"}, 2, "'tp=0' is not AXIS=SIZE"),
     ({"MESH": "dp_replicate=1,dp_replicate=2"}, 2, "at most once"),

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trainer.data import Batch
@@ -123,17 +124,48 @@ def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
 def clip(
     parameters: Sequence[nn.Parameter], norm: float, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """Clip gradients by their global norm: whole on every rank, or all sharded over one mesh.
+    """Clip gradients to a global norm of at most `norm` (0: not at all) and return what it was.
 
-    Where the parameters are only a stage, `group` has the ranks that hold the others.
+    Each may be whole on every rank, or split over some axes of a mesh and the same along the others;
+    every element counts once. Where the parameters are only a stage, `group` has the ranks that hold
+    the others.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    total = nn.utils.get_total_norm(gradients)
-    if isinstance(total, DTensor):
-        total = total.full_tensor()
-    if group is not None:
-        square = total.double().square()
-        dist.all_reduce(square, group=group)
-        total = square.sqrt().to(total.dtype)
-    nn.utils.clip_grads_with_norm_(parameters, norm or float("inf"), total)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    total = global_norm(gradients, group)
+    if norm:
+        scale = (norm / (total + 1e-6)).clamp(max=1.0)  # as in torch's clip_grad_norm_
+        for gradient in gradients:
+            part = local(gradient)
+            part.mul_(scale.to(part.device, part.dtype))
     return total
+
+
+def global_norm(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> Tensor:
+    """Return the 2-norm of all the gradients, the same on every rank."""
+    kinds: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
+    for gradient in gradients:
+        mesh: DeviceMesh | None = None
+        split: tuple[int, ...] = ()
+        if isinstance(gradient, DTensor):
+            mesh = gradient.device_mesh
+            if any(placement.is_partial() for placement in gradient.placements):
+                raise ValueError(f"a gradient is not summed yet: {gradient.placements}")
+            split = tuple(n for n, p in enumerate(gradient.placements) if not p.is_replicate())
+        kinds.setdefault((mesh, split), []).append(local(gradient))
+    squares = []
+    for (over, axes), parts in kinds.items():
+        square = nn.utils.get_total_norm(parts).double().square()
+        if over is not None and axes:
+            square = square.to(over.device_type)  # with cpu_offload the shards are elsewhere
+            for axis in axes:
+                dist.all_reduce(square, group=over.get_group(axis))
+        squares.append(square)
+    total = torch.stack([square.to(squares[0].device) for square in squares]).sum()
+    if group is not None:
+        dist.all_reduce(total, group=group)
+    return total.sqrt().to(torch.promote_types(gradients[0].dtype, torch.float32))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

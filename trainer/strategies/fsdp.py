@@ -7,7 +7,7 @@ Rajbhandari et al., 2020), by torch's `fully_shard`. A mesh that also replicates
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -35,17 +35,10 @@ def build(model: nn.Module, context: Context) -> Strategy:
     parameters = list(model.parameters())
     replicas = runtime.sizing.batches.replicas
 
-    @contextlib.contextmanager
-    def unsynced() -> Iterator[None]:
-        sharded.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            sharded.set_requires_gradient_sync(True)
-
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
         # The reduce-scatter averages over the replicas, while the loss is a mean over the batch.
-        return accumulate(model, micro_batches, context, scale=replicas / weight, unsynced=unsynced)
+        scale = replicas / weight
+        return accumulate(model, micro_batches, context, scale=scale, unsynced=unsynced(sharded))
 
     return Strategy(
         module=model,
@@ -60,6 +53,22 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return the part of the mesh to shard over, and over whose groups to replicate if there are any."""
     replicated = mesh["dp_replicate"].size() > 1
     return mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
+
+
+def unsynced(
+    sharded: FSDPModule,
+) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Return the context in which the backward passes of `sharded` do not communicate gradients."""
+
+    @contextlib.contextmanager
+    def off() -> Iterator[None]:
+        sharded.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            sharded.set_requires_gradient_sync(True)
+
+    return off
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:

@@ -3,12 +3,15 @@
 The stages are cut by measured cost (`trainer/stages.py`), the order of the passes is a schedule of
 torch.distributed.pipelining (`trainer/schedules.py`). Where the mesh also has data axes, each stage is
 replicated (dp_replicate) or sharded (dp_shard) over them, and its gradients are averaged once a step.
+An axis tp splits each layer of a stage (`trainer/strategies/tp.py`).
 
     TRAINER_MODE=pp torchrun --nproc-per-node 2 -m trainer
     TRAINER_MODE=pp TRAINER_MESH=pp=2,dp_shard=2 torchrun --nproc-per-node 4 -m trainer
+    TRAINER_MODE=pp TRAINER_MESH=pp=2,dp_shard=2,tp=2 torchrun --nproc-per-node 8 -m trainer
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +26,7 @@ from trainer.data import Batch
 from trainer.precision import autocast
 from trainer.schedules import SCHEDULES, holder, stages_of
 from trainer.stages import Cut, Stage, cut, keep_only
-from trainer.strategies import Context, Strategy, clip, fsdp, single, weighted_loss
+from trainer.strategies import Context, Strategy, clip, fsdp, local, single, tp, weighted_loss
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
@@ -37,6 +40,10 @@ def build(model: nn.Module, context: Context) -> Strategy:
     )
     keep_only(model, [piece for stage in held for piece in plan.of(stage)], of=plan.pieces)
     model.to(runtime.device)
+    if runtime.sizing.mesh["tp"] > 1:
+        tp.parallelize(model, mesh["tp"], settings)
+        context = replace(context, loss=tp.whole_loss(context.loss))
+        plan = replace(plan, borders=tp.borders(plan.borders, mesh["tp"], settings))
     stages = {number: _stage(model, plan, number, context) for number in held}
     sharded = runtime.sizing.mesh["dp_shard"] > 1
     if sharded:
@@ -70,7 +77,9 @@ def build(model: nn.Module, context: Context) -> Strategy:
         # The schedule cuts what it is given into as many parts again; targets travel by their number.
         inputs = (torch.cat([batch.inputs for batch in micro_batches]),) if first else ()
         numbers = torch.arange(accumulation) if last else None
-        schedule.step(*inputs, target=numbers, return_outputs=False)
+        with tp.computing(settings):
+            schedule.step(*inputs, target=numbers, return_outputs=False)
+        tp.complete(parameters)
         if not sharded:
             _add_up(parameters, mesh)
         now.clear()
@@ -145,7 +154,7 @@ def _forward(
         if number + 1 < count and number + 1 not in stages:
             after = holder(name, number + 1, dist.get_world_size(group), count)
             dist.send(x, group=group, group_dst=after)
-    return x if count - 1 in stages else None
+    return tp.whole(x) if count - 1 in stages else None
 
 
 def _add_up(parameters: Sequence[nn.Parameter], mesh: DeviceMesh) -> None:
@@ -154,7 +163,7 @@ def _add_up(parameters: Sequence[nn.Parameter], mesh: DeviceMesh) -> None:
         return
     group = mesh.get_group("dp_replicate")
     pending = [
-        dist.all_reduce(parameter.grad, group=group, async_op=True)
+        dist.all_reduce(local(parameter.grad), group=group, async_op=True)
         for parameter in parameters
         if parameter.grad is not None
     ]

@@ -8,9 +8,17 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
 
 from trainer import chain
 from trainer.tasks._text import LENGTH, VOCABULARY, TextTask
+from trainer.tensor_plan import TensorPlan, Whole
 
 
 class Block(nn.Module):
@@ -18,7 +26,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.norm1 = nn.LayerNorm(width)
         self.queries = nn.Linear(width, width)
         self.keys = nn.Linear(width, width)
@@ -32,7 +40,7 @@ class Block(nn.Module):
         """Map the stream, shape (n, length, width), to itself with the block's part added."""
         normed = self.norm1(stream)
         queries, keys, values = (
-            part(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            part(normed).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for part in (self.queries, self.keys, self.values)
         )
         attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
@@ -46,6 +54,7 @@ class Model(nn.Module):
 
     def __init__(self, width: int = 128, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
+        self._heads = heads
         self.bytes = nn.Embedding(VOCABULARY, width)
         self.positions = nn.Embedding(LENGTH, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
@@ -63,6 +72,40 @@ class Model(nn.Module):
             *(((f"blocks.{number}",), block) for number, block in enumerate(self.blocks)),
             (("norm", "head"), lambda stream: self.head(self.norm(stream))),
         ]
+
+    def tensor_plan(self, *, sequence_parallel: bool, loss_parallel: bool) -> TensorPlan:
+        """Return how the layers are split: by heads, hidden units and rows of the vocabulary.
+
+        The stream between them is whole on every rank, or with `sequence_parallel` each rank's share
+        of the sequence.
+        """
+        stream = Shard(1) if sequence_parallel else Replicate()
+        norm = SequenceParallel() if sequence_parallel else Whole()
+        # gathered once for all the layers that read it
+        gather = PrepareModuleOutput(
+            output_layouts=stream, desired_output_layouts=Replicate(), use_local_output=False
+        )
+        rows = RowwiseParallel(output_layouts=stream)
+        logits = Shard(-1) if loss_parallel else Replicate()
+        return TensorPlan(
+            {
+                "bytes": [RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)],
+                "positions": [
+                    RowwiseParallel(
+                        input_layouts=Replicate(),
+                        output_layouts=Shard(0) if sequence_parallel else Replicate(),
+                    )
+                ],
+                "*norm*": [norm, gather],
+                "*.mix": [rows],
+                "*.down": [rows],
+                "blocks.*": [ColwiseParallel()],
+                "head": [
+                    ColwiseParallel(output_layouts=logits, use_local_output=not loss_parallel)
+                ],
+            },
+            divisible={"heads": self._heads, "positions": LENGTH},
+        )
 
     def _embed(self, text: Tensor) -> Tensor:
         positions = torch.arange(text.shape[1], device=text.device)

@@ -10,6 +10,7 @@ import json
 import sys
 from dataclasses import asdict
 
+from k8s import quantity
 from k8s.launchers import Launcher, RunsIn
 from k8s.manifests import Rendered
 from k8s.plan import Plan
@@ -22,7 +23,7 @@ def rows(plan: Plan, launcher: Launcher, rendered: Rendered) -> list[tuple[str, 
         ("launcher", f"{launcher.name}: {launcher.summary}"),
         ("objects", ", ".join(f"{o['kind']} {o['metadata']['name']}" for o in rendered.objects)),
         ("image", plan.image or ""),
-        ("nodes", f"{plan.nodes}"),
+        ("nodes", f"{plan.min_nodes} to {plan.nodes}" if plan.elastic else f"{plan.nodes}"),
         ("hosts", f"up to {plan.longest_host}" if rendered.objects else ""),
         ("ranks", f"{plan.sizing.world_size}, {plan.procs} per node"),
         ("mode", f"{plan.sizing.mode} ({plan.sizing.reason})"),
@@ -30,13 +31,15 @@ def rows(plan: Plan, launcher: Launcher, rendered: Rendered) -> list[tuple[str, 
         ("batch", _batch(plan)),
         ("rendezvous", f"{plan.master}:{plan.port}" if rendered.objects else "on this machine"),
         ("queue", plan.scheduled.queue or "" if rendered.objects else ""),
-        ("each node", _amounts(plan)),
+        ("each node", _words(_each(plan)) or "nothing asked for"),
+        ("in all", _words(totals(plan)) if plan.nodes > 1 else ""),
         ("shared memory", plan.shm if launcher.runs_in is not RunsIn.PROCESS else "this machine's"),
         ("data", plan.data or "the task's own"),
         ("run folder", plan.out if launcher.runs_in is not RunsIn.PROCESS else plan.host_out),
         ("to stop", f"{plan.grace} s, of which {plan.shutdown} s for the ranks to save"),
         ("restarts", launcher.restarts(plan)),
         ("deadline", f"{plan.deadline} s" if plan.deadline and rendered.objects else "none"),
+        ("GPU hours", _gpu_hours_in_words(plan) if rendered.objects else ""),
         *(("warning", warning) for warning in plan.warnings),
     ]
     return [(name, words) for name, words in found if words]
@@ -51,9 +54,36 @@ def _batch(plan: Plan) -> str:
     )
 
 
-def _amounts(plan: Plan) -> str:
-    amounts = {**plan.requests, **plan.limits}
-    return ", ".join(f"{name} {amount}" for name, amount in amounts.items()) or "nothing asked for"
+def _each(plan: Plan) -> dict[str, str]:
+    return {**plan.requests, **plan.limits}
+
+
+def _words(amounts: dict[str, str]) -> str:
+    return ", ".join(f"{name} {amount}" for name, amount in amounts.items())
+
+
+def totals(plan: Plan) -> dict[str, str]:
+    """Return what all nodes have together, /dev/shm of it too; an elastic job at its largest."""
+    found = {}
+    for name, amount in _each(plan).items():
+        count = quantity.parse(amount) * plan.nodes
+        found[name] = quantity.binary(int(count)) if name == "memory" else f"{count.normalize():f}"
+    return found | {"shm": quantity.binary(plan.shm_bytes * plan.nodes)}
+
+
+def gpu_hours(plan: Plan) -> float | None:
+    """Return the most GPU-hours that an attempt can cost, None without a deadline."""
+    return None if plan.deadline is None else plan.nodes * plan.gpu * plan.deadline / 3600
+
+
+def _gpu_hours_in_words(plan: Plan) -> str:
+    if not plan.gpu:
+        return ""
+    hours = gpu_hours(plan)
+    per_day = plan.nodes * plan.gpu * 24
+    return (
+        f"{hours:,.1f} at the deadline" if hours is not None else f"{per_day:,} a day, no deadline"
+    )
 
 
 def show(plan: Plan, launcher: Launcher, rendered: Rendered) -> None:
@@ -82,6 +112,8 @@ def as_json(plans: list[tuple[Plan, Launcher, Rendered]]) -> str:
                 **asdict(plan),
                 "pod_patch": plan.pod_patch.model_dump(by_alias=True),
                 "objects": [f"{o['kind']}/{o['metadata']['name']}" for o in rendered.objects],
+                "totals": totals(plan),
+                "gpu_hours": gpu_hours(plan),
                 "restarts": launcher.restarts(plan),
             }
             for plan, launcher, rendered in plans

@@ -1,19 +1,21 @@
-"""What the tests of the rendering side share: job files as dictionaries, renderings, environments.
-
-python -m tests.rendering writes the goldens anew.
-"""
+"""What the tests of the rendering side share: job files as dictionaries, renderings, environments."""
 
 import json
 import os
 import subprocess
 import sys
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import yaml
 
-from k8s import check, command, jobfile, launchers, manifests, plan
+from k8s import check, jobfile, launchers, manifests, plan
+
+# It reads megabytes of schema anew for every object.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "k8s" / "jobs" / "digits-ddp.yaml"
@@ -21,7 +23,6 @@ LAUNCHERS = launchers.known()
 CLUSTER = [name for name in LAUNCHERS if launchers.find(name).runs_in is launchers.RunsIn.POD]
 GOLDEN = ROOT / "tests" / "golden"
 EVERYTHING = GOLDEN / "everything.yaml"
-GOLDEN_JOBS = {"digits-ddp": EXAMPLE, "everything": EVERYTHING}
 
 # Everything that has broken somebody's templates: quotes of all kinds, line ends, YAML's and the shell's
 # own characters, words that YAML takes for something else, what Kubernetes expands.
@@ -86,15 +87,6 @@ def without(launcher: str, path: Path) -> list[str]:
 def everything(launcher: str, path: Path = EVERYTHING) -> dict[str, Any]:
     """Return the job file that says everything, without what the launcher lacks."""
     return jobfile.read([str(path)], without(launcher, path)).values
-
-
-def write_goldens(folder: Path) -> None:
-    """Write every golden to `folder`, each job file without what the launcher lacks."""
-    for name, path in GOLDEN_JOBS.items():
-        for launcher in LAUNCHERS:
-            settings = [part for key in without(launcher, path) for part in ("--set", key)]
-            arguments = [str(path), "--launcher", launcher, *settings]
-            assert command.main([*arguments, "-o", str(folder / name)]) == 0
 
 
 def planned(values: dict[str, Any], launcher: str = "job") -> plan.Plan:
@@ -192,7 +184,3 @@ def environment_in_script(values: dict[str, Any], launcher: str, folder: Path) -
         return found
     arguments = seen["arguments"]
     return dict(value.split("=", 1) for option, value in pairwise(arguments) if option == "--env")
-
-
-if __name__ == "__main__":
-    write_goldens(GOLDEN)

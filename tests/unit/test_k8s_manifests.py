@@ -15,12 +15,12 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from k8s import check, jobfile
+from tests import goldens
 from tests.rendering import (
     AWKWARD,
     CLUSTER,
     EVERYTHING,
     GOLDEN,
-    GOLDEN_JOBS,
     LAUNCHERS,
     ROOT,
     environment_in_pod,
@@ -31,15 +31,14 @@ from tests.rendering import (
     pods,
     render,
     run_script,
-    write_goldens,
 )
 from trainer.exits import MEANINGS, Action
 
 
 def test_goldens(tmp_path: Path) -> None:
     """See tests/golden/README.md for how to write them anew."""
-    write_goldens(tmp_path)
-    for name in GOLDEN_JOBS:
+    goldens.write_jobs(tmp_path)
+    for name in goldens.JOBS:
         written = {file.name: file.read_text() for file in (tmp_path / name).iterdir()}
         assert written == {file.name: file.read_text() for file in (GOLDEN / name).iterdir()}
 

@@ -1,0 +1,95 @@
+"""The goldens: what render.py writes, kept to be read and compared.
+
+python -m tests.goldens writes them anew.
+"""
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from k8s import command
+from tests.rendering import EVERYTHING, EXAMPLE, GOLDEN, LAUNCHERS, without
+
+FEATURES = GOLDEN / "features"
+JOBS = {"digits-ddp": EXAMPLE, "everything": EVERYTHING, "plain": FEATURES / "plain.yaml"}
+
+
+def names_of_features() -> list[str]:
+    return sorted(path.stem for path in FEATURES.glob("*.yaml") if path.stem != "plain")
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Run a render.py command line in the folder of features."""
+    before = Path.cwd()
+    words, errors = io.TextIOWrapper(io.BytesIO(), newline=""), io.StringIO()
+    try:
+        os.chdir(FEATURES)
+        with contextlib.redirect_stdout(words), contextlib.redirect_stderr(errors):
+            code = command.main(arguments)
+    finally:
+        os.chdir(before)
+    words.seek(0)
+    return code, words.read(), errors.getvalue()
+
+
+def document(name: str) -> str:
+    """Return a feature's page: its job file, and for each launcher the command and what it changes."""
+    lines = (FEATURES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    prose = [line[2:] for line in lines if line.startswith("# ")]
+    body = [line for line in lines if not line.startswith("# ")]
+    parts = [f"# {prose[0]}", *([" ".join(prose[1:])] if prose[1:] else [])]
+    parts.append(f"[{name}.yaml]({name}.yaml) on top of [plain.yaml](plain.yaml):")
+    parts.append("\n".join(["```yaml", *body, "```"]))
+    return "\n\n".join([*parts, *_sections(name)]) + "\n"
+
+
+def _sections(name: str) -> Iterator[str]:
+    same = []
+    for launcher in LAUNCHERS:
+        suffix = next(path.suffix for path in (GOLDEN / "plain").glob(f"{launcher}.*"))
+        old = f"../plain/{launcher}{suffix}"
+        asked = ["plain.yaml", f"{name}.yaml", "--launcher", launcher, "--diff", old]
+        code, changes, refusal = run(*asked)
+        if code == 0:
+            same.append(launcher)
+            continue
+        parts = [f"## {launcher}", f"```sh\nrender.py {' '.join(asked)}\n```"]
+        if code == 1:
+            parts.append(f"```diff\n{changes}```")
+        else:
+            parts.append(f"```text\n{refusal}```")
+        yield "\n\n".join(parts)
+    if same:
+        yield f"Nothing changes on {', '.join(same)}."
+
+
+def index() -> str:
+    """Return the page that lists the features."""
+    rows = []
+    for name in names_of_features():
+        title = (FEATURES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
+        rows.append(f"| [{name}]({name}.md) | {title.removeprefix('# ')} |")
+    head = "# What a job file can say\n\nEach on every launcher, or refused with the reason.\n\n"
+    return head + "\n".join(["| page | shows |", "|---|---|", *rows]) + "\n"
+
+
+def write_jobs(folder: Path) -> None:
+    """Write the renderings of whole job files, each without what the launcher lacks."""
+    for name, path in JOBS.items():
+        for launcher in LAUNCHERS:
+            settings = [part for key in without(launcher, path) for part in ("--set", key)]
+            arguments = [str(path), "--launcher", launcher, *settings]
+            assert command.main([*arguments, "-o", str(folder / name)]) == 0
+
+
+def pages() -> dict[str, str]:
+    """Return the pages of the features by their files' names."""
+    return {f"{name}.md": document(name) for name in names_of_features()} | {"README.md": index()}
+
+
+if __name__ == "__main__":
+    write_jobs(GOLDEN)
+    for file, text in pages().items():
+        (FEATURES / file).write_text(text, encoding="utf-8")

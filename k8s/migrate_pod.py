@@ -6,6 +6,7 @@ render.py --migrate pytorchjob.yaml > job.yaml
 from typing import Any
 
 from k8s.environment import is_credential, set_elsewhere
+from k8s.volumes import TAKEN, TAKEN_NAMES
 
 _KUBERNETES_OWN = ("cpu", "memory")
 # What the kit sets itself, and better.
@@ -118,10 +119,12 @@ def _volumes(
         if mount["mountPath"] == "/dev/shm":  # noqa: S108
             size = (source.get("emptyDir") or {}).get("sizeLimit")
             values["resources"] |= {"shm": str(size)} if size else {}
-        elif mount["mountPath"] in ("/tmp", "/out", "/data", "/code"):  # noqa: S108
+        elif mount["mountPath"] in TAKEN:
             _known_place(source, mount["mountPath"], values)
         elif plain := _source(source):
-            made = {"name": mount["name"], "path": mount["mountPath"], **plain}
+            taken = mount["name"] in TAKEN_NAMES
+            name = f"{mount['name']}-volume" if taken else mount["name"]
+            made = {"name": name, "path": mount["mountPath"], **plain}
             made |= {"readOnly": True} if mount.get("readOnly") else {}
             found.append(made | ({"subPath": mount["subPath"]} if "subPath" in mount else {}))
         else:

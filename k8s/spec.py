@@ -94,11 +94,6 @@ def _not_reserved(labels: dict[str, str]) -> dict[str, str]:
     return labels
 
 
-def _free(volumes: list[Volume]) -> list[Volume]:
-    check_volumes(volumes)
-    return volumes
-
-
 class JobSpec(Model):
     """A training job."""
 
@@ -141,9 +136,7 @@ class JobSpec(Model):
     checkpoints: CheckpointVolume | None = Field(
         None, description=f"the run folder, mounted at {OUT} (default: lost with the pod)"
     )
-    volumes: Annotated[list[Volume], AfterValidator(_free)] = Field(
-        [], description="more folders for the trainer"
-    )
+    volumes: list[Volume] = Field([], description="more folders for the trainer")
     mount_job_file: bool = Field(
         False, description=f"the job file itself, in a ConfigMap, at {JOB_FILE}/job.yaml"
     )
@@ -179,6 +172,7 @@ class JobSpec(Model):
         return self.nodes if isinstance(self.nodes, int) else self.nodes.min
 
     @model_validator(mode="after")
-    def _check_environment(self) -> typing.Self:
+    def _check_lists(self) -> typing.Self:
         check_environment(self.env)
+        check_volumes(self.volumes)
         return self

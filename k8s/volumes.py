@@ -12,7 +12,9 @@ from pydantic import AfterValidator, Field, model_validator
 from k8s.model import DataKey, DnsLabel, HostPath, Image, Model, Size, Subdomain
 
 # What the pod has already.
-TAKEN = ("/dev/shm", "/tmp", "/data", "/out", "/code", "/etc/muster")  # noqa: S108
+TAKEN = ("/", "/dev/shm", "/tmp", "/data", "/out", "/code", "/etc/muster")  # noqa: S108
+
+TAKEN_NAMES = ("shm", "tmp", "data", "out", "code", "git", "git-user", "topology", "job-file")
 
 _ACCESS = Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod"]
 
@@ -24,9 +26,20 @@ class Claim(Model):
     storage_class: Subdomain | None = Field(
         None, description="name of a StorageClass (default: the cluster's)"
     )
-    access_mode: _ACCESS = Field(
-        "ReadWriteMany", description="ReadWriteMany where several nodes mount it"
+    access_mode: TAKEN_NAMES = (
+        "shm",
+        "tmp",
+        "data",
+        "out",
+        "code",
+        "git",
+        "git-user",
+        "topology",
+        "job-file",
     )
+
+
+_ACCESS = Field("ReadWriteMany", description="ReadWriteMany where several nodes mount it")
 
 
 class Scratch(Model):
@@ -139,8 +152,7 @@ def check_one(volume: Model, sources: type[Model]) -> None:
 
 def check_volumes(volumes: list[Volume]) -> None:
     """Refuse names and paths that are taken. Raises ValueError."""
-    names: set[str] = {"shm", "tmp", "data", "out", "code", "job-file", "topology", "git"}
-    paths: set[str] = set(TAKEN)
+    names, paths = set(TAKEN_NAMES), set(TAKEN)
     for index, one in enumerate(volumes):
         path = one.path.rstrip("/") or "/"
         for key, value, taken in (("name", one.name, names), ("path", path, paths)):

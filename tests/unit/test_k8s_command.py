@@ -89,3 +89,39 @@ def test_every_key_is_explained() -> None:
         return 1 + sum(walk(f"{key}.{name}") for name in below)
 
     assert sum(walk(str(field.alias)) for field in spec.JobSpec.model_fields.values()) > 80
+
+
+def test_each_file_is_a_job_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for name in ("first", "second"):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(f"{{name: {name}, image: 'a:1'}}")
+        paths.append(str(path))
+    out = tmp_path / "out"
+    arguments = ["--each", "--launcher", "job", "--launcher", "local", "-o", str(out)]
+    assert command.main([*paths, *arguments, "--set", "nodes=2"]) == 0
+    found = sorted(str(path.relative_to(out)) for path in out.rglob("*.*"))
+    assert found == ["first/job.yaml", "first/local.sh", "second/job.yaml", "second/local.sh"]
+    assert "completions: 2" in (out / "second" / "job.yaml").read_text()
+    capsys.readouterr()
+    # Two jobs of one name would be one another's; nothing is written then.
+    assert command.main([*paths, *arguments[:-1], str(tmp_path / "b"), "--set", "name=a"]) == 64
+    assert "name='a': taken, first in " in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+def test_one_file_per_object_for_kustomize(tmp_path: Path) -> None:
+    assert command.main([str(EXAMPLE), "--split", "-o", str(tmp_path)]) == 0
+    folder = tmp_path / "job"
+    index = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    whole = list(yaml.safe_load_all(JOB.read_text()))
+    assert index["kind"] == "Kustomization"
+    assert [yaml.safe_load((folder / name).read_text()) for name in index["resources"]] == whole
+    assert len(list(folder.iterdir())) == len(whole) + 1
+
+
+def test_the_owner_is_the_job(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert command.main([str(EXAMPLE), "--owner", "1234"]) == 0
+    *others, made = yaml.safe_load_all(capsysbinary.readouterr().out)
+    assert all(one["metadata"]["ownerReferences"][0]["uid"] == "1234" for one in others)
+    assert "ownerReferences" not in made["metadata"]

@@ -1,4 +1,4 @@
-"""The pages of tests/golden/features: as they would be written now, and what peers' models say of them."""
+"""The pages of tests/golden/features: as they would be written now, and what strict models say."""
 
 import importlib
 import json

@@ -54,18 +54,22 @@ def carry(
     patch = {key: value for key, value in pod.items() if key not in _SET_HERE | set(_SCHEDULING)}
     for key in ("imagePullSecrets", "terminationGracePeriodSeconds"):
         patch.pop(key, None)
+    if others:
+        patch["containers"] = others
     _volumes(pod.get("volumes") or [], main, values, patch)
-    containers = _rest(main, notes)
-    if containers or others:
-        patch["containers"] = [*containers, *others]
-    own = template.get("metadata") or {}
-    metadata = {key: own[key] for key in ("labels", "annotations") if own.get(key)}
-    for found in metadata.values():
-        found.pop("sidecar.istio.io/inject", None)
-    metadata = {key: found for key, found in metadata.items() if found}
-    if patch or metadata:
-        found = {"metadata": metadata, "spec": patch}
+    if rest := _rest(main, notes):
+        patch["containers"] = [rest, *others]
+    found = {"metadata": _metadata(template.get("metadata") or {}), "spec": patch}
+    if any(found.values()):
         values["podPatch"] = {key: part for key, part in found.items() if part}
+
+
+def _metadata(own: dict[str, Any]) -> dict[str, Any]:
+    """Return the pods' labels and annotations without what the kit sets itself."""
+    kept = {key: dict(own[key]) for key in ("labels", "annotations") if own.get(key)}
+    for found in kept.values():
+        found.pop("sidecar.istio.io/inject", None)
+    return {key: found for key, found in kept.items() if found}
 
 
 def _resources(given: dict[str, Any]) -> dict[str, Any]:
@@ -132,12 +136,20 @@ def _volumes(
             mounts.append(mount)
     if found:
         values["volumes"] = found
+    main["volumeMounts"] = mounts
+    odd += _of_others(by_name, patch, {one["name"] for one in [*found, *odd]})
     if odd:
         patch["volumes"] = odd
-        patch["containers"] = []
-        main["volumeMounts"] = mounts
-    else:
-        main.pop("volumeMounts", None)
+
+
+def _of_others(
+    volumes: dict[str, Any], patch: dict[str, Any], carried: set[str]
+) -> list[dict[str, Any]]:
+    """Return the volumes that only other containers of the pod mount."""
+    others = [*patch.get("initContainers", []), *patch.get("containers", [])]
+    wanted = {mount["name"] for one in others for mount in one.get("volumeMounts") or []}
+    always = {"shm", "tmp", "out"}
+    return [volumes[name] for name in sorted(wanted - carried - always)]
 
 
 def _known_place(source: dict[str, Any], path: str, values: dict[str, Any]) -> None:
@@ -157,8 +169,8 @@ def _source(volume: dict[str, Any]) -> dict[str, Any] | None:
     return {"emptyDir": str(size)} if size and len(volume["emptyDir"]) == 1 else None
 
 
-def _rest(main: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
-    """Return a patch of the trainer's container for what has no key."""
+def _rest(main: dict[str, Any], notes: list[str]) -> dict[str, Any] | None:
+    """Return a patch of the trainer's container for what has no key, None if all has."""
     for key in ("command", "args"):
         if key in main:
             text = " ".join(map(str, main[key]))
@@ -168,4 +180,4 @@ def _rest(main: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
             )
     carried = {"name", "image", "imagePullPolicy", "resources", "env", "envFrom", "ports"}
     rest = {k: v for k, v in main.items() if k not in carried | {"command", "args"} and v}
-    return [{"name": "trainer", **rest}] if rest else []
+    return {"name": "trainer", **rest} if rest else None

@@ -26,20 +26,9 @@ class Claim(Model):
     storage_class: Subdomain | None = Field(
         None, description="name of a StorageClass (default: the cluster's)"
     )
-    access_mode: TAKEN_NAMES = (
-        "shm",
-        "tmp",
-        "data",
-        "out",
-        "code",
-        "git",
-        "git-user",
-        "topology",
-        "job-file",
+    access_mode: _ACCESS = Field(
+        "ReadWriteMany", description="ReadWriteMany where several nodes mount it"
     )
-
-
-_ACCESS = Field("ReadWriteMany", description="ReadWriteMany where several nodes mount it")
 
 
 class Scratch(Model):

@@ -71,6 +71,7 @@ test-fast: $(STAMP) ## the tests that take seconds
 docs: $(STAMP) ## write the README's tables and the models' costs anew from the code
 	@$(PY) -m trainer.measure
 	@$(PY) -m trainer.reference README.md
+	@$(PY) render.py --schema > k8s/job.schema.json
 
 # Two at a time, whatever the machine: most of a test's time is the start of a process with torch.
 PARALLEL = -n 2 --dist worksteal

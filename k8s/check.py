@@ -6,6 +6,7 @@ render.py --schema > job.schema.json
 import difflib
 import reprlib
 import typing
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -47,8 +48,9 @@ def label(field: str) -> str:
     return f"trainer.{to_camel(field)}"
 
 
+@cache
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a job file, the trainer's own settings included."""
+    """Return the JSON Schema of a job file, the trainer's own settings included; not to be changed."""
     schema = JobSpec.model_json_schema(by_alias=True)
     trainer = Settings.model_json_schema(by_alias=True)
     trainer["description"] = schema["properties"]["trainer"]["description"]

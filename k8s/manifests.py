@@ -8,15 +8,17 @@ parsed once and written anew, so it is known to parse.
 """
 
 import json
+import os
 import re
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 
 from k8s import patch, wrapper
 from k8s.extras import Extra
@@ -101,6 +103,7 @@ def _environment(serialise: Callable[[Any], str]) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         auto_reload=False,
+        bytecode_cache=_compiled(),
     )
     environment.filters["literal"] = _literal
     environment.filters["mounted"] = _mounted
@@ -109,6 +112,15 @@ def _environment(serialise: Callable[[Any], str]) -> Environment:
     }
     environment.filters["combine"] = lambda first, second: {**first, **second}
     return environment
+
+
+def _compiled() -> FileSystemBytecodeCache | None:
+    """Keep compiled templates where Python keeps compiled modules, if it may."""
+    folder = TEMPLATES / "__pycache__"
+    if sys.dont_write_bytecode or sys.pycache_prefix or not os.access(TEMPLATES, os.W_OK):
+        return None
+    folder.mkdir(exist_ok=True)
+    return FileSystemBytecodeCache(str(folder))
 
 
 def _shell(value: Any) -> str:

@@ -15,7 +15,11 @@ class Model(BaseModel):
     """A mapping of the job file. Unknown keys are refused."""
 
     # Strict: YAML already has types, and `nodes: "2"` or `gpu: true` is a slip worth hearing of.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
+    # Deferred: the job file's own validator holds all of them, and building each besides takes as long
+    # again as the rest of the process.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, defer_build=True
+    )
 
 
 def _quantity(value: Any) -> Any:

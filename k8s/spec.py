@@ -117,8 +117,12 @@ class JobSpec(Model):
     procs_per_node: int | None = Field(
         None, ge=1, description="ranks per node (default: one per GPU, else one)"
     )
-    resources: Resources = Field(Resources(), description="what one node has")
-    nccl: Nccl = Field(Nccl(), description="how GPUs of several nodes talk")
+    resources: Resources = Field(
+        default_factory=Resources.model_construct, description="what one node has"
+    )
+    nccl: Nccl = Field(
+        default_factory=Nccl.model_construct, description="how GPUs of several nodes talk"
+    )
     trainer: dict[str, str | bool | int | float | None] = Field(
         {}, description="what is trained and how: the TRAINER_* settings in lower camel case"
     )
@@ -140,7 +144,9 @@ class JobSpec(Model):
     mount_job_file: bool = Field(
         False, description=f"the job file itself, in a ConfigMap, at {JOB_FILE}/job.yaml"
     )
-    network: Network = Field(Network(), description="whom the pods may talk to")
+    network: Network = Field(
+        default_factory=Network.model_construct, description="whom the pods may talk to"
+    )
     metrics: Metrics | None = Field(None, description="a port of every pod that Prometheus reads")
     tensorboard: TensorBoard | None = Field(
         None, description="TensorBoard over the run folder: a Deployment and a Service"
@@ -151,15 +157,19 @@ class JobSpec(Model):
     app_wrapper: bool = Field(
         False, description="all objects in one AppWrapper, which queues, restarts and deletes them"
     )
-    scheduling: Scheduling = Field(Scheduling(), description="where and when the pods run")
-    faults: Faults = Field(Faults(), description="what happens when something fails")
+    scheduling: Scheduling = Field(
+        default_factory=Scheduling.model_construct, description="where and when the pods run"
+    )
+    faults: Faults = Field(
+        default_factory=Faults.model_construct, description="what happens when something fails"
+    )
     labels: Annotated[dict[Key, LabelValue], AfterValidator(_not_reserved)] = Field(
         {}, description="labels of every object and pod"
     )
     annotations: dict[Key, str] = Field({}, description="annotations of every object and pod")
 
     pod_patch: PodPatch = Field(
-        PodPatch(),
+        default_factory=PodPatch.model_construct,
         description="a strategic merge into the pod, for what has no key here; applied last",
     )
 

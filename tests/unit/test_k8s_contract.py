@@ -1,10 +1,12 @@
 """What controller and template together give to pod i of n is what `trainer.launch` takes for node i."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.rendering import job, render
+from tests.rendering import environment_in_script, job, render
 from trainer import contract
 
 
@@ -123,6 +125,26 @@ def test_the_contract_of_a_volcano_job_resolves_to_its_ranks(nodes: int) -> None
         assert (seen.min_nodes, seen.max_nodes, seen.ranks_per_node) == (nodes, nodes, 2)
         assert (seen.node_rank, seen.elastic, seen.local_address) == (index, False, "10.0.0.9")
         assert seen.endpoint == f"{name}-{task['name']}-0.{name}:29500"
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_the_contract_of_compose_resolves_to_its_ranks(nodes: int) -> None:
+    """A container of compose is called like its service."""
+    text = render(job(nodes=nodes, procsPerNode=2, trainer={"globalBatch": 40}), "compose").text
+    services = yaml.safe_load(text)["services"]
+    assert len(services) == nodes
+    for index, (name, service) in enumerate(services.items()):
+        seen = contract.resolve(service["environment"], devices=lambda: 0)
+        assert (seen.min_nodes, seen.max_nodes, seen.ranks_per_node) == (nodes, nodes, 2)
+        assert (name, seen.node_rank, seen.elastic) == (f"node-{index}", index, False)
+        assert seen.endpoint == "node-0:29500"
+
+
+@pytest.mark.parametrize("launcher", ["local", "docker"])
+def test_the_contract_of_a_machine_is_one_node(launcher: str, tmp_path: Path) -> None:
+    values = job(nodes=5, procsPerNode=2, trainer={"globalBatch": 40})
+    seen = contract.resolve(environment_in_script(values, launcher, tmp_path), devices=lambda: 0)
+    assert (seen.max_nodes, seen.ranks_per_node, seen.node_rank) == (1, 10, 0)
 
 
 def given_by_kubelet(template: dict[str, Any], index: int) -> dict[str, str]:

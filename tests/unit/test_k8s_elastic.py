@@ -143,8 +143,11 @@ def test_a_trainjob_refuses_and_says_why() -> None:
 
 
 def test_every_number_of_nodes_must_fit() -> None:
-    with pytest.raises(Fault, match=r"\(with 3 of nodes' 2 to 4; a multiple of 24 fits every"):
-        planned(elastic() | {"trainer": {"globalBatch": 32}})
+    assert planned(elastic() | {"trainer": {"globalBatch": 32}}).elastic  # shares may be uneven
+    with pytest.raises(
+        Fault, match=r"multiplies to 4, but the world size is 6.*with 3 of nodes' 2"
+    ):
+        planned(elastic() | {"trainer": {"mesh": "dp_replicate=4"}})
     with pytest.raises(Fault) as refusal:
         planned(job(nodes={"min": 3, "max": 2}))
     assert refusal.value.code == Exit.CONFIG

@@ -1,5 +1,6 @@
 """Any job file that is accepted renders, parses and keeps what its writer wrote."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from copy import deepcopy
@@ -11,7 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from k8s import check, launchers, manifests, plan
-from tests.rendering import AWKWARD, environment_in_pod, environment_in_script, everything, pods
+from tests.rendering import (
+    AWKWARD,
+    environment_in_pod,
+    environment_in_script,
+    everything,
+    expand,
+    pods,
+)
 from trainer.exits import Fault
 
 TEXT = st.one_of(
@@ -47,10 +55,23 @@ PATCH = st.dictionaries(
 )
 
 
+VOLUME = st.sampled_from(
+    [
+        {"name": "a", "path": "/a", "pvc": "c"},
+        {"name": "b", "path": "/b", "claim": {"size": "1Gi"}, "readOnly": True},
+        {"name": "c", "path": "/c", "claim": {"size": "1Gi", "accessMode": "ReadWriteOnce"}},
+        {"name": "d", "path": "/d", "ephemeral": {"size": "1Gi", "storageClass": "x"}},
+        {"name": "e", "path": "/e", "secret": "s", "subPath": "k"},
+        {"name": "f", "path": "/out", "configMap": "s"},
+    ]
+)
+
+
 @st.composite
 def job_files(draw: st.DrawFn) -> dict[str, Any]:
     """Draw job files: most are accepted, some not (a long name, a memory that shm fills)."""
-    nodes, gpu = draw(st.integers(1, 600)), draw(st.sampled_from([0, 0, 1, 4, 8]))
+    nodes: Any = draw(st.integers(1, 60) | st.integers(1, 600))
+    gpu = draw(st.sampled_from([0, 0, 1, 4, 8]))
     procs = draw(st.integers(1, gpu or 4))
     names = draw(st.lists(VARIABLE, unique=True, max_size=4))
     optional = {
@@ -79,11 +100,36 @@ def job_files(draw: st.DrawFn) -> dict[str, Any]:
         "faults": st.fixed_dictionaries(
             {"gracePeriod": st.integers(1, 600), "ttl": st.integers(0, 9)}
         ),
+        "nccl": st.fixed_dictionaries(
+            {},
+            optional={
+                "presets": st.lists(st.sampled_from(["tcp", "efa", "debug"]), max_size=2),
+                "topology": st.just({"configMap": "t"}),
+                "flightRecorder": st.booleans(),
+                "variables": st.dictionaries(st.just("NCCL_ALGO"), TEXT, max_size=1),
+            },
+        ),
+        "code": st.sampled_from(
+            [
+                {"git": "https://h/a", "revision": "v1", "path": "src"},
+                {"git": "git@h:a/b", "revision": "0" * 40, "secret": "k"},
+            ]
+        ),
+        "setup": st.lists(TEXT.filter(bool), min_size=1, max_size=2),
+        "volumes": st.lists(VOLUME, unique_by=lambda one: one["name"], max_size=3),
+        "mountJobFile": st.booleans(),
+        "network": st.sampled_from(
+            [{"isolate": False}, {"egress": [{"cidr": "10.0.0.0/8", "ports": [1]}]}]
+        ),
+        "metrics": st.just({"port": 9}),
+        "tensorboard": st.just({}),
+        "disruptionBudget": st.booleans(),
+        "appWrapper": st.booleans(),
     }
     return {
         "name": draw(NAME),
         "image": draw(st.sampled_from(["a", "muster:cpu", "r.example:5000/a/b_c:1.0"])),
-        "nodes": nodes,
+        "nodes": {"min": nodes, "max": nodes} if draw(st.booleans()) else nodes,
         "procsPerNode": procs,
         "resources": {"gpu": gpu}
         | draw(
@@ -113,11 +159,16 @@ def test_accepted_renders_and_parses(values: dict[str, Any], launcher: str) -> N
     wanted = {one["name"]: one["value"] for one in values["env"]}
     for one in rendered.objects:
         assert len(one["metadata"]["name"]) <= 63
-        assert one["metadata"].get("annotations", {}) == values.get("annotations", {})
+        own = one["metadata"].get("annotations", {})
+        assert values.get("annotations", {}).items() <= own.items()
         assert values.get("labels", {}).items() <= one["metadata"]["labels"].items()
     for pod in pods(rendered):
         seen = environment_in_pod(pod)
         assert {name: seen[name] for name in wanted} == wanted
+        for step in pod["spec"].get("initContainers", []):
+            if step["name"] == "setup":
+                script = expand(step["command"][2], {})
+                assert script == "\n".join(["set -euo pipefail", "cd /code", *values["setup"], ""])
 
 
 @settings(
@@ -140,13 +191,14 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(item, (*at, key))
 
 
-@pytest.mark.parametrize("launcher", ["jobset", "docker"])
+@pytest.mark.parametrize("launcher", [pytest.param("jobset", marks=pytest.mark.slow), "docker"])
 def test_any_edit_of_one_key_renders_or_is_refused_by_name(launcher: str) -> None:
     """Every key of the job file that says everything: taken away, and given what it is not."""
     whole = everything(launcher)
     refused = 0
+    other = itertools.cycle(["x y", 7, True, [1], {"zz": 1}])
     for path in list(places(whole)):
-        for edit in ("absent", "x y", 7, True, [1], {"zz": 1}, None):
+        for edit in ("absent", None, next(other), next(other)):
             values = deepcopy(whole)
             holder: Any = values
             for part in path[:-1]:

@@ -4,6 +4,8 @@ JOB ?= k8s/jobs/digits-ddp.yaml
 LAUNCHERS ?= job jobset pytorchjob trainjob
 SET ?=
 FRESH ?=
+SECONDS ?= 600
+SEED ?=
 IMAGE ?= muster:latest
 # Empty: the torch of the lock (CUDA builds on Linux, they run on a CPU too). cpu: PyTorch's CPU index.
 TORCH_BACKEND ?=
@@ -20,11 +22,11 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast docs lock image docker-run compose-run clean
+.PHONY: help setup run render lint format test test-fast soak docs lock image docker-run compose-run clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
-	@printf '\nVariables: JOB=%s LAUNCHERS="%s" SET="key=value ..." FRESH=1 IMAGE=%s TORCH_BACKEND=cpu PYTHON=%s\n' \
+	@printf '\nVariables: JOB=%s LAUNCHERS="%s" SET="key=value ..." FRESH=1 SECONDS=600 SEED=7 IMAGE=%s TORCH_BACKEND=cpu PYTHON=%s\n' \
 		'$(JOB)' '$(LAUNCHERS)' '$(IMAGE)' '$(PYTHON)'
 
 setup: $(STAMP) ## make .venv and install the hash-locked packages into it
@@ -67,6 +69,9 @@ test: $(STAMP) ## every test
 
 test-fast: $(STAMP) ## the tests that take seconds
 	@$(PY) -m pytest $(PARALLEL) -m 'not slow'
+
+soak: $(STAMP) ## train for SECONDS while a seeded adversary kills, stops, cuts links and resizes
+	@$(PY) -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 docs: $(STAMP) ## write the README's tables and the models' costs anew from the code
 	@$(PY) -m trainer.measure

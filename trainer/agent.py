@@ -149,9 +149,10 @@ class Ranks(LocalElasticAgent):
 
     def _stop_workers(self, _: WorkerGroup) -> None:
         """Have the ranks save and end; those that talk to a lost node cannot, and are killed."""
-        news = self._roll.member.change
-        if news is not None and news.lost:
-            self._signal_groups(signal.SIGKILL)
+        if news := self._roll.member.change:
+            print(f"launch: {news.reason}; on to the next round", file=sys.stderr, flush=True)
+            if news.lost:
+                self._signal_groups(signal.SIGKILL)
         self._shutdown(timeout=self._contract.shutdown_timeout)
         with self._gate:
             self._signal_groups(signal.SIGKILL)  # what they left behind: loader workers
@@ -172,10 +173,11 @@ class Ranks(LocalElasticAgent):
         """End ranks that wait for a node that is no more. Raises Fault(69)."""
         member, now = self._roll.member, time.monotonic()
         news = member.broken
-        if news is None or now - news.since < (0 if news.silent else _GRACE_SECONDS):
-            news = member.over
-            if news is None or now - news.since < _SETTLE_SECONDS:
-                return
+        wait = 0 if news and news.silent else _GRACE_SECONDS
+        if news is None:
+            news, wait = member.over, _SETTLE_SECONDS
+        if news is None or now - news.since < wait:
+            return
         self._signal_groups(signal.SIGKILL)
         raise Fault(Exit.PEER, f"lost a peer: {news.reason}")
 

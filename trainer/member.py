@@ -3,6 +3,7 @@
 import contextlib
 import select
 import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class Member:
 
         A refusal may pass: what refuses can be an attempt that is about to end.
         """
+        told = None
         while True:
             try:
                 connection = socket.create_connection(self._place, timeout=5)
@@ -72,6 +74,11 @@ class Member:
                     return
                 self._line.close()
                 problem = self._refused or "the connection ended"
+            if problem != told:
+                host, port = self._place
+                line = f"launch: waiting for a place at the rendezvous {host}:{port} ({problem})"
+                print(line, file=sys.stderr, flush=True)
+                told = problem
             if time.monotonic() >= deadline:
                 host, port = self._place
                 raise Fault(Exit.PEER, f"no place at the rendezvous {host}:{port}: {problem}")

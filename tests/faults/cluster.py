@@ -1,8 +1,6 @@
 """What starts and restarts a job on hosts, as a controller would, and how its history is read."""
 
 import json
-import os
-import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +13,15 @@ from tests.faults.hosts import Host
 
 PORT = 29500
 
-# The synthetic task at a pace that leaves time to disturb it.
+# The synthetic task at a pace that leaves time to disturb it: seconds a step, as a file says.
 PACED = """
 import os, time
+from pathlib import Path
 from trainer.tasks.synthetic import Task
 
 class Paced(Task):
     def loss(self, *arguments):
-        time.sleep(float(os.environ.get("PACE", "0.01")))
+        time.sleep(float(Path(os.environ["PACE"]).read_text() or 0))
         return super().loss(*arguments)
 """
 
@@ -34,6 +33,8 @@ class Job:
     folder: Path
     hosts: list[Host]
     settings: dict[str, str]
+    pace: float = 0.02
+    elastic: str = ""  # MIN:MAX nodes
     attempts: int = 0
     nodes: list[Started] = field(default_factory=list)
 
@@ -46,23 +47,46 @@ class Job:
         lines = file.read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines if line.endswith("}")]
 
-    def start(self, **added: str) -> None:
-        """Start a launcher on every host."""
+    def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "paced.py").write_text(PACED, encoding="utf-8")
+        self.set_pace(self.pace)
+
+    def set_pace(self, seconds: float) -> None:
+        """Let every step from now on take that long, beside what it takes anyway."""
+        written = self.folder / "pace.new"
+        written.write_text(str(seconds), encoding="utf-8")
+        written.rename(self.folder / "pace")
+
+    def start(self, **added: str) -> None:
+        """Start a launcher on every host."""
         self.attempts += 1
         self.nodes = [self.start_node(host, **added) for host in self.hosts]
 
+    def start_one(self, host: Host, **added: str) -> Started:
+        """Start a launcher on one host of an elastic job."""
+        self.nodes.append(self.start_node(host, **added))
+        return self.nodes[-1]
+
     def start_node(self, host: Host, **added: str) -> Started:
-        place = {
+        fixed = {
             "PET_NNODES": str(len(self.hosts)),
-            "PET_NODE_RANK": str(self.hosts.index(host)),
             "PET_MASTER_ADDR": self.hosts[0].address,
             "PET_MASTER_PORT": str(PORT),
+        }
+        ranged = {
+            "PET_NNODES": self.elastic,
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": f"{self.hosts[0].address}:{PORT}",
+        }
+        place = {
+            **(ranged if self.elastic else fixed),
+            "PET_NODE_RANK": str(self.hosts.index(host)),
             "PET_NPROC_PER_NODE": "1",
             "PET_LOCAL_ADDR": host.address,
             "PET_RDZV_ID": f"attempt-{self.attempts}",
             "TRAINER_TASK": "paced:Paced",
+            "PACE": str(self.folder / "pace"),
             "TRAINER_OUT": str(self.folder / "run"),
             "TRAINER_LOG_STEPS": "1",
             "PYTHONPATH": f"{self.folder}:{ROOT}",
@@ -81,7 +105,8 @@ class Job:
             time.sleep(0.02)
 
     def words(self) -> str:
-        return "\n".join(f"--- {node.words.name}\n{node.read(node.words)}" for node in self.nodes)
+        files = [Path(node.words.name) for node in self.nodes]
+        return "\n".join(f"--- {file}\n{file.read_text(encoding='utf-8')}" for file in files)
 
     def codes(self, *, within: float) -> list[int]:
         """Return the nodes' exit codes, which all must have by `within` seconds from now."""
@@ -100,7 +125,3 @@ class Job:
 def curve(events: list[dict[str, Any]]) -> dict[int, float]:
     """Return the loss of every step, of its last attempt."""
     return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
-
-
-def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-    os.kill(pid, number)

@@ -25,6 +25,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from tests.conftest import Started
 
 _SWITCH = "switch0"
@@ -119,6 +121,36 @@ class Host:
         if self.wire:
             self.wire.close()
         _run("ip", "netns", "del", self._name, check=False)
+
+
+class Loopback:
+    """A host as good as there is without namespaces: processes of its own at the loopback address."""
+
+    address = "127.0.0.1"
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.started: list[Started] = []
+
+    def start(self, folder: Path, *arguments: str, **env: str) -> Started:
+        place = folder / f"host-{self.number}-{len(self.started)}"
+        place.mkdir(parents=True)
+        self.started.append(Started(place, *arguments, env=env))
+        return self.started[-1]
+
+    def die(self) -> None:
+        for started in self.started:
+            if started.process.poll() is None:
+                for process in started.family():
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+
+    def mend(self) -> None:
+        """There is no link to mend."""
+
+    def remove(self) -> None:
+        for started in self.started:
+            started.clear()
 
 
 class Wire:

@@ -73,7 +73,7 @@ def test_whatever_is_lost_the_rest_end_soon_and_all_go_on_together(
     net: Network, tmp_path: Path
 ) -> None:
     whole = run_ranks(2, tmp_path / "whole", task="synthetic", **TRAINED)
-    job = Job(tmp_path / "job", [net.host(), net.host()], SETTINGS | {"PACE": "0.02"})
+    job = Job(tmp_path / "job", [net.host(), net.host()], SETTINGS)
     saved = 0
     for fault, codes in FAULTS:
         job.start()
@@ -89,7 +89,8 @@ def test_whatever_is_lost_the_rest_end_soon_and_all_go_on_together(
         assert leftovers == [[], []], "processes live on"
         saved = max(e["step"] for e in job.events if e["event"] == "checkpoint")
         assert saved >= done - done % INTERVAL - INTERVAL
-    job.start(PACE="0")
+    job.set_pace(0)
+    job.start()
     assert job.codes(within=60) == [0, 0], job.words()
     assert curve(job.events) == curve(whole)  # bit by bit
     resumed = [event["step"] for event in job.events if event.get("action") == "resumed"]

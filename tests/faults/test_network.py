@@ -1,0 +1,94 @@
+"""What networks and clocks do: late, slow, lossy, briefly gone, still in use by a former attempt."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.faults.cluster import Job, curve
+from tests.faults.hosts import Network, Wire, network, why_not
+from tests.ranks import run_ranks
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+
+TRAINED = {"steps": "15", "checkpoint_steps": "10", "eval_steps": "0"}
+SETTINGS = {f"TRAINER_{name.upper()}": value for name, value in TRAINED.items()}
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    with network() as found:
+        yield found
+
+
+def test_a_late_master_and_a_slow_lossy_and_briefly_cut_link_cost_time_only(
+    net: Network, tmp_path: Path
+) -> None:
+    whole = run_ranks(2, tmp_path / "whole", task="synthetic", **TRAINED)
+    # 20 ms there and back, one frame in a hundred lost
+    hosts = [net.host(), net.host(Wire(delay=0.01, loss=0.01))]
+    job = Job(tmp_path / "job", hosts, SETTINGS, pace=0.1)
+    second = job.start_node(hosts[1])
+    second.wait_for("waiting for the master")
+    time.sleep(20)
+    assert second.process.poll() is None
+    job.nodes = [job.start_node(hosts[0]), second]
+    job.wait_for_step(5)
+    hosts[1].cut()
+    time.sleep(1)  # of the 3 s after which a node is lost
+    hosts[1].mend()
+    assert job.codes(within=90) == [0, 0], job.words()
+    assert curve(job.events) == curve(whole)  # bit by bit
+
+
+def test_a_former_attempt_is_told_from_this_one_and_outlived(net: Network, tmp_path: Path) -> None:
+    hosts = [net.host(), net.host()]
+    job = Job(tmp_path / "job", hosts, SETTINGS, pace=0)
+    job.attempts = 1
+    former = job.start_node(hosts[0])  # its node 1 is gone, and nobody has told it yet
+    job.attempts = 2
+    second = job.start_node(hosts[1])
+    second.wait_for("waiting for a place")
+    assert "this is job 'attempt-1', another one or attempt" in second.read(second.words)
+    first = job.start_node(hosts[0])
+    assert first.end(timeout=30).code == 69
+    assert "port 29500 is in use on this machine" in first.read(first.words)
+    former.process.kill()
+    former.process.wait()
+    job.nodes = [job.start_node(hosts[0]), second]
+    assert job.codes(within=60) == [0, 0], job.words()
+
+
+# What Python takes for the time of day, an hour ahead.
+AHEAD = """
+import datetime, time
+_time, _time_ns = time.time, time.time_ns
+time.time = lambda: _time() + 3600
+time.time_ns = lambda: _time_ns() + 3600 * 10**9
+class Ahead(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + datetime.timedelta(hours=1)
+datetime.datetime = Ahead
+"""
+
+
+def test_clocks_an_hour_apart_change_nothing_but_are_mentioned(
+    net: Network, tmp_path: Path
+) -> None:
+    """With torch's own rendezvous the node whose clock is ahead takes the other for dead."""
+    hosts = [net.host(), net.host()]
+    job = Job(tmp_path / "job", hosts, SETTINGS, pace=0, elastic="2:3")
+    ahead = tmp_path / "ahead"
+    ahead.mkdir()
+    (ahead / "sitecustomize.py").write_text(AHEAD, encoding="utf-8")
+    job.start_one(hosts[0])
+    job.start_one(hosts[1], PYTHONPATH=f"{ahead}:{job.folder}:{ROOT}")
+    assert job.codes(within=60) == [0, 0], job.words()
+    assert [e["world_size"] for e in job.events if e["event"] == "launch"] == [2]
+    assert "3600." in job.words()  # preflight says by how much

@@ -10,6 +10,7 @@ does not answer, or is not in a collective at all, is named; then all end with 6
 import contextlib
 import faulthandler
 import json
+import multiprocessing
 import os
 import socket
 import threading
@@ -183,7 +184,10 @@ def _give_up(run: Run, store: dist.Store, state: _State) -> NoReturn:
     )
     run.report("fault", kind="hang", step=run.step, missing=missing, ranks_heard=sorted(answers))
     run.report("error", code=int(fault.code), message=str(fault))
-    os._exit(tell(fault, None))
+    code = tell(fault, None)
+    for child in multiprocessing.active_children():  # loader workers: what follows runs no atexit
+        child.kill()
+    os._exit(code)
 
 
 def _missing(

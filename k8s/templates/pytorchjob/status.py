@@ -1,0 +1,35 @@
+"""How a PyTorchJob of the training operator says how it is."""
+
+from k8s.cluster.state import Kind, Object, Phase, State, condition, ended
+
+
+def _read(job: Object) -> State:
+    replicas = (job.get("status", {}).get("replicaStatuses") or {}).values()
+    failed = sum(replica.get("failed", 0) for replica in replicas)
+    if found := condition(job, "Succeeded"):
+        return ended(found, Phase.SUCCEEDED, failed)
+    if found := condition(job, "Failed"):
+        return ended(found, Phase.FAILED, failed)
+    if job.get("spec", {}).get("runPolicy", {}).get("suspend"):
+        return State(Phase.SUSPENDED, "spec.runPolicy.suspend", failed)
+    if found := condition(job, "Restarting"):
+        return State(Phase.RESTARTING, found.get("message", ""), failed)
+    return State(Phase.RUNNING if condition(job, "Running") else Phase.PENDING, restarts=failed)
+
+
+def _node(pod: Object) -> int | None:
+    labels = pod["metadata"].get("labels", {})
+    if labels.get("training.kubeflow.org/replica-type") == "master":
+        return 0
+    index = labels.get("training.kubeflow.org/replica-index", "")
+    return int(index) + 1 if index.isdecimal() else None
+
+
+KIND = Kind(
+    launcher="pytorchjob",
+    api_version="kubeflow.org/v1",
+    kind="PyTorchJob",
+    suspend=("spec", "runPolicy", "suspend"),
+    read=_read,
+    node=_node,
+)

@@ -1,0 +1,133 @@
+"""Every launcher's own words for how a job is, folded into one state."""
+
+from typing import Any
+
+import pytest
+
+from k8s.cluster.jobs import newest_step
+from k8s.cluster.state import Kind, Phase, find_kind, kinds, pod
+from trainer.exits import Fault
+
+KINDS: dict[str, Kind] = {kind.launcher: kind for kind in kinds()}
+
+
+def true(name: str, **more: str) -> dict[str, Any]:
+    return {"conditions": [{"type": name, "status": "True", **more}]}
+
+
+NOT_YET = {"conditions": [{"type": "Failed", "status": "False"}]}
+
+# launcher, spec, status, phase, restarts
+CASES = [
+    ("job", {}, {}, Phase.PENDING, 0),
+    ("job", {}, {"ready": 2, "failed": 1}, Phase.RUNNING, 1),
+    ("job", {}, {"ready": 0, "failed": 1}, Phase.RESTARTING, 1),
+    ("job", {"suspend": True}, true("Suspended"), Phase.SUSPENDED, 0),
+    ("job", {}, true("Complete"), Phase.SUCCEEDED, 0),
+    ("job", {}, true("Failed", reason="PodFailurePolicy"), Phase.FAILED, 0),
+    ("jobset", {}, {}, Phase.PENDING, 0),
+    ("jobset", {}, {"restarts": 1, "replicatedJobsStatus": [{"ready": 1}]}, Phase.RUNNING, 1),
+    ("jobset", {}, {"restarts": 1, "replicatedJobsStatus": [{"ready": 0}]}, Phase.RESTARTING, 1),
+    ("jobset", {"suspend": True}, {}, Phase.SUSPENDED, 0),
+    ("jobset", {}, true("Completed"), Phase.SUCCEEDED, 0),
+    ("jobset", {}, true("Failed"), Phase.FAILED, 0),
+    ("jobset", {}, NOT_YET, Phase.PENDING, 0),
+    ("pytorchjob", {}, true("Created"), Phase.PENDING, 0),
+    ("pytorchjob", {}, true("Running"), Phase.RUNNING, 0),
+    ("pytorchjob", {}, true("Restarting", message="master"), Phase.RESTARTING, 0),
+    ("pytorchjob", {"runPolicy": {"suspend": True}}, {}, Phase.SUSPENDED, 0),
+    ("pytorchjob", {}, true("Succeeded"), Phase.SUCCEEDED, 0),
+    (
+        "pytorchjob",
+        {},
+        true("Failed") | {"replicaStatuses": {"Worker": {"failed": 2}}},
+        Phase.FAILED,
+        2,
+    ),
+    ("trainjob", {}, {}, Phase.PENDING, 0),
+    ("trainjob", {}, {"jobsStatus": [{"name": "node", "ready": 1}]}, Phase.RUNNING, 0),
+    ("trainjob", {"suspend": True}, {}, Phase.SUSPENDED, 0),
+    ("trainjob", {}, true("Complete"), Phase.SUCCEEDED, 0),
+    ("trainjob", {}, true("Failed"), Phase.FAILED, 0),
+    ("volcano", {}, {}, Phase.PENDING, 0),
+    ("volcano", {}, {"state": {"phase": "Running"}}, Phase.RUNNING, 0),
+    ("volcano", {}, {"state": {"phase": "Restarting"}, "retryCount": 3}, Phase.RESTARTING, 3),
+    ("volcano", {}, {"state": {"phase": "Aborted"}}, Phase.SUSPENDED, 0),
+    ("volcano", {}, {"state": {"phase": "Completed"}}, Phase.SUCCEEDED, 0),
+    ("volcano", {}, {"state": {"phase": "Failed"}}, Phase.FAILED, 0),
+]
+
+
+@pytest.mark.parametrize(("launcher", "spec", "status", "phase", "restarts"), CASES)
+def test_a_job_is_in_one_phase(
+    launcher: str, spec: Any, status: Any, phase: Phase, restarts: int
+) -> None:
+    state = KINDS[launcher].read({"metadata": {"name": "j"}, "spec": spec, "status": status})
+    assert (state.phase, state.restarts) == (phase, restarts)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "labels", "node"),
+    [
+        ("job", {"batch.kubernetes.io/job-completion-index": "3"}, 3),
+        ("jobset", {"batch.kubernetes.io/job-completion-index": "3"}, 3),
+        ("trainjob", {"batch.kubernetes.io/job-completion-index": "3"}, 3),
+        ("volcano", {"volcano.sh/task-index": "3"}, 3),
+        ("pytorchjob", {"training.kubeflow.org/replica-type": "master"}, 0),
+        (
+            "pytorchjob",
+            {
+                "training.kubeflow.org/replica-type": "worker",
+                "training.kubeflow.org/replica-index": "2",
+            },
+            3,
+        ),
+        ("job", {}, None),
+    ],
+)
+def test_a_pod_is_a_node(launcher: str, labels: dict[str, str], node: int | None) -> None:
+    found = pod({"metadata": {"name": "p", "labels": labels}}, KINDS[launcher])
+    assert found.node == node
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"phase": "Failed", "reason": "Evicted"}, "Evicted"),
+        (
+            {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
+            "ImagePullBackOff",
+        ),
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}]},
+            "0/3 nodes",
+        ),
+        (
+            {"containerStatuses": [{"state": {"terminated": {"exitCode": 64, "reason": "Error"}}}]},
+            "exit 64 (Error)",
+        ),
+        ({"phase": "Running"}, ""),
+    ],
+)
+def test_a_pod_says_what_keeps_it(status: Any, reason: str) -> None:
+    assert pod({"metadata": {"name": "p"}, "status": status}, KINDS["job"]).reason == reason
+
+
+def test_the_one_job_among_manifests_is_found() -> None:
+    job = {"apiVersion": "batch/v1", "kind": "Job"}
+    service = {"apiVersion": "v1", "kind": "Service"}
+    assert find_kind([service, job])[0].launcher == "job"
+    for wrong in ([], [service], [job, job]):
+        with pytest.raises(Fault, match="jobs among the manifests"):
+            find_kind(wrong)
+
+
+def test_progress_is_the_newest_step_among_other_words() -> None:
+    step = (
+        '{"event": "step", "step": %d, "steps": 4, "samples": 8, "samples_per_s": 2.0, "loss": 1}'
+    )
+    lines = ["launch: hello", step % 1, '{"event": "eval"}', step % 2, "[1]", "{broken"]
+    found = newest_step(lines)
+    assert found is not None
+    assert (found.step, found.seconds_left) == (2, 4.0)
+    assert newest_step(["nothing"]) is None

@@ -17,6 +17,18 @@ class InMemory(Protocol):
         ...
 
 
+@runtime_checkable
+class Transformed(Protocol):
+    """Data whose inputs are made ready on the device, a whole batch at once."""
+
+    def transform(self, inputs: Tensor, keys: Tensor | None) -> Tensor:
+        """Return what the network reads; what a sample draws comes from its key, shape (n,).
+
+        There are no keys in evaluation.
+        """
+        ...
+
+
 class MapStyle(Protocol):
     """Data that gives one sample at a time: `torch.utils.data.Dataset`, read by worker processes."""
 

@@ -9,10 +9,10 @@ renderer accepts is a value that the trainer accepts. Imports neither torch nor 
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from pydantic import ValidationError
 
+from trainer.catalogue import catalogue
 from trainer.exits import Exit, Fault
 from trainer.modes import MODES
 from trainer.settings import Settings
@@ -24,9 +24,8 @@ Label = Callable[[str], str]
 
 
 def built_in_tasks() -> list[str]:
-    """Return the names of the built-in tasks: the files of `trainer/tasks/`."""
-    folder = Path(__file__).parent / "tasks"
-    return sorted(p.stem.replace("_", "-") for p in folder.glob("*.py") if p.stem[0] != "_")
+    """Return the names of the built-in tasks."""
+    return list(catalogue())
 
 
 def variable(field: str) -> str:
@@ -53,8 +52,9 @@ def parse(values: Mapping[str, str], *, label: Label) -> Settings:
     for name in values:
         if name not in Settings.model_fields:
             raise Fault(Exit.CONFIG, f"{label(name)}: no such setting{_close_to(name, label)}")
+    known = catalogue().get(values.get("task", Settings.model_fields["task"].default))
     try:
-        settings = Settings.model_validate(dict(values))
+        settings = Settings.model_validate((known.defaults if known else {}) | dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])

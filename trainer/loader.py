@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from trainer.data import Bad, Batch, Data, InMemory, MapStyle
+from trainer.data import Bad, Batch, Data, InMemory, MapStyle, Transformed
 from trainer.exits import Exit, Fault
 from trainer.order import Samples
 
@@ -61,11 +61,18 @@ class Loader:
             weights = samples.weights.clone()
             weights[list(bad)] = 0
             yield Batch(
-                self._move(inputs),
+                self._inputs(inputs, samples),
                 self._move(targets),
-                weights.to(self._device),
+                self._move(weights),
                 tuple(replace(one, weight=float(samples.weights[n])) for n, one in bad.items()),
             )
+
+    def _inputs(self, inputs: Tensor, samples: Samples) -> Tensor:
+        inputs = self._move(inputs)
+        if isinstance(self._data, Transformed):
+            keys = None if samples.keys is None else samples.keys.to(self._device)
+            inputs = self._data.transform(inputs, keys)
+        return inputs.to(self._dtype) if inputs.is_floating_point() else inputs
 
     def _read(self, shares: Shares) -> Iterator[tuple[Samples, tuple[Tensor, Tensor], _Unread]]:
         if isinstance(self._data, InMemory):
@@ -79,8 +86,9 @@ class Loader:
             yield self._wanted.pending.pop(0), *read
 
     def _move(self, tensor: Tensor) -> Tensor:
-        dtype = self._dtype if tensor.is_floating_point() else None
-        return tensor.to(self._device, dtype, non_blocking=True)
+        if self._device.type != "cpu" and not tensor.is_pinned():
+            tensor = tensor.pin_memory()  # else the copy waits for the device
+        return tensor.to(self._device, non_blocking=True)
 
 
 class _Wanted:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainer import chain, costs, tasks
+from trainer.catalogue import catalogue
 from trainer.data import InMemory
-from trainer.environment import built_in_tasks
 from trainer.footprint import Activations
 from trainer.settings import Settings
 
@@ -20,7 +20,11 @@ _SAMPLES = 8  # enough that what does not grow with the batch is lost in roundin
 
 def pieces_of(task: tasks.Task) -> list[costs.Piece]:
     """Return what the pieces of the task's model cost, the loss as the last of them."""
-    inputs, targets = cast("InMemory", task.data(train=True)).batch(torch.arange(_SAMPLES))
+    example = getattr(task, "example", None)  # where the data may not be at hand
+    if example is not None:
+        inputs, targets = example(_SAMPLES)
+    else:
+        inputs, targets = cast("InMemory", task.data(train=True)).batch(torch.arange(_SAMPLES))
     found = []
     with FakeTensorMode() as fake:
         model = task.model()
@@ -54,10 +58,11 @@ def _piece(piece: chain.Piece, model: nn.Module, kept: int, output: Tensor) -> c
 
 
 def sheet() -> dict[str, list[costs.Piece]]:
-    """Return the pieces of every built-in task's model."""
+    """Return the pieces of every built-in task's model, if it is always the same."""
     return {
         name: pieces_of(tasks.load(Settings.model_validate({"task": name})))
-        for name in built_in_tasks()
+        for name, entry in catalogue().items()
+        if not entry.varies
     }
 
 

@@ -124,6 +124,18 @@ class Settings(BaseModel):
     workers: int = Field(
         0, ge=0, description="DataLoader processes per rank for data that is not held in memory"
     )
+    download: bool = Field(False, description="download a task's data set where it is missing")
+    model: str | None = Field(
+        None,
+        description="network of a task that offers several: imagefolder and cifar10 any "
+        "classification model of torchvision, seqclass lstm or gru",
+    )
+    image_size: int = Field(
+        224, ge=8, description="imagefolder: pixels of the square that the network sees"
+    )
+    bptt: int = Field(
+        200, ge=0, description="seqclass: words after which the gradient is cut; 0: never"
+    )
     prefetch: int = Field(2, ge=1, description="batches that each such process reads ahead")
     bad_samples: int = Field(
         0, ge=0, description="samples that may be unreadable and are left out; one more is exit 65"

@@ -12,6 +12,7 @@ from tests.conftest import ROOT, clean_environment
 # What the renderer may take from the trainer: the parts that import no torch.
 SHARED = {
     "balance",
+    "catalogue",
     "contract",
     "costs",
     "environment",
@@ -32,6 +33,7 @@ TRAINER_ORDER = {
     "contract": 10,
     "partition": 10,
     "balance": 10,
+    "catalogue": 10,
     "settings": 20,
     "environment": 30,
     "cgroup": 30,
@@ -56,6 +58,7 @@ TRAINER_ORDER = {
     "straggler": 60,
     "data": 70,
     "order": 70,
+    "augment": 75,
     "stop": 70,
     "optim": 70,
     "checkpoint": 70,

@@ -10,8 +10,10 @@ from trainer.environment import built_in_tasks
 from trainer.exits import Exit, Fault
 from trainer.settings import Settings
 
+NEED_FILES = {"mnist", "fashion-mnist", "cifar10", "imagefolder"}  # tests/unit/test_images.py
 
-@pytest.mark.parametrize("name", built_in_tasks())
+
+@pytest.mark.parametrize("name", sorted(set(built_in_tasks()) - NEED_FILES))
 def test_a_task_gives_one_loss_and_one_score_a_sample(name: str) -> None:
     task = tasks.load(Settings(task=name))
     torch.manual_seed(0)
@@ -25,7 +27,7 @@ def test_a_task_gives_one_loss_and_one_score_a_sample(name: str) -> None:
     assert ((scores >= 0) & (scores <= 1)).all()
     alone = task.loss(model(inputs[1:2]), targets[1:2])  # a sample's loss is its own
     assert alone[0].item() == pytest.approx(losses[1].item(), rel=1e-4)
-    perfect = torch.nn.functional.one_hot(targets, outputs.shape[-1]).float() * 100
+    perfect = torch.nn.functional.one_hot(targets.clamp(min=0), outputs.shape[-1]).float() * 100
     assert task.score(perfect, targets).tolist() == [1, 1, 1]
 
 

@@ -1,0 +1,104 @@
+"""Photographs of ten kinds of things, 50,000 images of 32x32: CIFAR-10 (Krizhevsky, 2009).
+
+TRAINER_TASK=cifar10 TRAINER_DATA=data TRAINER_DOWNLOAD=1 python -m trainer
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.augment import Augmentation
+from trainer.exits import Exit, Fault
+from trainer.settings import Settings
+from trainer.tasks import _networks
+from trainer.tasks._images import Classification, Images, folder_of
+
+DEFAULTS = {"epochs": 2, "global_batch": 64}
+VARIES = True
+
+_FOLDER = Path("cifar-10-batches-py")
+_RECONSTRUCT = np.empty(0).__reduce__()[0]  # what makes an array, wherever numpy keeps it
+_MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+class Net(nn.Module):
+    """Three convolutions, each halving the image, and a linear layer. Returns logits."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv2d(width, 2 * width, kernel_size=3, padding=1)
+        self.conv3 = nn.Conv2d(2 * width, 2 * width, kernel_size=3, padding=1)
+        self.head = nn.Linear(2 * width * 4 * 4, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images, shape (n, 3, 32, 32), to logits, shape (n, 10)."""
+        x = images
+        for conv in (self.conv1, self.conv2, self.conv3):
+            x = F.relu(F.max_pool2d(conv(x), 2))
+        logits: Tensor = self.head(x.flatten(1))
+        return logits
+
+
+class Task(Classification):
+    """TRAINER_MODEL names a torchvision model to train in place of the small net."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def model(self) -> nn.Module:
+        name = self._settings.model
+        return Net() if name is None else _networks.build(name, classes=10)
+
+    def data(self, *, train: bool) -> Images:
+        """Return images, shape (n, 3, 32, 32), uint8, and labels 0 to 9.
+
+        Training images are shifted by up to 4 pixels and half of them turned left to right.
+        """
+        folder = folder_of(self._settings, _FOLDER, _download) / _FOLDER
+        names = [f"data_batch_{n}" for n in range(1, 6)] if train else ["test_batch"]
+        parts = [_read(folder / name) for name in names]
+        images = torch.cat([images for images, _ in parts])
+        labels = torch.cat([labels for _, labels in parts])
+        return Images(images, labels, Augmentation(32, _MEAN, _STD, padding=4, flip=True))
+
+
+def _read(path: Path) -> tuple[Tensor, Tensor]:
+    try:
+        with path.open("rb") as file:
+            batch = _Plain(file, encoding="bytes").load()
+        images = torch.from_numpy(np.array(batch[b"data"], dtype=np.uint8)).view(-1, 3, 32, 32)
+        labels = torch.tensor(batch[b"labels"], dtype=torch.long)
+    # what a damaged pickle raises is whatever its bytes happen to say
+    except Exception as error:
+        raise Fault(
+            Exit.DATA, f"{path}: cannot be read: {error}; delete it and download it again"
+        ) from error
+    if len(images) != len(labels) or not (len(labels) and 0 <= labels.min() <= labels.max() <= 9):
+        raise Fault(Exit.DATA, f"{path}: {len(images)} images, {len(labels)} labels; want as many")
+    return images, labels
+
+
+class _Plain(pickle.Unpickler):
+    """Reads a pickle of arrays and nothing else: a file from elsewhere must not run code here."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "_reconstruct" and module in (
+            "numpy.core.multiarray",
+            "numpy._core.multiarray",
+        ):
+            return _RECONSTRUCT
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _download(folder: str) -> None:
+    from torchvision.datasets import CIFAR10  # noqa: PLC0415  # as long to import as torch
+
+    CIFAR10(folder, download=True)

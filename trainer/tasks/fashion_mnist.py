@@ -1,0 +1,12 @@
+"""Clothes in MNIST's format, 60,000 images: Fashion-MNIST (Xiao et al., 2017).
+
+TRAINER_TASK=fashion-mnist TRAINER_DATA=data TRAINER_DOWNLOAD=1 python -m trainer
+"""
+
+from functools import partial
+
+from trainer.tasks._mnist import IdxTask
+
+DEFAULTS = {"epochs": 3, "global_batch": 64}
+
+Task = partial(IdxTask, name="FashionMNIST", mean=0.2860, std=0.3530)

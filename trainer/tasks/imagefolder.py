@@ -1,0 +1,97 @@
+"""Photographs in folders, a subfolder a class, with any classification model of torchvision.
+
+Reads TRAINER_DATA/train/CLASS/* and, to evaluate, TRAINER_DATA/val/CLASS/*: JPEG, PNG, GIF or WebP.
+
+    TRAINER_TASK=imagefolder TRAINER_DATA=photos TRAINER_WORKERS=4 python -m trainer
+"""
+
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor, nn
+
+from trainer.augment import Augmentation
+from trainer.exits import Exit, Fault
+from trainer.settings import Settings
+from trainer.tasks import _networks
+from trainer.tasks._images import Classification
+
+DEFAULTS = {"model": "resnet18"}
+VARIES = True
+
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".webp"}
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+
+
+class Folder:
+    """A folder of images, decoded where they are read and cut to squares a seventh larger than `size`.
+
+    The rest is done on the device: training sees a window at a place of the sample's own, half of
+    them turned left to right; evaluation sees the middle.
+    """
+
+    def __init__(self, root: Path, classes: list[str], size: int) -> None:
+        self._files = [
+            (path, label)
+            for label, name in enumerate(classes)
+            for path in sorted((root / name).rglob("*"))
+            if path.suffix.lower() in _SUFFIXES
+        ]
+        self._side = size * 8 // 7
+        self._augmentation = Augmentation(size, _MEAN, _STD, flip=True)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return an image, shape (3, side, side), uint8, and its class. Raises Fault(65)."""
+        path, label = self._files[index]
+        return _decode(path, self._side), label
+
+    def transform(self, images: Tensor, keys: Tensor | None) -> Tensor:
+        return self._augmentation(images, keys)
+
+
+class Task(Classification):
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._classes = _classes(settings, "train")
+
+    def model(self) -> nn.Module:
+        return _networks.build(self._settings.model or "resnet18", classes=len(self._classes))
+
+    def data(self, *, train: bool) -> Folder:
+        part = "train" if train else "val"
+        found = _classes(self._settings, part)
+        if found != self._classes:
+            raise Fault(
+                Exit.DATA,
+                f"TRAINER_DATA={self._settings.data}: train/ and val/ differ in the classes "
+                f"{', '.join(sorted(set(found) ^ set(self._classes)))}",
+            )
+        root = Path(self._settings.data or "") / part
+        return Folder(root, self._classes, self._settings.image_size)
+
+
+def _classes(settings: Settings, part: str) -> list[str]:
+    root = Path(settings.data or "") / part
+    found = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    if len(found) < 2:
+        raise Fault(
+            Exit.DATA,
+            f"TRAINER_DATA={settings.data}: {part}/ has {len(found)} subfolders; task imagefolder "
+            "wants train/CLASS/ and val/CLASS/ with the images of at least two classes",
+        )
+    return found
+
+
+def _decode(path: Path, side: int) -> Tensor:
+    from torchvision.transforms.v2 import functional as v2  # noqa: PLC0415  # slow to import
+
+    try:
+        with Image.open(path) as image:
+            pixels = v2.pil_to_tensor(image.convert("RGB"))
+    except (OSError, SyntaxError) as error:  # what Pillow raises for what is no image
+        raise Fault(Exit.DATA, f"{path}: cannot be decoded: {error}") from error
+    square: Tensor = v2.center_crop(v2.resize(pixels, [side], antialias=True), [side, side])
+    return square

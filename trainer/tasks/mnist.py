@@ -1,0 +1,12 @@
+"""Handwritten digits, 60,000 images: MNIST (LeCun et al.).
+
+TRAINER_TASK=mnist TRAINER_DATA=data TRAINER_DOWNLOAD=1 python -m trainer
+"""
+
+from functools import partial
+
+from trainer.tasks._mnist import IdxTask
+
+DEFAULTS = {"epochs": 3, "global_batch": 64}
+
+Task = partial(IdxTask, name="MNIST", mean=0.1307, std=0.3081)

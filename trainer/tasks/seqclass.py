@@ -1,0 +1,197 @@
+"""Sequences of any length: which package of the standard library a function comes from, by its words.
+
+Reads a function word by word with an LSTM or a GRU (TRAINER_MODEL=gru) and guesses after each word.
+With TRAINER_DATA the classes are that folder's subfolders, every file in them a sequence.
+
+    TRAINER_TASK=seqclass torchrun --nproc-per-node 2 -m trainer
+"""
+
+import re
+import sysconfig
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+
+from trainer.exits import Exit, Fault
+from trainer.settings import Settings
+
+DEFAULTS = {"epochs": 5, "global_batch": 128, "optimizer": "adamw", "lr": 0.01}
+VARIES = True
+
+PADDING = 0  # no word's number
+NO_TARGET = -100  # what cross_entropy leaves out
+_WORDS = 8192  # numbers that words are hashed to
+_LONGEST = 400  # words; what comes after is left out
+_PACKAGES = (
+    "asyncio", "concurrent", "ctypes", "email", "http", "importlib",
+    "json", "logging", "multiprocessing", "unittest", "urllib", "xml",
+)  # fmt: skip
+_MODELS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences of different lengths, end to end: that of sample i begins at starts[i].
+
+    `words`, shape (sum of tokens,); `starts`, `tokens` and `labels`, shape (n,).
+    """
+
+    words: Tensor
+    starts: Tensor
+    tokens: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return words and classes, both of shape (n, longest), padded at the end."""
+        starts, ends = self.starts[indices], self.starts[indices] + self.tokens[indices]
+        rows = [
+            self.words[start:end].long()
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+        words = pad_sequence(rows, batch_first=True, padding_value=PADDING)
+        labels = self.labels[indices, None].expand_as(words)
+        return words, labels.masked_fill(words == PADDING, NO_TARGET)
+
+
+class Model(nn.Module):
+    """An embedding, a recurrent layer over packed sequences, and logits after every word.
+
+    The sequence is read `cut` words at a time (0: all at once). The state goes on from one piece to
+    the next, the gradient does not: truncated back-propagation through time (Williams and Peng, 1990).
+    """
+
+    def __init__(
+        self, kind: type[nn.LSTM] | type[nn.GRU], *, classes: int, cut: int, width: int = 64
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_WORDS + 1, width, padding_idx=PADDING)
+        self.recurrent = kind(width, width, batch_first=True)
+        self.head = nn.Linear(width, classes)
+        self._cut = cut
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Map words, shape (n, length), to logits, shape (n, length, classes).
+
+        What stands for the padding depends on nothing and means nothing.
+        """
+        lengths = (words != PADDING).sum(dim=1)
+        order = lengths.argsort(descending=True, stable=True)  # those that go on come first
+        lengths, embedded = lengths[order].cpu(), self.embedding(words[order])
+        cut = self._cut or words.shape[1]
+        state: tuple[Tensor, ...] | None = None
+        pieces = []
+        for start in range(0, int(lengths[0]), cut):
+            left = (lengths - start).clamp(max=cut)
+            going = int((left > 0).sum())
+            piece = embedded[:going, start : start + cut]
+            outputs, state = self._read(piece, left[:going], state)
+            pieces.append(F.pad(outputs, [0, 0, 0, 0, 0, len(words) - going]))
+        states = torch.cat(pieces, dim=1)[order.argsort()]
+        padding = words.shape[1] - states.shape[1]  # a whole data set's sequences may be longer
+        logits: Tensor = self.head(F.pad(states, [0, 0, 0, padding]))
+        return logits
+
+    def _read(
+        self, piece: Tensor, lengths: Tensor, state: tuple[Tensor, ...] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the outputs over a piece, and the state after it, cut off from what made it."""
+        before = None
+        if state is not None:
+            going = [part[:, : len(piece)].contiguous() for part in state]
+            before = tuple(going) if isinstance(self.recurrent, nn.LSTM) else going[0]
+        packed = pack_padded_sequence(piece, lengths, batch_first=True)
+        outputs, after = self.recurrent(packed, before)
+        padded, _ = pad_packed_sequence(outputs, batch_first=True, total_length=piece.shape[1])
+        parts = after if isinstance(after, tuple) else (after,)
+        return padded, tuple(part.detach() for part in parts)
+
+
+class Task:
+    metric = "accuracy"
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._classes = _classes(settings)
+
+    def model(self) -> nn.Module:
+        name = self._settings.model or "lstm"
+        if name not in _MODELS:
+            raise Fault(
+                Exit.CONFIG,
+                f"TRAINER_MODEL={name!r}: task {self._settings.task} offers {', '.join(_MODELS)}",
+            )
+        return Model(_MODELS[name], classes=len(self._classes), cut=self._settings.bptt)
+
+    def data(self, *, train: bool) -> Sequences:
+        """Return the sequences; every fifth, by a hash of its words, is in the test set."""
+        numbers: list[list[int]] = []
+        labels = []
+        for label, folder in enumerate(self._classes.values()):
+            for text in _texts(folder, whole=self._settings.data is not None):
+                words = [_number(word) for word in re.findall(r"\w+|[^\w\s]", text)[:_LONGEST]]
+                if words and (zlib.crc32(bytes(str(words), "ascii")) % 5 > 0) == train:
+                    numbers.append(words)
+                    labels.append(label)
+        tokens = torch.tensor([len(words) for words in numbers], dtype=torch.long)
+        return Sequences(
+            torch.tensor([number for words in numbers for number in words], dtype=torch.int16),
+            tokens.cumsum(0) - tokens,
+            tokens,
+            torch.tensor(labels, dtype=torch.long),
+        )
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy over each sequence's words, shape (n,); padding has none."""
+        losses = F.cross_entropy(
+            outputs.transpose(1, 2), targets, ignore_index=NO_TARGET, reduction="none"
+        )
+        return losses.sum(dim=1) / (targets != NO_TARGET).sum(dim=1)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return 1.0 where the guess after a sequence's last word is right, shape (n,)."""
+        last = (targets != NO_TARGET).sum(dim=1) - 1
+        rows = torch.arange(len(targets), device=targets.device)
+        return (outputs[rows, last].argmax(dim=1) == targets[rows, last]).float()
+
+
+def _classes(settings: Settings) -> dict[str, Path]:
+    """Return the folder of every class, by name."""
+    if settings.data is None:
+        library = Path(sysconfig.get_path("stdlib"))
+        return {name: library / name for name in _PACKAGES}
+    try:
+        found = {path.name: path for path in sorted(settings.data.iterdir()) if path.is_dir()}
+    except OSError as error:
+        raise Fault(Exit.DATA, f"TRAINER_DATA={settings.data}: {error.strerror}") from error
+    if len(found) < 2:
+        raise Fault(
+            Exit.DATA,
+            f"TRAINER_DATA={settings.data}: task {settings.task} found {len(found)} subfolders; "
+            "it wants one for each class, with a file for each sequence",
+        )
+    return found
+
+
+def _texts(folder: Path, *, whole: bool) -> Iterator[str]:
+    """Yield the files' texts, or else the functions in them, in an order that machines agree on."""
+    for path in sorted(folder.rglob("*" if whole else "*.py")):
+        if not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        yield from (
+            [text] if whole else re.split(r"^(?= *(?:async )?def )", text, flags=re.MULTILINE)[1:]
+        )
+
+
+def _number(word: str) -> int:
+    """Return a word's number, 1 to 8192, the same in every process and on every machine."""
+    return 1 + zlib.crc32(word.encode()) % _WORDS

@@ -62,43 +62,35 @@ class Sequences:
         return words, labels.masked_fill(words == PADDING, NO_TARGET)
 
 
-class Model(nn.Module):
-    """An embedding, a recurrent layer over packed sequences, and logits after every word.
+class Reader(nn.Module):
+    """A recurrent layer over packed sequences, `cut` words at a time (0: all at once).
 
-    The sequence is read `cut` words at a time (0: all at once). The state goes on from one piece to
-    the next, the gradient does not: truncated back-propagation through time (Williams and Peng, 1990).
+    The state goes on from one piece to the next, the gradient does not: truncated back-propagation
+    through time (Williams and Peng, 1990). The pieces are inside of one module: ranks differ in how many
+    they have, and fully_shard gathers the weights at each call of a module it wraps.
     """
 
-    def __init__(
-        self, kind: type[nn.LSTM] | type[nn.GRU], *, classes: int, cut: int, width: int = 64
-    ) -> None:
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], *, width: int, cut: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(_WORDS + 1, width, padding_idx=PADDING)
         self.recurrent = kind(width, width, batch_first=True)
-        self.head = nn.Linear(width, classes)
         self._cut = cut
 
-    def forward(self, words: Tensor) -> Tensor:
-        """Map words, shape (n, length), to logits, shape (n, length, classes).
+    def forward(self, embedded: Tensor, lengths: Tensor) -> Tensor:
+        """Map embedded words, shape (n, length, width), to states of that shape, 0 after the end.
 
-        What stands for the padding depends on nothing and means nothing.
+        `lengths`, shape (n,), descend.
         """
-        lengths = (words != PADDING).sum(dim=1)
-        order = lengths.argsort(descending=True, stable=True)  # those that go on come first
-        lengths, embedded = lengths[order].cpu(), self.embedding(words[order])
-        cut = self._cut or words.shape[1]
+        lengths, longest = lengths.cpu(), int(lengths[0])
+        cut = self._cut or longest
         state: tuple[Tensor, ...] | None = None
         pieces = []
-        for start in range(0, int(lengths[0]), cut):
+        for start in range(0, longest, cut):
             left = (lengths - start).clamp(max=cut)
-            going = int((left > 0).sum())
-            piece = embedded[:going, start : start + cut]
+            going = int((left > 0).sum())  # sequences that go on: the first ones
+            piece = embedded[:going, start : min(start + cut, longest)]
             outputs, state = self._read(piece, left[:going], state)
-            pieces.append(F.pad(outputs, [0, 0, 0, 0, 0, len(words) - going]))
-        states = torch.cat(pieces, dim=1)[order.argsort()]
-        padding = words.shape[1] - states.shape[1]  # a whole data set's sequences may be longer
-        logits: Tensor = self.head(F.pad(states, [0, 0, 0, padding]))
-        return logits
+            pieces.append(F.pad(outputs, [0, 0, 0, 0, 0, len(embedded) - going]))
+        return F.pad(torch.cat(pieces, dim=1), [0, 0, 0, embedded.shape[1] - longest])
 
     def _read(
         self, piece: Tensor, lengths: Tensor, state: tuple[Tensor, ...] | None
@@ -113,6 +105,29 @@ class Model(nn.Module):
         padded, _ = pad_packed_sequence(outputs, batch_first=True, total_length=piece.shape[1])
         parts = after if isinstance(after, tuple) else (after,)
         return padded, tuple(part.detach() for part in parts)
+
+
+class Model(nn.Module):
+    """An embedding, a recurrent layer, and logits after every word."""
+
+    def __init__(
+        self, kind: type[nn.LSTM] | type[nn.GRU], *, classes: int, cut: int, width: int = 64
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_WORDS + 1, width, padding_idx=PADDING)
+        self.reader = Reader(kind, width=width, cut=cut)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Map words, shape (n, length), to logits, shape (n, length, classes).
+
+        What stands for the padding means nothing.
+        """
+        lengths = (words != PADDING).sum(dim=1)
+        order = lengths.argsort(descending=True, stable=True)
+        states = self.reader(self.embedding(words[order]), lengths[order])
+        logits: Tensor = self.head(states[order.argsort()])
+        return logits
 
 
 class Task:

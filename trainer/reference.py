@@ -1,4 +1,4 @@
-"""The README's tables, made from what the code reads: settings, modes, exit codes.
+"""The README's tables, made from what the code reads: settings, modes, tasks, exit codes.
 
 python -m trainer.reference README.md      # rewrite what stands between the markers
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_camel
 
+from trainer.catalogue import catalogue
 from trainer.environment import variable
 from trainer.exits import MEANINGS, Exit
 from trainer.modes import MODES
@@ -33,15 +34,32 @@ def modes() -> str:
     return _table(("mode", "what it does", "axes of the mesh"), rows)
 
 
+def tasks() -> str:
+    """Return the table of the built-in tasks."""
+    rows = (
+        (
+            f"`{name}`",
+            entry.summary,
+            ", ".join(f"`{variable(key)}={value}`" for key, value in entry.defaults.items()),
+            entry.measured,
+        )
+        for name, entry in catalogue().items()
+    )
+    return _table(("task", "what it learns", "its own defaults", "two CPU cores"), rows)
+
+
 def exits() -> str:
     """Return the table of exit codes."""
     rows = ((str(int(code)), MEANINGS[code].text, MEANINGS[code].action) for code in Exit)
     return _table(("code", "meaning", "what a launcher is told to do"), rows)
 
 
+_TABLES = {"settings": settings, "modes": modes, "tasks": tasks, "exits": exits}
+
+
 def rewrite(text: str) -> str:
     """Return a document with every table between its markers made anew."""
-    for name, table in (("settings", settings), ("modes", modes), ("exits", exits)):
+    for name, table in _TABLES.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         head, _, rest = text.partition(begin)
         text = head + begin + table() + end + rest.partition(end)[2]

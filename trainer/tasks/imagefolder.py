@@ -7,7 +7,9 @@ Reads TRAINER_DATA/train/CLASS/* and, to evaluate, TRAINER_DATA/val/CLASS/*: JPE
 
 from pathlib import Path
 
-from PIL import Image
+import numpy as np
+import torch
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from trainer.augment import Augmentation
@@ -86,12 +88,10 @@ def _classes(settings: Settings, part: str) -> list[str]:
 
 
 def _decode(path: Path, side: int) -> Tensor:
-    from torchvision.transforms.v2 import functional as v2  # noqa: PLC0415  # slow to import
-
+    """Return the square in the middle of an image. By Pillow: every worker would import torchvision."""
     try:
         with Image.open(path) as image:
-            pixels = v2.pil_to_tensor(image.convert("RGB"))
+            square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
     except (OSError, SyntaxError) as error:  # what Pillow raises for what is no image
         raise Fault(Exit.DATA, f"{path}: cannot be decoded: {error}") from error
-    square: Tensor = v2.center_crop(v2.resize(pixels, [side], antialias=True), [side, side])
-    return square
+    return torch.from_numpy(np.array(square)).permute(2, 0, 1)

@@ -14,6 +14,8 @@ from PIL import Image
 from tests.ranks import run_ranks
 from trainer import tasks
 from trainer.exits import Exit, Fault
+from trainer.loader import Loader
+from trainer.order import Samples
 from trainer.settings import Settings
 from trainer.tasks import _networks, digits
 
@@ -223,12 +225,13 @@ def test_imagefolder_trains_with_workers_and_resumes_exactly(tmp_path: Path) -> 
     assert losses[0] == losses[1]  # position counts what was trained on, not what was read ahead
 
 
-def test_an_image_that_cannot_be_decoded_is_65_and_named(tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     (photos(tmp_path) / "train/digit-1/000.png").write_bytes(b"no image")
     training = tasks.load(Settings(task="imagefolder", data=tmp_path)).data(train=True)
-    with pytest.raises(Fault, match="digit-1/000.png: cannot be decoded") as caught:
-        training[12]
-    assert caught.value.code == Exit.DATA
+    shares = iter([Samples(torch.tensor([11, 12]), torch.ones(2))])
+    ((bad,),) = [batch.bad for batch in Loader(training, device=torch.device("cpu"))(shares)]
+    assert bad.weight == 1
+    assert "digit-1/000.png" in str(bad)
 
 
 def test_folders_that_do_not_fit_are_65(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Folder:
     """
 
     def __init__(self, root: Path, classes: list[str], size: int) -> None:
-        self._files = [
+        self.samples = [
             (path, label)
             for label, name in enumerate(classes)
             for path in sorted((root / name).rglob("*"))
@@ -43,11 +43,14 @@ class Folder:
         self._augmentation = Augmentation(size, _MEAN, _STD, flip=True)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return an image, shape (3, side, side), uint8, and its class. Raises Fault(65)."""
-        path, label = self._files[index]
+        """Return an image, shape (3, side, side), uint8, and its class.
+
+        What Pillow raises for a damaged file is told by the loader, with the path in `samples`.
+        """
+        path, label = self.samples[index]
         return _decode(path, self._side), label
 
     def transform(self, images: Tensor, keys: Tensor | None) -> Tensor:
@@ -89,9 +92,6 @@ def _classes(settings: Settings, part: str) -> list[str]:
 
 def _decode(path: Path, side: int) -> Tensor:
     """Return the square in the middle of an image. By Pillow: every worker would import torchvision."""
-    try:
-        with Image.open(path) as image:
-            square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError) as error:  # what Pillow raises for what is no image
-        raise Fault(Exit.DATA, f"{path}: cannot be decoded: {error}") from error
+    with Image.open(path) as image:
+        square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(square)).permute(2, 0, 1)

@@ -77,7 +77,7 @@ class Rendezvous(RendezvousHandler):
         if not (self._is_the_place(deadline) if contract.elastic else contract.node_rank == 0):
             return
         try:
-            listener = _listen(contract.port)
+            listener = _listen(contract.address, contract.port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -134,7 +134,10 @@ class Rendezvous(RendezvousHandler):
         return True
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(address: str, port: int) -> socket.socket:
+    """Listen at `port`: of every interface, unless all nodes come from this machine."""
+    if address == "127.0.0.1":
+        return socket.create_server((address, port))
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)

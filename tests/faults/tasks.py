@@ -1,16 +1,19 @@
 """Tasks with a fault in them; what goes wrong and when is in variables of the environment."""
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
+from trainer.checkpoint import saver
 from trainer.data import Tensors
 from trainer.order import Order
 from trainer.settings import Settings
@@ -127,3 +130,34 @@ class Pictures:
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs.argmax(dim=1) == targets).float()
+
+
+class Disturbed(synthetic.Task):
+    """Rank 0 has its agent told to stop, twice, in the middle of what MOMENT names.
+
+    That is a step, an evaluation or a checkpoint; without MOMENT nothing happens.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._left = 7  # calls until then
+        if os.environ.get("MOMENT") == "checkpoint":
+            self._left = 1
+            write = saver.write
+
+            def written(*arguments: Any, **named: Any) -> int:
+                self._disturb("checkpoint")
+                return write(*arguments, **named)
+
+            saver.write = written  # type: ignore[assignment]
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self._disturb("step" if torch.is_grad_enabled() else "evaluation")
+        return super().loss(outputs, targets)
+
+    def _disturb(self, moment: str) -> None:
+        if moment == os.environ.get("MOMENT") and os.environ["RANK"] == "0":
+            self._left -= 1
+            for _ in range(2 * (self._left == 0)):
+                os.kill(int(os.environ["MUSTER_AGENT"]), signal.SIGTERM)
+                time.sleep(0.2)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from k8s import check, explain, jobfile, launchers, manifests, options, output, plan, report, spec
+from k8s import check, explain, jobfile, launchers, manifests, options, output, plan, spec
 from k8s.output import Planned
 from trainer.exits import Exit, Fault
 
@@ -88,11 +88,10 @@ def _files(planned: list[Planned], asked: argparse.Namespace) -> list[tuple[str,
 def _show(planned: list[Planned], asked: argparse.Namespace) -> int:
     if asked.check:
         print(f"{planned[0][0].name}: ok for {', '.join(p.launcher for p, _, _ in planned)}")
-    elif asked.plan and asked.json:
-        print(report.as_json(planned))
     elif asked.plan:
-        for one in planned:
-            report.show(*one)
+        from k8s import report  # noqa: PLC0415  # its estimate takes time to load
+
+        report.tell(planned, as_json=asked.json)
     elif asked.diff:
         return _diff(planned, asked.diff)
     elif asked.output:

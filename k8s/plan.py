@@ -45,11 +45,13 @@ class Plan:
     min_nodes: int
     elastic: bool
     procs: int
+    settings: Settings
     sizing: Sizing
     master: str
     port: int
     longest_host: str
     gpu: int
+    gpu_memory: int | None
     rdma: bool
     requests: dict[str, str]
     limits: dict[str, str]
@@ -132,11 +134,13 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         min_nodes=spec.least_nodes,
         elastic=not isinstance(spec.nodes, int),
         procs=procs,
+        settings=settings,
         sizing=sizing,
         master=launcher.master(spec.name),
         port=DEFAULT_PORT,
         longest_host=_longest_host(spec, launcher, beside),
         gpu=spec.resources.gpu,
+        gpu_memory=quantity.size(spec.resources.gpu_memory) if spec.resources.gpu_memory else None,
         rdma=bool(spec.resources.rdma),
         requests=requests,
         limits=limits,

@@ -10,7 +10,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from k8s import quantity
+from k8s import estimate, quantity
 from k8s.launchers import Launcher, RunsIn
 from k8s.manifests import Rendered
 from k8s.plan import Plan
@@ -18,6 +18,8 @@ from k8s.plan import Plan
 
 def rows(plan: Plan, launcher: Launcher, rendered: Rendered) -> list[tuple[str, str]]:
     """Return the plan as pairs of a label and words."""
+    held = estimate.of(plan)
+    words = estimate.in_words(held)
     mesh = " x ".join(f"{axis} {n}" for axis, n in plan.sizing.mesh.items() if n > 1)
     found = [
         ("launcher", f"{launcher.name}: {launcher.summary}"),
@@ -38,11 +40,17 @@ def rows(plan: Plan, launcher: Launcher, rendered: Rendered) -> list[tuple[str, 
         ("run folder", plan.out if launcher.runs_in is not RunsIn.PROCESS else plan.host_out),
         ("to stop", f"{plan.grace} s, of which {plan.shutdown} s for the ranks to save"),
         ("restarts", launcher.restarts(plan)),
+        ("rank's memory", f"about {words}" if isinstance(held, estimate.Estimate) else words),
         ("deadline", f"{plan.deadline} s" if plan.deadline and rendered.objects else "none"),
         ("GPU hours", _gpu_hours_in_words(plan) if rendered.objects else ""),
         *(("warning", warning) for warning in plan.warnings),
+        ("warning", "more memory than the device has" if _too_much(held) else ""),
     ]
     return [(name, words) for name, words in found if words]
+
+
+def _too_much(held: estimate.Estimate | str) -> bool:
+    return isinstance(held, estimate.Estimate) and held.too_much
 
 
 def _batch(plan: Plan) -> str:
@@ -104,7 +112,16 @@ def show(plan: Plan, launcher: Launcher, rendered: Rendered) -> None:
     Console().print(table)
 
 
-def as_json(plans: list[tuple[Plan, Launcher, Rendered]]) -> str:
+def tell(planned: list[tuple[Plan, Launcher, Rendered]], *, as_json: bool) -> None:
+    """Print plans for people, or for programs."""
+    if as_json:
+        print(json_of(planned))
+        return
+    for one in planned:
+        show(*one)
+
+
+def json_of(plans: list[tuple[Plan, Launcher, Rendered]]) -> str:
     """Return the plans as a JSON list, one item per launcher."""
     return json.dumps(
         [
@@ -113,6 +130,8 @@ def as_json(plans: list[tuple[Plan, Launcher, Rendered]]) -> str:
                 "pod_patch": plan.pod_patch.model_dump(by_alias=True),
                 "objects": [f"{o['kind']}/{o['metadata']['name']}" for o in rendered.objects],
                 "totals": totals(plan),
+                "settings": plan.settings.model_dump(mode="json", by_alias=True),
+                "estimate": estimate.as_json(estimate.of(plan)),
                 "gpu_hours": gpu_hours(plan),
                 "restarts": launcher.restarts(plan),
             }

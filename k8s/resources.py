@@ -27,6 +27,10 @@ class Resources(Model):
         "nvidia.com/gpu",
         description="what the cluster calls them, e.g. amd.com/gpu, nvidia.com/mig-1g.10gb",
     )
+    gpu_memory: Size | None = Field(
+        None,
+        description="what one accelerator has, to compare the estimate of --plan with, e.g. 80Gi",
+    )
     cpu: Cores | None = Field(None, description="cores per node, e.g. 8 or 500m")
     memory: Size | None = Field(None, description="memory per node, /dev/shm included, e.g. 64Gi")
     shm: Size | None = Field(

@@ -167,7 +167,7 @@ def test_kubeflow_models_accept_the_pytorchjob(values: dict[str, Any]) -> None:
     """They drop a field they do not know, so what comes back must be what went in."""
     training = importlib.import_module("kubeflow.training")
     client = importlib.import_module("kubernetes.client")
-    one = render(values, "pytorchjob").objects[0]
+    one = only(render(values, "pytorchjob"), "PyTorchJob")
     api = training.ApiClient()
 
     class Response:

@@ -1,0 +1,69 @@
+"""What the ranks of a job will hold, against what their devices have; free of torch.
+
+render.py k8s/jobs/digits-gpu.yaml --set resources.gpuMemory=80Gi --plan
+"""
+
+from dataclasses import asdict, dataclass
+
+from k8s import quantity
+from k8s.plan import Plan
+from trainer import costs, memory
+
+# Modes whose ranks hold what the arithmetic knows; in the others it depends on how the model is cut.
+_KNOWN = ("single", "ddp", "ddp-zero1", "fsdp", "hsdp")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes of the worst rank by what they are for, and of its device; None where that is not said."""
+
+    parts: dict[str, int]
+    total: int
+    device: int | None
+
+    @property
+    def too_much(self) -> bool:
+        return self.device is not None and self.total > self.device
+
+
+def of(plan: Plan) -> Estimate | str:
+    """Return the estimate, or why there is none."""
+    pieces = costs.pieces_of(plan.settings.task)
+    if pieces is None:
+        return "not known for a task of your own; try python -m trainer.dry_run"
+    if plan.sizing.mode not in _KNOWN:
+        return f"not known for mode {plan.sizing.mode}; try python -m trainer.dry_run"
+    need = memory.estimate(pieces, plan.sizing, plan.settings)
+    parts = {name: size for name, size in asdict(need).items() if name != "sent"}
+    return Estimate(parts, need.total, _device(plan))
+
+
+def _device(plan: Plan) -> int | None:
+    """Return what one rank's device has: of a GPU as said, of a CPU its share beside /dev/shm."""
+    if plan.gpu:
+        return plan.gpu_memory
+    if "memory" not in plan.limits:
+        return None
+    return (quantity.size(plan.limits["memory"]) - plan.shm_bytes) // plan.procs
+
+
+def in_words(estimate: Estimate | str) -> str:
+    """Return an estimate for people."""
+    if isinstance(estimate, str):
+        return estimate
+    parts = ", ".join(f"{name} {_mebi(size)}" for name, size in estimate.parts.items())
+    of_device = f" of {_mebi(estimate.device)}" if estimate.device else ""
+    return f"{_mebi(estimate.total)}{of_device}: {parts}"
+
+
+def as_json(estimate: Estimate | str) -> object:
+    """Return an estimate for programs: null where there is none."""
+    return None if isinstance(estimate, str) else asdict(estimate)
+
+
+def _mebi(count: int) -> str:
+    """Return bytes in the binary unit that keeps them short."""
+    for suffix, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:,.1f} {suffix}"
+    return f"{count} B"

@@ -14,11 +14,12 @@ from k8s.launchers import Launcher, RunsIn
 from k8s.names import LONGEST
 from k8s.scheduling import Scheduled, schedule
 from k8s.spec import DATA, JobSpec
+from trainer.choice import settle
 from trainer.contract import DEFAULT_PORT
 from trainer.environment import environment_of, variable
 from trainer.exits import Exit, Fault
 from trainer.settings import Settings
-from trainer.sizing import Sizing, size
+from trainer.sizing import Sizing
 
 # Of the grace period, what the entrypoint keeps for itself: to hear the signal, to end its ranks'
 # processes, to close the rendezvous.
@@ -192,12 +193,12 @@ def _size(spec: JobSpec, settings: Settings, procs: int) -> Sizing:
     """Return the sizing with the most nodes. Raises Fault(64) if any number of them does not fit."""
     for nodes in range(spec.least_nodes, spec.most_nodes):
         try:
-            size(settings, nodes * procs, label=label, uneven=True)
+            settle(settings, nodes * procs, label=label, uneven=True)
         except Fault as fault:
             among = f"{spec.least_nodes} to {spec.most_nodes}"
             raise Fault(fault.code, f"{fault} (with {nodes} of nodes' {among})") from None
     uneven = spec.least_nodes != spec.most_nodes
-    return size(settings, spec.most_nodes * procs, label=label, uneven=uneven)
+    return settle(settings, spec.most_nodes * procs, label=label, uneven=uneven)
 
 
 def _shutdown(grace: int) -> int:

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer import strategies, tasks
+from trainer.choice import settle
 from trainer.data import Batch, tokens_of
 from trainer.environment import variable
 from trainer.exits import Exit
@@ -31,7 +32,7 @@ from trainer.order import Order, training_shares
 from trainer.precision import dtype_of
 from trainer.runtime import Runtime, place, say
 from trainer.settings import Settings
-from trainer.sizing import Sizing, size
+from trainer.sizing import Sizing
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def run(settings: Settings, world_size: int) -> Exit:
 
     Raises Fault as the real run would.
     """
-    sizing = size(settings, world_size, label=variable)
+    sizing = settle(settings, world_size, label=variable)
     stage = world_size // sizing.mesh["pp"]
     for rank in range(0, world_size, stage):
         with _world(sizing, rank) as runtime:

@@ -21,11 +21,11 @@ from math import ceil
 from pathlib import Path
 from types import FrameType
 
+from trainer.choice import settle
 from trainer.contract import Contract, resolve, table
 from trainer.environment import from_environment, variable
 from trainer.exits import Action, Exit, Fault, codes_for
 from trainer.settings import Settings
-from trainer.sizing import size
 
 _HELP = """usage: python -m trainer.launch
 
@@ -57,7 +57,7 @@ def _launch(settings: Settings, retry_offset: int) -> int:
     contract = resolve(os.environ, devices=_count_devices)
     for nodes in range(contract.min_nodes, contract.max_nodes + 1):  # not refused by every rank
         uneven = contract.min_nodes != contract.max_nodes
-        size(settings, nodes * contract.ranks_per_node, label=variable, uneven=uneven)
+        settle(settings, nodes * contract.ranks_per_node, label=variable, uneven=uneven)
     if not contract.port:
         contract = replace(contract, port=_free_port())
     say("this node's place\n" + table(contract))

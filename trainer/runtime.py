@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from trainer.choice import settle
 from trainer.contract import is_elastic
 from trainer.environment import variable
 from trainer.exits import Exit, Fault
 from trainer.modes import AXES
 from trainer.settings import Settings
-from trainer.sizing import Sizing, data_rank, size
+from trainer.sizing import Sizing, data_rank
 
 _T = TypeVar("_T")
 
@@ -87,8 +88,10 @@ def join(settings: Settings) -> Iterator[Runtime]:
     rank = int(os.environ["RANK"]) if agent else 0
     local_rank = int(os.environ["LOCAL_RANK"]) if agent else 0
     uneven = agent and is_elastic(os.environ)
-    sizing = size(settings, world_size, label=variable, uneven=uneven)
     device = _device(local_rank)
+    sizing = settle(
+        settings, world_size, label=variable, uneven=uneven, device_bytes=_memory_of(device)
+    )
     if world_size == 1:
         yield Runtime(rank, local_rank, device, "none", sizing, None, None, 0)
         return
@@ -139,6 +142,11 @@ def _device(local_rank: int) -> torch.device:
         )
     torch.accelerator.set_device_index(local_rank)
     return torch.device(accelerator.type, local_rank)
+
+
+def _memory_of(device: torch.device) -> int | None:
+    """Return the bytes of an accelerator; None for the host, whose memory the ranks share."""
+    return None if device.type == "cpu" else torch.accelerator.get_memory_info(device)[1]
 
 
 def total(values: list[float], runtime: Runtime) -> list[float]:

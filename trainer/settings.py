@@ -177,7 +177,9 @@ class Settings(BaseModel):
         None, ge=1, description="ranks to build without training, to see what each would need"
     )
     device_memory: float | None = Field(
-        None, gt=0, description="GiB of a device, which a dry run compares with"
+        None,
+        gt=0,
+        description="GiB of a device, for auto and the dry run (default: what a GPU says)",
     )
     ledger: bool = Field(
         False, description="write down the samples of every step; python -m trainer.ledger checks"

@@ -11,6 +11,7 @@ from tests.conftest import ROOT, clean_environment
 
 # What the renderer may take from the trainer: the parts that import no torch.
 SHARED = {
+    "choice",
     "balance",
     "catalogue",
     "contract",
@@ -45,6 +46,7 @@ TRAINER_ORDER = {
     "coordinator": 45,
     "member": 45,
     "memory": 45,
+    "choice": 47,
     "runtime": 50,
     "rendezvous": 55,
     "precision": 60,

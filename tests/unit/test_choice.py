@@ -1,0 +1,50 @@
+"""The mode that `auto` chooses, by the memory of a device."""
+
+import pytest
+
+from trainer.choice import settle
+from trainer.environment import parse, variable
+from trainer.sizing import Sizing
+
+
+def chosen(gib: float | None, world_size: int = 8, **settings: str) -> Sizing:
+    memory = {} if gib is None else {"device_memory": str(gib)}
+    common = {"task": "charlm-gpt", "optimizer": "adamw", "global_batch": "8"}
+    return settle(parse(common | memory | settings, label=variable), world_size, label=variable)
+
+
+# A replica holds 7.2 MiB and 1.5 MiB of activations and buffers, AdamW's state is half of it.
+@pytest.mark.parametrize(
+    ("mebibytes", "mode"), [(81920, "ddp"), (12, "ddp"), (9, "ddp-zero1"), (5, "fsdp"), (1, "fsdp")]
+)
+def test_auto_takes_the_simplest_mode_that_fits(mebibytes: int, mode: str) -> None:
+    sizing = chosen(mebibytes / 1024)
+    assert sizing.mode == mode
+    assert f"{mode} needs" in sizing.reason
+    assert ("not even that fits" in sizing.reason) == (mebibytes == 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "world_size", "mode"),
+    [
+        ({"device_memory": ""}, 8, "ddp"),  # not known
+        ({"task": "my.module:Task"}, 8, "ddp"),
+        ({"mode": "ddp"}, 8, "ddp"),
+        ({"mesh": "dp_shard=8"}, 8, "fsdp"),
+        ({}, 1, "single"),
+    ],
+)
+def test_auto_chooses_only_where_it_may_and_can(
+    settings: dict[str, str], world_size: int, mode: str
+) -> None:
+    memory = None if "device_memory" in settings else 1 / 1024
+    settings.pop("device_memory", None)
+    sizing = chosen(memory, world_size, **settings)
+    assert sizing.mode == mode
+    assert "needs" not in sizing.reason
+
+
+def test_a_real_device_counts_where_nothing_is_said() -> None:
+    settings = parse({"task": "charlm-gpt", "optimizer": "adamw"}, label=variable)
+    assert settle(settings, 8, label=variable, device_bytes=80 * 2**30).mode == "ddp"
+    assert settle(settings, 8, label=variable, device_bytes=2**20).mode == "fsdp"

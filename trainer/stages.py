@@ -167,6 +167,12 @@ class Stage(nn.Module):
         return x.to(self._dtype or x.dtype).contiguous()
 
 
+def put(module: nn.Module, device: torch.device) -> None:
+    """Move a module, unless it is there: the fake tensors of a dry run cannot be moved."""
+    if any(tensor.device != device for tensor in (*module.parameters(), *module.buffers())):
+        module.to(device)
+
+
 def keep_only(model: nn.Module, pieces: Sequence[Piece], *, of: Sequence[Piece]) -> None:
     """Put an empty module in the place of each of the model's pieces `of` that is not in `pieces`.
 

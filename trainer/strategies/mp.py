@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trainer import optim
 from trainer.data import Batch
 from trainer.precision import autocast
-from trainer.stages import Stage, cut
+from trainer.stages import Stage, cut, put
 from trainer.strategies import Context, Strategy, clip, weighted_loss
 
 
@@ -33,9 +33,11 @@ def build(model: nn.Module, context: Context) -> Strategy:
             model,
             plan.of(number),
             precision=partial(autocast, context.settings, context.runtime.device),
-        ).to(place)
-        for number, place in enumerate(places)
+        )
+        for number in range(count)
     ]
+    for stage, place in zip(stages, places, strict=True):
+        put(stage, place)
     parameters = list(model.parameters())
 
     def forward(inputs: Tensor) -> Tensor:

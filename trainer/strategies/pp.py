@@ -25,7 +25,7 @@ from trainer import optim
 from trainer.data import Batch
 from trainer.precision import autocast
 from trainer.schedules import SCHEDULES, holder, stages_of
-from trainer.stages import Cut, Stage, cut, keep_only
+from trainer.stages import Cut, Stage, cut, keep_only, put
 from trainer.strategies import Context, Strategy, clip, fsdp, local, single, tp, weighted_loss
 
 
@@ -39,7 +39,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
         settings.pipeline_schedule, mesh.get_local_rank("pp"), mesh["pp"].size(), len(plan.stages)
     )
     keep_only(model, [piece for stage in held for piece in plan.of(stage)], of=plan.pieces)
-    model.to(runtime.device)
+    put(model, runtime.device)
     if runtime.sizing.mesh["tp"] > 1:
         tp.parallelize(model, mesh["tp"], settings)
         context = replace(context, loss=tp.whole_loss(context.loss))
@@ -58,8 +58,9 @@ def build(model: nn.Module, context: Context) -> Strategy:
     losses: list[Tensor] = []
     scale = 1.0
 
-    def loss_of(outputs: Tensor, number: Tensor) -> Tensor:
-        loss = weighted_loss(outputs, now[int(number)], context)
+    def loss_of(outputs: Tensor, _: Tensor) -> Tensor:
+        # Schedules take the losses in the micro-batches' order; torch's own rely on it too.
+        loss = weighted_loss(outputs, now[len(losses)], context)
         losses.append(loss.detach())
         return loss * scale
 
@@ -74,11 +75,11 @@ def build(model: nn.Module, context: Context) -> Strategy:
         losses.clear()
         if not sharded:
             _share_buffers(model, mesh)
-        # The schedule cuts what it is given into as many parts again; targets travel by their number.
+        # The schedule cuts what it is given into as many parts again.
         inputs = (torch.cat([batch.inputs for batch in micro_batches]),) if first else ()
-        numbers = torch.arange(accumulation) if last else None
+        targets = torch.cat([batch.targets for batch in micro_batches]) if last else None
         with tp.computing(settings):
-            schedule.step(*inputs, target=numbers, return_outputs=False)
+            schedule.step(*inputs, target=targets, return_outputs=False)
         tp.complete(parameters)
         if not sharded:
             _add_up(parameters, mesh)

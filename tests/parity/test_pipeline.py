@@ -1,12 +1,16 @@
 """Models cut into stages against one process: every schedule, alone and with data parallelism."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.parity.test_parity import curve, weights, worst
-from tests.ranks import run_ranks
+from tests.parity.test_parity import curve, worst
+from tests.pool import Case, carry_out, lend
+from tests.ranks import run_ranks, weights
 
 pytestmark = pytest.mark.slow
 
@@ -146,3 +150,38 @@ def test_what_cannot_be_cut_is_refused_with_64(
     ranks: int, settings: dict[str, str], tmp_path: Path
 ) -> None:
     run_ranks(ranks, tmp_path, code=64, mode="pp", **settings)
+
+
+def _die_in_the_third_step() -> None:
+    from trainer.stages import Stage
+
+    original, calls = Stage.forward, []
+
+    def forward(self: Stage, x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if os.environ["RANK"] == "1" and len(calls) == 20:  # of 8 micro-batches a step
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, x)
+
+    Stage.forward = forward  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mesh": "pp=2", "pipeline_schedule": "1f1b"},
+        {"mesh": "pp=2", "pipeline_schedule": "zbv"},
+        {"mesh": "pp=2,dp_shard=2", "pipeline_schedule": "1f1b"},
+    ],
+    ids=str,
+)
+def test_who_loses_a_peer_in_the_middle_of_a_schedule_says_so(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    variables = {f"TRAINER_{name.upper()}": value for name, value in settings.items()}
+    variables |= {"TRAINER_MODE": "pp", "TRAINER_OUT": str(tmp_path), "TRAINER_LOG": "json"}
+    with lend(4 if "," in settings["mesh"] else 2, fresh=True) as ranks:
+        endings = carry_out(Case(variables, _die_in_the_third_step), ranks, timeout=60)
+    codes = [ending.code for ending in endings]
+    assert codes[1] == -signal.SIGKILL
+    assert set(codes[:1] + codes[2:]) == {69}, [ending.words for ending in endings]

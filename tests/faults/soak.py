@@ -190,9 +190,9 @@ def stop_for(soak: Soak, host: Host, seconds: float, *, ranks: bool) -> None:
 
 def disturb(soak: Soak, seconds: float, *, links: bool) -> None:
     """Inject one fault after the other; each time see the job make steps again."""
-    end = time.monotonic() + seconds
     possible = [fault for fault in FAULTS if links or fault not in NEED_LINKS]
-    soak.wait_for_steps(5)
+    soak.wait_for_steps(INTERVAL + 5)  # its start is no part of the seconds
+    end = time.monotonic() + seconds
     while time.monotonic() < end and not soak.finished:
         fault = soak.dice.choice(possible)
         host = soak.dice.choice([h for h in soak.job.hosts if h.number in soak.running])

@@ -37,6 +37,11 @@ MODES: dict[str, Mode] = {
     "dp-balanced": Mode(
         axes=(), whole=None, summary="nn.DataParallel with the loss inside the replica"
     ),
+    "hogwild": Mode(
+        axes=(),
+        whole=None,
+        summary="processes that update the same weights in shared memory, asynchronously (CPU)",
+    ),
     "ddp": Mode(
         axes=("dp_replicate",),
         whole="dp_replicate",

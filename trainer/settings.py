@@ -76,6 +76,9 @@ class Settings(BaseModel):
     sync_batchnorm: bool = Field(
         False, description="BatchNorm over the samples of all ranks instead of each rank's own"
     )
+    processes: int | None = Field(
+        None, ge=1, description="hogwild: processes (default: as many as this one may have threads)"
+    )
     local_steps: int = Field(8, ge=1, description="localsgd: steps between two averagings")
     local_state: Literal["average", "reset"] = Field(
         "average",

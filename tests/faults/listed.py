@@ -1,0 +1,41 @@
+"""A task that writes down which samples were used."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainer.data import Tensors
+from trainer.settings import Settings
+from trainer.tasks import synthetic
+
+
+class Listed(synthetic.Task):
+    """Writes which samples the loss saw into the file LISTED, after LISTED_PAUSE seconds.
+
+    With LISTED_FAILS it raises at that call.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._calls = 0
+
+    def data(self, *, train: bool) -> Tensors:
+        whole = super().data(train=train)
+        return replace(whole, targets=torch.arange(len(whole)))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            self._calls += 1
+            if str(self._calls) == os.environ.get("LISTED_FAILS"):
+                raise ValueError("enough of it")
+            time.sleep(float(os.environ.get("LISTED_PAUSE", "0")))
+            with Path(os.environ["LISTED"]).open("a") as file:
+                file.write("".join(f"{target}\n" for target in targets.tolist()))
+        return super().loss(outputs, targets % 10)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().score(outputs, targets % 10)

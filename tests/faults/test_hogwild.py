@@ -1,0 +1,86 @@
+"""Hogwild: as accurate as one process, each sample dealt once, and no process left however it ends."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+QUICK = {
+    "TRAINER_MODE": "hogwild",
+    "TRAINER_PROCESSES": "2",
+    "TRAINER_TASK": "tests.faults.listed:Listed",
+    "TRAINER_LOG_STEPS": "1",
+}
+
+
+def workers(started: Any) -> list[psutil.Process]:
+    return [p for p in started.family() if "spawn_main" in " ".join(p.cmdline())]
+
+
+def nobody_is_left(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=10)[1]
+
+
+def test_it_is_as_accurate_as_one_process(tmp_path: Path) -> None:
+    common = {"task": "digits", "epochs": "20", "eval_steps": "0"}
+    single = run_ranks(1, tmp_path / "single", mode="single", **common)
+    events = run_ranks(1, tmp_path / "hogwild", mode="hogwild", processes="2", **common)
+    assert events[-1]["accuracy"] > single[-1]["accuracy"] - 0.01
+    assert events[-1]["steps"] == single[-1]["steps"]
+
+
+def test_every_sample_is_dealt_once_also_over_a_stop(start: Any, tmp_path: Path) -> None:
+    listed = tmp_path / "listed"
+    variables = QUICK | {"LISTED": str(listed), "TRAINER_OUT": str(tmp_path / "run")}
+    variables |= {"TRAINER_EPOCHS": "1", "TRAINER_CHECKPOINT_STEPS": "0", "LISTED_PAUSE": "0.02"}
+    started = start("-m", "trainer", **variables)
+    started.wait_for('"step": 20,')
+    family = started.family()
+    started.process.send_signal(signal.SIGTERM)
+    ended = started.end(timeout=30)
+    assert ended.code == 143, ended.words
+    assert nobody_is_left(family)
+    stopped_at = ended.events[-1]["step"]
+    assert ended.events[-1]["checkpoint"]
+    assert len(listed.read_text().split()) == 32 * stopped_at
+    ended = start("-m", "trainer", **variables).end()
+    assert ended.code == 0, ended.words
+    assert [e["step"] for e in ended.events if e.get("action") == "resumed"] == [stopped_at]
+    assert sorted(map(int, listed.read_text().split())) == list(range(4096))
+
+
+@pytest.mark.parametrize("how", ["killed", "error"])
+def test_the_end_of_a_process_is_noticed_and_told(how: str, start: Any, tmp_path: Path) -> None:
+    variables = QUICK | {"LISTED": str(tmp_path / "listed"), "TRAINER_EPOCHS": "100"}
+    if how == "error":
+        variables["LISTED_FAILS"] = "10"
+    started = start("-m", "trainer", **variables)
+    started.wait_for('"step": 3,')
+    family, began = started.family(), time.monotonic()
+    if how == "killed":
+        os.kill(workers(started)[0].pid, signal.SIGKILL)
+    ended = started.end(timeout=30)
+    assert time.monotonic() - began < 15
+    assert ended.code == 70, ended.words
+    assert nobody_is_left(family)
+    message = ended.events[-1]["message"]
+    if how == "killed":
+        assert re.fullmatch(r"mode hogwild: process \d \(pid \d+\) ended by SIGKILL", message)
+        assert "Traceback" not in ended.words
+    else:
+        assert message.endswith("ValueError: enough of it")
+        assert ended.words.count("raise ValueError") == 1
+
+
+def test_loss_scaling_is_refused(tmp_path: Path) -> None:
+    events = run_ranks(1, tmp_path, code=64, mode="hogwild", precision="fp16")
+    assert "TRAINER_PRECISION='fp16': mode hogwild" in events[-1]["message"]

@@ -3,6 +3,8 @@
 The loss is weighted as in training, by tokens where samples have some; the metric counts samples.
 """
 
+import contextlib
+
 import torch
 
 from trainer.bad_samples import account
@@ -14,11 +16,19 @@ from trainer.runtime import total
 from trainer.stop import Stop
 
 
-@torch.no_grad()
 def evaluate(run: Run, stop: Stop) -> float | None:
-    """Return the metric over the test set, every sample counted once; None when stopped meanwhile."""
-    runtime = run.runtime
+    """Return the metric over the test set, every sample counted once; None when stopped meanwhile.
+
+    With TRAINER_EMA_DECAY it is that of the averaged weights.
+    """
     run.strategy.settle()
+    with run.average.in_use() if run.average else contextlib.nullcontext():
+        return _evaluate(run, stop)
+
+
+@torch.no_grad()
+def _evaluate(run: Run, stop: Stop) -> float | None:
+    runtime = run.runtime
     sums = torch.zeros(5, dtype=torch.float64)
     unread: list[Bad] = []
     run.strategy.module.eval()

@@ -44,10 +44,12 @@ class Loader:
         workers: int = 0,
         prefetch: int = 2,
         dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
     ) -> None:
         self._data = data
         self._device = device
         self._dtype = dtype
+        self._channels_last = channels_last
         if not isinstance(data, InMemory):
             self._wanted = _Wanted()
             self._workers = _workers(data, self._wanted, device, workers=workers, prefetch=prefetch)
@@ -72,7 +74,10 @@ class Loader:
         if isinstance(self._data, Transformed):
             keys = None if samples.keys is None else samples.keys.to(self._device)
             inputs = self._data.transform(inputs, keys)
-        return inputs.to(self._dtype) if inputs.is_floating_point() else inputs
+        inputs = inputs.to(self._dtype) if inputs.is_floating_point() else inputs
+        # Convolutions follow their input; weights stay as they are, since fully_shard refuses others.
+        images = self._channels_last and inputs.dim() == 4
+        return inputs.contiguous(memory_format=torch.channels_last) if images else inputs
 
     def _read(self, shares: Shares) -> Iterator[tuple[Samples, tuple[Tensor, Tensor], _Unread]]:
         if isinstance(self._data, InMemory):

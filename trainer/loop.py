@@ -5,16 +5,19 @@ python -m trainer
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
 
 import torch
+from torch import Tensor
 
 from trainer import optim, strategies, tasks
 from trainer.bad_samples import Lost
 from trainer.checkpoint.saver import Saver
+from trainer.data import Batch
 from trainer.evaluation import evaluate
 from trainer.exhaustion import out_of_memory
 from trainer.exits import Exit, Fault
@@ -25,6 +28,7 @@ from trainer.model import build as build_model
 from trainer.order import mix, training_shares
 from trainer.precision import settle_tf32
 from trainer.preflight import preflight
+from trainer.replicas import compare, is_time_to_compare
 from trainer.resume import is_due, is_time_to_save, report_saved, resume, save, saving_to
 from trainer.run import Run, example
 from trainer.runtime import Runtime, as_fault, from_all, join, peak_memory, say, total
@@ -175,18 +179,13 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
         samples = min(run.batch, order.end - run.samples)
         weight = order.weight(run.samples, samples)
         micro_batches = list(islice(batches, runtime.sizing.batches.accumulation))
-        lost = Lost(run, micro_batches)
-        loss_sum = run.strategy.step(micro_batches, weight / run.loss_scale.value)
-        weight = lost.settle(weight)
-        run.loss_scale.unscale(run.strategy.module.parameters())
-        norm = run.strategy.clip(settings.clip_norm)
-        if guard.accepts(norm):
-            run.strategy.optimizer.step()
-        run.strategy.optimizer.zero_grad()
+        loss_sum, norm, weight = _take_step(run, guard, micro_batches, weight)
         epoch = run.samples // order.length
         run.step, run.samples = run.step + 1, run.samples + samples
         ledger.done(run.step)
         last = run.step == steps
+        if is_time_to_compare(run):
+            compare(run)
         saving = is_time_to_save(run) or stop.save
         if last or saving or run.step % settings.log_steps == 0 or run.step == 1:
             now = time.monotonic()
@@ -217,6 +216,26 @@ def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
                 save(run, metric=metric)
         mark += time.monotonic() - pause
     return False
+
+
+def _take_step(
+    run: Run, guard: Guard, micro_batches: Sequence[Batch], weight: float
+) -> tuple[Tensor, Tensor, float]:
+    """Update the weights; return this rank's sum of losses, the gradient's norm and the step's weight.
+
+    The weight is less than it was when samples could not be read.
+    """
+    strategy, lost = run.strategy, Lost(run, micro_batches)
+    loss_sum = strategy.step(micro_batches, weight / run.loss_scale.value)
+    weight = lost.settle(weight)
+    run.loss_scale.unscale(strategy.module.parameters())
+    norm = strategy.clip(run.settings.clip_norm)
+    if guard.accepts(norm):
+        strategy.optimizer.step()
+        if run.average:
+            run.average.update()
+    strategy.optimizer.zero_grad()
+    return loss_sum, norm, weight
 
 
 def _mean_loss(run: Run, loss_sum: torch.Tensor, weight: float) -> float:

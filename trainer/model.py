@@ -3,6 +3,9 @@
 model = build(task, settings, runtime)
 """
 
+import os
+import shutil
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,8 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainer import tasks
 from trainer.batchnorm import synchronise
+from trainer.blocks import blocks
+from trainer.exits import Exit, Fault
 from trainer.modes import DATA_AXES, MODES
 from trainer.precision import dtype_of
+from trainer.recompute import recompute_blocks
 from trainer.runtime import Runtime
 from trainer.settings import Settings
 
@@ -23,12 +29,31 @@ def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
     """
     staged = MODES[runtime.sizing.mode].staged
     model = task.model().to(torch.device("cpu") if staged else runtime.device, dtype_of(settings))
-    if runtime.mesh is None:
-        return model
-    _broadcast(model, runtime.control if staged else None)
-    if settings.sync_batchnorm:
-        model = synchronise(model, _data_group(runtime.mesh), runtime.device)
+    if runtime.mesh is not None:
+        _broadcast(model, runtime.control if staged else None)
+        if settings.sync_batchnorm:
+            model = synchronise(model, _data_group(runtime.mesh), runtime.device)
+    if settings.activation_checkpointing:
+        recompute_blocks(model)
+    if settings.compile:
+        _compile_blocks(model)
     return model
+
+
+def _compile_blocks(model: nn.Module) -> None:
+    """Compile block by block, in place: names stay, and equal blocks are compiled once.
+
+    Raises Fault(64) on a machine without a compiler, which torch would tell at the first step.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise Fault(
+            Exit.CONFIG,
+            f"TRAINER_COMPILE=true: torch.compile needs a C++ compiler, and there is no {compiler} "
+            "on PATH; install one, or name it in CXX",
+        )
+    for block in blocks(model):
+        block.compile()
 
 
 def _broadcast(model: nn.Module, group: dist.ProcessGroup | None) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from trainer import strategies, tasks
 from trainer.checkpoint.saver import Saver
 from trainer.data import Data, tokens_of
+from trainer.ema import Average
 from trainer.loader import Loader
 from trainer.metrics import Report
 from trainer.order import Order, Samples
@@ -49,10 +50,14 @@ class Run:
     bad: set[tuple[str, int]] = field(default_factory=set)
     save_began: float = field(default_factory=time.monotonic)
     loss_scale: LossScale = field(init=False)
+    average: Average | None = None
 
     def __post_init__(self) -> None:
         self.loss_scale = LossScale(self.settings)
         self.extra |= self.strategy.extra
+        if self.settings.ema_decay:
+            self.average = Average(self.strategy.module, self.settings.ema_decay)
+            self.extra["ema"] = self.average
         if self.settings.precision == "fp16":
             self.extra["loss_scale"] = self.loss_scale
 
@@ -100,6 +105,7 @@ class Run:
             workers=self.settings.workers,
             prefetch=self.settings.prefetch,
             dtype=dtype_of(self.settings),
+            channels_last=self.settings.channels_last,
         )
 
 

@@ -57,6 +57,19 @@ class Settings(BaseModel):
         description="fp32; tf32 (GPUs from Ampere on); bf16 or fp16 autocast, the latter with loss "
         "scaling; or fp64, in which modes can be compared exactly",
     )
+    activation_checkpointing: bool = Field(
+        False, description="compute blocks anew in the backward pass, to hold less in memory"
+    )
+    compile: bool = Field(False, description="torch.compile, block by block")
+    channels_last: bool = Field(
+        False, description="images with their channels innermost, as GPUs like them"
+    )
+    ema_decay: float = Field(
+        0, ge=0, lt=1, description="evaluate a moving average of the weights, e.g. 0.999; 0: none"
+    )
+    fingerprint_steps: int = Field(
+        0, ge=0, description="steps between two comparisons of the replicas, bit by bit; 0: none"
+    )
     nonfinite_allowance: int = Field(
         5,
         ge=1,

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 )
 
 from trainer import optim
+from trainer.blocks import blocks
 from trainer.data import Batch
 from trainer.precision import half
 from trainer.settings import Settings
@@ -78,7 +79,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     if dtype := half(settings):
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy()
-    for module in (*_blocks(model), model):
+    for module in (*blocks(model), model):
         fully_shard(
             module,
             mesh=mesh,
@@ -89,12 +90,3 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     if not isinstance(model, FSDPModule):
         raise TypeError(f"fully_shard left a {type(model).__name__}")
     return model
-
-
-def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the model's children that have parameters, in place of a list of layers its members."""
-    for child in model.children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            yield from _blocks(child)
-        elif any(True for _ in child.parameters()):
-            yield child

@@ -1,0 +1,44 @@
+"""Tasks for the tests of options: a loss on sharded tensors, weights that no seed decides."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from trainer.ops import cross_entropy
+from trainer.tasks import synthetic
+
+
+class ShardedLoss(synthetic.Task):
+    """Gives our cross-entropy sharded tensors: by samples, or by the classes that it sums over."""
+
+    sharded_by = "samples"
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        mesh = init_device_mesh("cpu", (2,))
+        samples, whole = [Shard(0)], [Replicate()]
+        logits = DTensor.from_local(outputs, mesh, samples)
+        labels = DTensor.from_local(targets, mesh, samples)
+        if self.sharded_by == "classes":
+            logits, labels = logits.redistribute(mesh, [Shard(1)]), labels.redistribute(mesh, whole)
+        losses = cross_entropy(logits, labels)
+        assert isinstance(losses, DTensor)
+        return losses.redistribute(mesh, samples).to_local()
+
+
+class ShardedByClasses(ShardedLoss):
+    sharded_by = "classes"
+
+
+class PlainLoss(synthetic.Task):
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class Unseeded(synthetic.Task):
+    """Draws its initial weights from what no seed decides: each rank gets others."""
+
+    def model(self) -> nn.Module:
+        torch.seed()
+        return super().model()

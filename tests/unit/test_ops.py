@@ -1,0 +1,55 @@
+"""Our own operators: against torch's, through autograd, torch.compile and DTensor."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.ops import cross_entropy
+
+
+def example(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(*shape, 7, generator=generator, dtype=torch.float64)
+    targets = torch.randint(7, shape, generator=generator)
+    return logits.to(dtype).requires_grad_(), targets
+
+
+def reference(logits: Tensor, targets: Tensor) -> Tensor:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="none").view(
+        targets.shape
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(5,), (3, 4)])
+def test_it_is_torchs_cross_entropy(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    logits, targets = example(dtype, *shape)
+    losses, expected = cross_entropy(logits, targets), reference(logits, targets)
+    torch.testing.assert_close(losses, expected)
+    weights = torch.rand(shape, dtype=losses.dtype)
+    (gradient,) = torch.autograd.grad((losses * weights).sum(), logits)
+    (other,) = torch.autograd.grad((expected * weights).sum(), logits)
+    torch.testing.assert_close(gradient, other)
+
+
+def test_its_registrations_hold_what_they_promise() -> None:
+    operator = torch.ops.muster.cross_entropy.default
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.library.opcheck(operator, example(dtype, 3, 4))
+    logits, targets = example(torch.float64, 3, 4)
+    assert torch.autograd.gradcheck(lambda x: cross_entropy(x, targets), (logits,))
+
+
+def test_it_keeps_the_logits_alone() -> None:
+    logits, targets = example(torch.float32, 64)
+    kept: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        cross_entropy(logits, targets)
+    assert {tensor.data_ptr() for tensor in kept} == {logits.data_ptr(), targets.data_ptr()}

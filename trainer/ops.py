@@ -1,0 +1,85 @@
+"""Operators of our own, with all that torch needs to compile, differentiate and shard them.
+
+`cross_entropy` keeps the logits alone for its backward pass, where torch's keeps as many
+log-probabilities beside them: with a large vocabulary the largest tensor of a model, once less.
+
+    from trainer.ops import cross_entropy
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor.placement_types import Placement
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each target in nats, of the shape of `targets`, in float32 or float64.
+
+    `logits` has one dimension more, the classes, as its last; `targets` are class numbers.
+    """
+    losses: Tensor = _cross_entropy(logits, targets)
+    return losses
+
+
+@torch.library.custom_op("muster::cross_entropy", mutates_args=())
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    exact = _widened(logits)
+    return exact.logsumexp(-1) - exact.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+@_cross_entropy.register_fake
+def _(logits: Tensor, targets: Tensor) -> Tensor:
+    return logits.new_empty(targets.shape, dtype=_wide(logits))
+
+
+@torch.library.custom_op("muster::cross_entropy_backward", mutates_args=())
+def _cross_entropy_backward(gradient: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    slope = _widened(logits).softmax(-1)
+    here = targets.unsqueeze(-1)
+    slope.scatter_add_(-1, here, slope.new_full((), -1).expand(here.shape))
+    return slope.mul_(gradient.unsqueeze(-1)).to(logits.dtype)
+
+
+@_cross_entropy_backward.register_fake
+def _(gradient: Tensor, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    logits, targets = ctx.saved_tensors
+    return _cross_entropy_backward(gradient, logits, targets), None
+
+
+_cross_entropy.register_autograd(_backward, setup_context=_keep)
+
+
+def _wide(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+def _widened(logits: Tensor) -> Tensor:
+    return logits.to(_wide(logits))
+
+
+_Sharding = tuple[list[Placement], list[Placement]]  # of the outputs, of the inputs
+
+
+def _shardings(targets: Any, *, inputs: int) -> list[_Sharding]:
+    """Return what DTensor may shard: any dimension but the classes, which are summed over."""
+    places = [Replicate(), *(Shard(dimension) for dimension in range(targets.ndim))]
+    return [([place], [place] * inputs) for place in places]
+
+
+register_sharding(torch.ops.muster.cross_entropy.default)(
+    lambda _logits, targets: _shardings(targets, inputs=2)
+)
+register_sharding(torch.ops.muster.cross_entropy_backward.default)(
+    lambda _gradient, _logits, targets: _shardings(targets, inputs=3)
+)

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from tests.faults.tasks import planted
 from tests.parity.test_parity import curve, weights, worst
 from tests.ranks import run_ranks
+from trainer.checkpoint.find import complete
 from trainer.run import Run
 
 pytestmark = pytest.mark.slow
@@ -79,6 +80,7 @@ def test_half_precision_with_loss_scaling_comes_close_to_float32(mode: str, tmp_
     half = run_ranks(ranks, tmp_path / "fp16", precision="fp16", **settings)
     assert 1e-6 < worst(curve(full, "loss"), curve(half, "loss")) < 0.05
     assert worst(curve(full, "grad_norm"), curve(half, "grad_norm")) < 0.2
+    assert half[-1]["peak_memory"] > 2**26  # importing torch alone takes more
 
 
 FEW = COMMON | {"steps": "6", "precision": "fp64"}
@@ -190,6 +192,40 @@ def test_a_replica_that_is_not_one_any_more_is_named(
     message = events[-1]["message"]
     assert message.startswith("step 5: the replicas differ, first in fc1.weight: ")
     assert who in message
+
+
+def _leave_the_weights_alone() -> None:
+    from trainer import model
+
+    model._broadcast = lambda _: None  # noqa: SLF001  # the fault to be seen
+
+
+@pytest.mark.parametrize(("before", "code"), [(None, 0), (_leave_the_weights_alone, 70)])
+def test_ranks_begin_with_the_same_weights(before: Any, code: int, tmp_path: Path) -> None:
+    """Fully_shard sends none by itself, so a task that draws weights without a seed would show it."""
+    settings = COMMON | {"mode": "hsdp", "mesh": "dp_replicate=2,dp_shard=2", "steps": "2"}
+    settings |= {"task": "tests.parity.option_tasks:Unseeded", "fingerprint_steps": "1"}
+    events = run_ranks(4, tmp_path, before=before, code=code, **settings)
+    assert code == 0 or "the replicas differ, first in 0.weight" in events[-1]["message"]
+
+
+def test_the_loss_scale_is_in_the_checkpoint(tmp_path: Path) -> None:
+    settings = COMMON | {"task": "digits", "mode": "single", "precision": "fp16"}
+    settings |= {"schedule": "constant", "steps": "24"}
+    plant = planted(NUMBERLESS="gradient:3")  # the scale is halved there
+    numberless = settings | {"task": "tests.faults.tasks:Numberless"}
+    whole = run_ranks(1, tmp_path / "whole", before=plant, **numberless)
+    run_ranks(1, tmp_path / "parts", before=plant, **(numberless | {"steps": "7"}))
+    later = planted(NUMBERLESS="gradient:1000")
+    events = run_ranks(1, tmp_path / "parts", before=later, **numberless)
+    assert curve(whole, "loss").tolist() == curve(events, "loss").tolist()
+    assert whole[-1]["skipped_steps"] == 0  # the scale was to blame, not the training
+    assert _scale(tmp_path / "whole") == _scale(tmp_path / "parts") == {"value": 2.0**15}
+
+
+def _scale(folder: Path) -> dict[str, Any]:
+    found = complete(str(max((folder / "checkpoints").glob("step-*"))))
+    return {"value": found.manifest.values["extra.loss_scale.value"]}
 
 
 REFUSED = [

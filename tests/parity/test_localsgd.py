@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.test_parity import curve, weights, worst
-from tests.ranks import run_ranks
+from tests.parity.test_parity import curve, worst
+from tests.ranks import run_ranks, weights
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from tests.faults.tasks import planted
-from tests.parity.test_parity import curve, weights, worst
-from tests.ranks import run_ranks
+from tests.parity.test_parity import curve, worst
+from tests.ranks import run_ranks, weights
 from trainer.checkpoint.find import complete
 from trainer.run import Run
 
@@ -197,7 +197,7 @@ def test_a_replica_that_is_not_one_any_more_is_named(
 def _leave_the_weights_alone() -> None:
     from trainer import model
 
-    model._broadcast = lambda _: None  # noqa: SLF001  # the fault to be seen
+    model._broadcast = lambda *_: None  # noqa: SLF001  # the fault to be seen
 
 
 @pytest.mark.parametrize(("before", "code"), [(None, 0), (_leave_the_weights_alone, 70)])

@@ -29,8 +29,8 @@ def recompute_blocks(model: nn.Module) -> None:
 
 
 class _Recomputed(nn.Module):
-    def forward(self, *inputs: Any) -> Any:
-        compute = super().forward
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        compute = partial(super().forward, **named)
         if not (self.training and torch.is_grad_enabled()):
             return compute(*inputs)
         if not any(True for _ in self.buffers()):  # which torch.compile could not follow

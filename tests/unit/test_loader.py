@@ -125,3 +125,13 @@ def test_an_error_with_workers_at_work_ends_the_process(start: Any) -> None:
     family = started.family()
     assert started.process.wait(30) == 1
     assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+def test_images_may_come_with_their_channels_innermost() -> None:
+    data = Tensors(torch.rand(8, 3, 5, 5), torch.arange(8))
+    wanted = shares(Order(0, 8, 8))
+    for channels_last in (False, True):
+        loader = Loader(data, device=CPU, channels_last=channels_last)
+        for batch in loader(iter(wanted)):
+            assert batch.inputs.is_contiguous(memory_format=torch.channels_last) is channels_last
+            assert torch.equal(batch.inputs, data.inputs[batch.targets])

@@ -50,7 +50,8 @@ def over(
         bucket_cap_mb=settings.bucket_mb,
         static_graph=settings.static_graph,
     )
-    _comm_hooks.register(replica, group, settings)
+    if runtime.backend != "fake":  # a dry run has a hook of its own, which counts
+        _comm_hooks.register(replica, group, settings)
     parameters = list(model.parameters())
     replicas = runtime.sizing.batches.replicas
 

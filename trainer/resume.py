@@ -41,6 +41,7 @@ def resume(run: Run) -> None:
             )
         run.saver = None
         return
+    run.saver.watch(run.saved_optimizer)
     found = find(run.settings.resume, run.saver.store, runtime=run.runtime)
     if found is not None:
         _load(run, found)
@@ -91,7 +92,7 @@ def is_time_to_save(run: Run) -> bool:
 
 
 def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
-    """Save the run as it stands; all ranks call it together, and wait only for the copy.
+    """Save the run as it stands; all ranks call it together, and none waits for the disk.
 
     Storage that refuses costs a warning, the next attempt comes with its time. With `last` there is
     none, so the checkpoint is waited for, and a refusal is Fault(71): a retry elsewhere goes on from

@@ -1,8 +1,9 @@
-"""Save while the training goes on: a step waits only until its tensors are copied.
+"""Save while the training goes on.
 
-The copy is to host memory that is kept for the next one (pinned where there is an accelerator), so a
-rank holds its state once more. A thread then writes it; its collectives run over a group of its own,
-because those of the training go on meanwhile.
+The state is copied to host memory while the next step computes, and only that step's update waits for
+the copy: nothing before it changes a parameter. The memory is kept for the next copy (pinned where there
+is an accelerator), so a rank holds its state once more. A thread then writes it; its collectives run
+over a group of its own, because those of the training go on meanwhile.
 """
 
 import contextlib
@@ -12,14 +13,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from trainer.checkpoint.manifest import name_of
 from trainer.checkpoint.retention import Keep
+from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.state import State
 from trainer.checkpoint.store import Store
 from trainer.checkpoint.write import Label, Refused, write
@@ -35,7 +36,10 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 @dataclass(frozen=True)
 class Saved:
-    """How a save ended; `bytes` are known to the main rank. `refusal` says why there is none."""
+    """How a save ended; `bytes` are known to the main rank. `refusal` says why there is none.
+
+    `blocked_s` is what the training waited for it, `seconds` how long it took from its begin.
+    """
 
     step: int
     where: str
@@ -55,42 +59,55 @@ class Saver:
         if runtime.control is not None:
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
             self._group = cast("dist.ProcessGroup", group)
-        pinned = torch.accelerator.is_available()
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=pinned,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=pinned,
-            )
-        )
+        self._staging = Staging()
+        self._copied = threading.Event()
+        self._copied.set()
+        self._blocked = 0.0
         self._thread: threading.Thread | None = None
         self._ended: Saved | Exception | None = None
 
-    def begin(self, state: State, label: Label, *, since: float) -> None:
-        """Copy `state` and start to write it; `since` is when the step began to wait.
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let no update of `optimizer` come before a copy has ended."""
+        optimizer.register_step_pre_hook(self._wait_for_copy)
 
-        The save before must have been waited for.
+    def begin(self, state: State, label: Label, *, since: float) -> None:
+        """Start to copy and write `state`; `since` is when the training began to wait for it.
+
+        The save before must have been waited for. Until the watched optimiser's next update, or
+        until the save has ended, no tensor of `state` may change.
         """
-        staged = cast("State", self._stager.stage(state))
-        blocked = time.monotonic() - since
+        if torch.accelerator.is_available():
+            # The copy has a stream of its own, which knows nothing of the update still in this one.
+            torch.accelerator.current_stream().synchronize()
+        self._copied.clear()
         self._ended = None
         self._thread = threading.Thread(
-            target=self._write, args=(staged, label, since, blocked), name="checkpoint", daemon=True
+            target=self._write, args=(state, label, since), name="checkpoint", daemon=True
         )
         self._thread.start()
+        self._blocked = time.monotonic() - since
 
-    def _write(self, state: State, label: Label, since: float, blocked: float) -> None:
+    def _wait_for_copy(self, *_: Any) -> None:
+        if not self._copied.is_set():
+            began = time.monotonic()
+            self._copied.wait(self._timeout)
+            self._blocked += time.monotonic() - began
+
+    def _write(self, state: State, label: Label, since: float) -> None:
         step = label.progress.step
         where = self.store.where(name_of(step))
         size, refusal = 0, None
         try:
             try:
-                size = write(state, label, self.store, self._keep, group=self._group)
+                copies = self._staging.copy(state)
+            finally:
+                self._copied.set()
+            try:
+                size = write(state, label, self.store, self._keep, group=self._group, copies=copies)
             except Refused as error:
                 refusal = error
             seconds = time.monotonic() - since
-            self._ended = Saved(step, where, blocked, seconds, size, refusal)
+            self._ended = Saved(step, where, self._blocked, seconds, size, refusal)
         except Exception as error:  # noqa: BLE001  # raised where it is waited for
             self._ended = error
 

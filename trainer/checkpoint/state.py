@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
+
+from trainer.checkpoint.staging import local
 
 State = dict[str, Any]
 
@@ -15,14 +17,24 @@ _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def capture(module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Stateful]) -> State:
-    """Return the state as nested dicts whose tensors are the run's own: copy before the next step.
+    """Return the state as nested dicts; its tensors are the run's own, until its next update.
 
-    `extra` is a loss scaler, averaged weights, an outer optimiser: what has state_dict() and
-    load_state_dict(), of tensors and plain numbers, strings and lists.
+    Buffers are copies, because a forward pass changes them (the statistics of a BatchNorm). `extra`
+    is a loss scaler, averaged weights, an outer optimiser: what has state_dict() and
+    load_state_dict(), of tensors and plain numbers, strings and lists, and changes with or after the
+    optimiser's update only.
     """
     model, optimiser = get_state_dict(module, optimizer, options=_OPTIONS)
+    buffers = {_address(buffer) for buffer in module.buffers()}
+    for name, value in model.items():
+        if isinstance(value, Tensor) and _address(value) in buffers:
+            model[name] = value.clone()
     others = {name: part.state_dict() for name, part in extra.items()}
     return {"model": model, "optimizer": optimiser, "extra": others}
+
+
+def _address(tensor: Tensor) -> int:
+    return local(tensor).untyped_storage().data_ptr()
 
 
 def restore(

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
@@ -37,6 +37,7 @@ from trainer.checkpoint.manifest import (
     name_of,
 )
 from trainer.checkpoint.retention import Keep, superfluous
+from trainer.checkpoint.staging import Copies
 from trainer.checkpoint.state import State
 from trainer.checkpoint.store import Store, difference
 
@@ -56,11 +57,18 @@ class Refused(Exception):  # nothing is wrong with the program
 
 
 def write(
-    state: State, label: Label, store: Store, keep: Keep, *, group: dist.ProcessGroup | None
+    state: State,
+    label: Label,
+    store: Store,
+    keep: Keep,
+    *,
+    group: dist.ProcessGroup | None,
+    copies: Copies | None = None,
 ) -> int:
     """Write `state` as the checkpoint of its step and return its bytes, known to rank 0 only.
 
-    All ranks of `group` call it together and get the same answer. Raises Refused when storage is
+    The values of tensors are taken from `copies`, if given. All ranks of `group` call it together and
+    get the same answer. Raises Refused when storage is
     the reason that there is no checkpoint now; then nothing of the attempt is left.
     """
     writer = _Writer(store, label, keep)
@@ -68,7 +76,7 @@ def write(
         dcp.save(
             state,
             storage_writer=writer,
-            planner=_Planner(dedup_save_to_lowest_rank=False),
+            planner=_Planner(copies),
             process_group=group,
             no_dist=group is None,
         )
@@ -91,6 +99,16 @@ def _reason(error: CheckpointException, where: str) -> Exception:
 
 class _Planner(DefaultSavePlanner):
     """DCP's own, but what is no tensor becomes JSON instead of a pickle."""
+
+    def __init__(self, copies: Copies | None) -> None:
+        super().__init__(dedup_save_to_lowest_rank=False)
+        self._copies = copies
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        path = self.mappings[index.fqn]
+        if self._copies is not None and path in self._copies:
+            return self._copies[path]
+        return super().lookup_object(index)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002  # torch's name
         if write_item.type != WriteItemType.BYTE_IO:

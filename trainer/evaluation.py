@@ -21,6 +21,8 @@ def evaluate(run: Run, stop: Stop) -> float | None:
 
     With TRAINER_EMA_DECAY it is that of the averaged weights.
     """
+    if run.saver is not None:
+        run.saver.wait_for_copy()  # the averaged weights take the place of those being saved
     run.strategy.settle()
     with run.average.in_use() if run.average else contextlib.nullcontext():
         return _evaluate(run, stop)

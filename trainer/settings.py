@@ -174,7 +174,7 @@ class Settings(BaseModel):
         description="minutes between checkpoints; 0: steps decide alone",
     )
     checkpoints: _Text | None = Field(
-        None, description="folder of the checkpoints (default: OUT/checkpoints)"
+        None, description="folder or URL (s3://...) of the checkpoints (default: OUT/checkpoints)"
     )
     checkpoint_keep: int = Field(3, ge=1, description="newest checkpoints that are kept")
     checkpoint_keep_every: int = Field(

@@ -45,7 +45,7 @@ def fork_writers(folder: Path, done: Any, orders: Connection) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_resuming_succeeds_after_every_one_of_many_kills(tmp_path: Path) -> None:
-    chance = random.Random(SEED)
+    chance = random.Random(SEED)  # noqa: S311
     folder = tmp_path / "checkpoints"
     done = _SERVER.RawValue("q", 0)
     orders, theirs = _SERVER.Pipe()

@@ -139,7 +139,7 @@ def test_a_mutated_checkpoint_is_never_resumed_from(tmp_path: Path, capsys: Any)
     expected = {step: trained(step) for step in (1, 2)}
     resumed = dict.fromkeys((1, 2, None), 0)
     for case in range(CASES):
-        chance = random.Random(f"{SEED} {case}")
+        chance = random.Random(f"{SEED} {case}")  # noqa: S311
         shutil.copytree(intact, folder)
         chance.choice(MUTATIONS)(folder, chance)
         if chance.random() < 0.3:
@@ -174,7 +174,7 @@ def code_of(variables: dict[str, str]) -> Exit | None:
 
 
 def test_mutated_settings_are_64_or_settings() -> None:
-    chance = random.Random(SEED)
+    chance = random.Random(SEED)  # noqa: S311
     good = {"TRAINER_STEPS": "10", "TRAINER_LR": "0.1", "TRAINER_LOG": "json"}
     names = [*good, "TRAINER_CHECKPOINT_KEEP", "TRAINER_RESUME", "TRAINER_CHECKPOINTS", "TRAINER_X"]
     for _ in range(CASES):
@@ -187,7 +187,7 @@ def test_mutated_settings_are_64_or_settings() -> None:
 @pytest.mark.slow
 def test_a_process_that_finds_only_damage_ends_with_65_and_no_traceback(tmp_path: Path) -> None:
     save(tmp_path / "checkpoints", 2)
-    flip(tmp_path / "checkpoints", random.Random(SEED))
+    flip(tmp_path / "checkpoints", random.Random(SEED))  # noqa: S311
     ended = subprocess.run(
         [sys.executable, "-m", "trainer"],
         cwd=ROOT,

@@ -175,7 +175,7 @@ class Wire:
             wait = min(0.1, max(0.0, under_way[0][0] - time.monotonic())) if under_way else 0.1
             for end in select.select(self._ends, [], [], wait)[0]:
                 frame = os.read(end, 65536)
-                if random.random() >= self.loss:
+                if random.random() >= self.loss:  # noqa: S311
                     other = self._ends[1 - self._ends.index(end)]
                     count += 1
                     heapq.heappush(under_way, (time.monotonic() + self.delay, count, other, frame))
@@ -206,7 +206,7 @@ class Network:
     """A switch and the hosts on it."""
 
     def __init__(self) -> None:
-        self.name = f"muster-{os.getpid()}-{random.randrange(10**6)}"
+        self.name = f"muster-{os.getpid()}-{random.randrange(10**6)}"  # noqa: S311
         self.hosts: list[Host] = []
         _run("ip", "netns", "add", self.name)
         _run("ip", "-n", self.name, "link", "add", _SWITCH, "type", "bridge")

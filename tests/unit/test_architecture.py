@@ -68,6 +68,7 @@ TRAINER_ORDER = {
     "stop": 70,
     "optim": 70,
     "checkpoint": 70,
+    "export": 80,
     "metrics": 70,
     "progress": 70,
     "agent": 70,

@@ -63,7 +63,7 @@ class Noise(Squares):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         info = torch.utils.data.get_worker_info()
         drawn = [
-            random.uniform(0, 1),
+            random.uniform(0, 1),  # noqa: S311
             float(np.random.rand()),
             float(torch.rand(1)),
         ]

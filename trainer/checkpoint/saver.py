@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -68,13 +68,13 @@ class Saver:
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Let no update of `optimizer` come before a copy has ended."""
-        optimizer.register_step_pre_hook(self._wait_for_copy)
+        optimizer.register_step_pre_hook(lambda *_: self.wait_for_copy())
 
     def begin(self, state: State, label: Label, *, since: float) -> None:
         """Start to copy and write `state`; `since` is when the training began to wait for it.
 
-        The save before must have been waited for. Until the watched optimiser's next update, or
-        until the save has ended, no tensor of `state` may change.
+        The save before must have been waited for. No tensor of `state` may change until
+        `wait_for_copy`, which every update of a watched optimiser calls.
         """
         if torch.accelerator.is_available():
             # The copy has a stream of its own, which knows nothing of the update still in this one.
@@ -87,7 +87,8 @@ class Saver:
         self._thread.start()
         self._blocked = time.monotonic() - since
 
-    def _wait_for_copy(self, *_: Any) -> None:
+    def wait_for_copy(self) -> None:
+        """Return once the state may change again."""
         if not self._copied.is_set():
             began = time.monotonic()
             self._copied.wait(self._timeout)

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a local folder.
+"""Where checkpoints lie: a local folder, or a URL (`trainer/checkpoint/remote.py`).
 
 Both kinds of store promise the same: what `names` lists was committed, whole, or was damaged since.
 """
@@ -207,8 +207,12 @@ def _flush(folder: Path) -> None:
 
 
 def store_at(place: str | Path) -> Store:
-    """Return the store of a folder."""
-    return Local(Path(place))
+    """Return the store of a folder or URL. Raises Fault(64) when no library knows the URL."""
+    if "://" in str(place) and not str(place).startswith("file://"):
+        from trainer.checkpoint.remote import Remote  # noqa: PLC0415  # only when it is asked for
+
+        return Remote(str(place))
+    return Local(Path(str(place).removeprefix("file://")))
 
 
 def split(checkpoint: str) -> tuple[Store, str]:

@@ -101,7 +101,9 @@ class _Planner(DefaultSavePlanner):
     """DCP's own, but what is no tensor becomes JSON instead of a pickle."""
 
     def __init__(self, copies: Copies | None) -> None:
-        super().__init__(dedup_save_to_lowest_rank=False)
+        # Of what all ranks hold, the first one's: DDP goes by rank 0's running statistics, and a run
+        # that resumed with another rank's was not the same run.
+        super().__init__(dedup_save_to_lowest_rank=True)
         self._copies = copies
 
     def lookup_object(self, index: MetadataIndex) -> Any:

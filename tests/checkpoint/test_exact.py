@@ -1,0 +1,84 @@
+"""A run that is killed again and again has the losses and weights of one that was not, bit by bit.
+
+SIGKILL comes just before an update: now with a save on its way, now long after one. The data come
+through DataLoader workers, the model draws a dropout and keeps running statistics.
+"""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.ranks import run_ranks, weights
+from trainer.tasks import synthetic
+
+pytestmark = pytest.mark.slow
+
+COMMON = {
+    "task": "tests.checkpoint.test_exact:Drawn",
+    "steps": "14",
+    "workers": "2",
+    "eval_steps": "5",
+    "checkpoint_steps": "2",
+}
+
+
+class OneByOne:
+    """Data that a DataLoader fetches sample by sample."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+class Drawn(synthetic.Task):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(64), nn.Dropout(0.2), super().model())
+
+    def data(self, *, train: bool) -> Any:
+        whole = super().data(train=train)
+        return OneByOne(whole.inputs, whole.targets)
+
+
+class KilledAt:
+    """Ends a rank by SIGKILL before the given update of this attempt."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def __call__(self) -> None:
+        step = torch.optim.SGD.step
+
+        def counted(optimizer: torch.optim.SGD, closure: None = None) -> None:
+            self.update -= 1
+            if self.update == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step(optimizer, closure)
+
+        torch.optim.SGD.step = counted  # type: ignore[assignment,method-assign]
+
+
+def test_a_run_that_is_killed_again_and_again_is_the_same_run(tmp_path: Path) -> None:
+    whole = run_ranks(2, tmp_path / "whole", **COMMON)
+    broken = tmp_path / "broken"
+    for update in (3, 5, 6):
+        run_ranks(2, broken, KilledAt(update), code=-signal.SIGKILL, **COMMON)
+    events = run_ranks(2, broken, **COMMON)
+    for name in ("loss", "grad_norm", "lr"):
+        expected = {event["step"]: event[name] for event in whole if event["event"] == "step"}
+        seen = [(event["step"], event[name]) for event in events if event["event"] == "step"]
+        assert {step for step, _ in seen} == set(range(1, 15))
+        assert [value for _, value in seen] == [expected[step] for step, _ in seen], name
+    assert len([event for event in events if event.get("action") == "resumed"]) >= 2
+    one, other = weights(tmp_path / "whole"), weights(broken)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,92 @@
+"""python -m trainer.export: the weights in a file that others read, or a code and one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.checkpoint.small import label, loaded, save, trained
+from tests.conftest import ROOT, clean_environment
+from trainer.checkpoint.find import complete
+from trainer.checkpoint.retention import Keep
+from trainer.checkpoint.state import capture
+from trainer.checkpoint.store import store_at
+from trainer.checkpoint.write import write
+from trainer.exits import Exit
+from trainer.export import main
+
+
+def test_what_is_exported_gives_the_same_logits(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path / "checkpoints", 3)
+    out = tmp_path / "new" / "weights.safetensors"
+    assert main([checkpoint, "-o", str(out)]) == Exit.DONE
+    model, _ = trained(0)
+    model.load_state_dict(load_file(out))
+    expected, _ = loaded(complete(checkpoint))
+    inputs = torch.randn(5, 3)
+    assert torch.equal(model(inputs), expected(inputs))
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+class Average:
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"weight": torch.full((2, 3), 7.0)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        raise NotImplementedError
+
+
+def test_averaged_weights_take_the_place_of_the_last_ones(tmp_path: Path) -> None:
+    state = capture(*trained(1), {"ema": Average()})
+    write(state, label(1), store_at(tmp_path), Keep(1), group=None)
+    out = tmp_path / "weights.safetensors"
+    assert main([str(tmp_path / "step-00000001"), "-o", str(out), "--ema"]) == Exit.DONE
+    exported = load_file(out)
+    assert exported["weight"].tolist() == [[7.0] * 3] * 2
+    assert torch.equal(exported["bias"], trained(1)[0].state_dict()["bias"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["CHECKPOINT", "-o", "OUT", "--ema"], 64, "its run kept no averaged weights"),
+        (["DAMAGED", "-o", "OUT"], 65, "not a complete checkpoint: rank-00000.data has 63 bytes"),
+        (["missing", "-o", "OUT"], 65, "not a complete checkpoint: .*No such file"),
+        (
+            ["CHECKPOINT", "-o", "CHECKPOINT/muster.json/x"],
+            71,
+            "cannot be written: ",
+        ),
+        (["CHECKPOINT"], 64, "required: -o"),
+    ],
+)
+def test_a_refusal_is_one_line_a_code_and_no_file(
+    arguments: list[str], code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    places = {"CHECKPOINT": save(tmp_path / "a", 1), "DAMAGED": save(tmp_path / "b", 1)}
+    file = Path(places["DAMAGED"]) / "rank-00000.data"
+    file.write_bytes(file.read_bytes()[:-1])
+    places["OUT"] = str(tmp_path / "out.safetensors")
+    for name, place in places.items():
+        arguments = [argument.replace(name, place) for argument in arguments]
+    assert main(arguments) == code
+    assert re.search(words, capsys.readouterr().err)
+    assert not Path(places["OUT"]).exists()
+
+
+def test_help_needs_no_torch() -> None:
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "trainer.export", "--help"],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "safetensors.torch.load_file" in result.stdout
+    assert "| torch\n" not in result.stderr

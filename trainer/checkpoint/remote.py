@@ -1,0 +1,134 @@
+"""Checkpoints at a URL: any object store that fsspec knows (s3://, gs://, memory://).
+
+There a folder cannot be renamed in one go, so a checkpoint is written in its place and exists from the
+moment its listing does, which is written last. fsspec comes with torch; S3 needs the extra `s3`.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+from fsspec.core import url_to_fs
+
+from trainer.checkpoint.manifest import LISTING, step_of
+from trainer.exits import Exit, Fault
+
+# Whose errors are told as they are; those of a storage's own library become OSError.
+_OURS = {"builtins", "torch", "trainer"}
+
+
+class Remote:
+    """Checkpoints below a URL."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        try:
+            self._fs, root = url_to_fs(self.url, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise Fault(
+                Exit.CONFIG, f"TRAINER_CHECKPOINTS={url}: {error}; S3 needs `pip install s3fs`"
+            ) from error
+        self._root = str(root)
+
+    def where(self, folder: str) -> str:
+        return f"{self.url}/{folder}"
+
+    def names(self) -> list[str]:
+        return [name for name in self._folders() if self._exists(name, LISTING)]
+
+    def open(self, folder: str, file: str) -> BinaryIO:
+        with _as_os_error():
+            return cast("BinaryIO", self._fs.open(self._path(folder, file), "rb"))
+
+    @contextlib.contextmanager
+    def create(self, folder: str, file: str) -> Iterator[BinaryIO]:
+        with _as_os_error(), self._fs.open(self._path(folder, file), "wb") as opened:
+            yield opened
+
+    def size(self, folder: str, file: str) -> int:
+        with _as_os_error():
+            return int(self._fs.size(self._path(folder, file)))
+
+    def free(self) -> int | None:
+        return None
+
+    def mark(self) -> str | None:
+        return None
+
+    def sees(self, sign: str) -> bool:  # noqa: ARG002  # a URL is the same everywhere
+        return True
+
+    def unmark(self, sign: str) -> None:
+        pass
+
+    def begin(self, name: str) -> str:
+        with _as_os_error():
+            if self._exists(name, LISTING):  # a damaged one of the same step: it stays
+                self._move(self._path(name), f"{self._path(name)}.replaced")
+            elif self._fs.exists(self._path(name)):
+                self._fs.rm(self._path(name), recursive=True)
+            self._fs.makedirs(self._path(name), exist_ok=True)
+        return name
+
+    def commit(self, folder: str, name: str) -> None:
+        pass
+
+    def discard(self, folder: str) -> None:
+        with contextlib.suppress(OSError), _as_os_error():
+            self._fs.rm(self._path(folder), recursive=True)
+
+    def remove(self, name: str) -> None:
+        with _as_os_error():
+            self._fs.rm(self._path(name, LISTING))
+            self._fs.rm(self._path(name), recursive=True)
+
+    def sweep(self) -> None:
+        for name in self._folders():
+            if not self._exists(name, LISTING):
+                self.discard(name)
+
+    def set_aside(self) -> str | None:
+        if not self.names():
+            return None
+        with _as_os_error():
+            return self._move(self._root, self._root)
+
+    def _path(self, *parts: str) -> str:
+        return "/".join((self._root, *parts))
+
+    def _exists(self, *parts: str) -> bool:
+        with _as_os_error():
+            return bool(self._fs.exists(self._path(*parts)))
+
+    def _folders(self) -> list[str]:
+        """Return what bears a checkpoint's name, complete or not, oldest first."""
+        with _as_os_error():
+            if not self._fs.exists(self._root):
+                return []
+            paths = self._fs.ls(self._root, detail=False)
+        names = {str(path).rstrip("/").rpartition("/")[2] for path in paths}
+        return sorted(
+            (name for name in names if step_of(name) is not None),
+            key=lambda name: step_of(name) or 0,
+        )
+
+    def _move(self, path: str, target: str) -> str:
+        """Move a folder to `target` with the first number behind it that is not taken."""
+        number = 1
+        while self._fs.exists(free := f"{target}.{number}"):
+            number += 1
+        files = self._fs.find(path)
+        for file in files:
+            self._fs.cp_file(file, free + str(file).removeprefix(path))
+        self._fs.rm(files)
+        return free
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in _OURS:
+            raise
+        raise OSError(f"{type(error).__name__}: {error}") from error

@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -46,18 +47,35 @@ def render(plan: Plan, launcher: Launcher) -> Rendered:
         return Rendered(_environment(_shell).get_template(launcher.template).render(plan=plan), ())
     environment = _environment(_json)
     beside = [_beside(environment, extra, plan) for extra in plan.extras]
-    pod = environment.get_template(f"{launcher.name}/pod.yaml.j2").render(plan=plan)
+    text = environment.get_template(f"{launcher.name}/pod.yaml.j2").render(plan=plan)
+    pod = patch.apply(yaml.load(text, yaml.CSafeLoader), plan.pod_patch)
     text = environment.get_template(launcher.template).render(
         plan=plan,
-        pod=patch.apply(yaml.load(pod, yaml.CSafeLoader), plan.pod_patch),
+        pod=pod,
+        placeholder=_PLACEHOLDER,
         fail_codes=codes_for(Action.FAIL),
         free_codes=codes_for(Action.RETRY_FREE),
         peer_codes=codes_for(Action.RETRY_PEER),
     )
-    objects = tuple(yaml.load_all("---\n".join([*beside, text]), yaml.CSafeLoader))
+    parsed = yaml.load_all("---\n".join([*beside, text]), yaml.CSafeLoader)
+    objects = tuple(_placed(one, pod) for one in parsed)
     if plan.app_wrapper:
         objects = (wrapper.wrap(objects, plan, launcher),)
     return Rendered(dump(objects), objects)
+
+
+# Where the pod goes: writing and parsing it once more would take as long as all else. No text of a job
+# file holds this character.
+_PLACEHOLDER = "\0pod"
+
+
+def _placed(value: Any, pod: dict[str, Any]) -> Any:
+    """Put the pod in its places, a copy in each."""
+    if isinstance(value, dict):
+        return {key: _placed(item, pod) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_placed(item, pod) for item in value]
+    return deepcopy(pod) if value == _PLACEHOLDER else value
 
 
 def owned(rendered: Rendered, uid: str) -> Rendered:

@@ -5,13 +5,15 @@ line of Python, and whether the kernel has the thread asleep. A line in torch.di
 backward pass, whose end waits for the gradients of others, asleep: waiting. Anything else: at work.
 """
 
+import faulthandler
 import os
-import sys
+import re
 import sysconfig
+import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from typing import NamedTuple
 
 import torch
 
@@ -31,6 +33,11 @@ _DEVICE = (f"{_HERE}/guard.py",)
 _BETWEEN = tuple(f"{_HERE}/{name}" for name in ("evaluation", "resume", "checkpoint", "preflight"))
 
 
+# faulthandler's lines, the threads' and the frames'.
+_THREAD = re.compile(r"hread 0x([0-9a-f]+)")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+
+
 @dataclass(frozen=True)
 class Place:
     """A moment of a thread: the line of the user's or this kit's code, and what it is doing there."""
@@ -42,30 +49,42 @@ class Place:
 
 def look(thread: threading.Thread, *, device: str) -> Place | None:
     """Return where `thread` is; None when it has ended. `device` is the type of the rank's device."""
-    frames = sys._current_frames()  # noqa: SLF001  # documented, for this very purpose
-    frame = frames.get(thread.ident or 0)
-    if frame is None:
+    stack = _stack(thread)
+    if not stack:
         return None
-    stack: list[FrameType] = []
-    while frame is not None:
-        stack.append(frame)
-        frame = frame.f_back
-    files = [frame.f_code.co_filename for frame in stack]
-    innermost = next((file for file in files if not file.startswith(_TRANSPARENT)), "")
+    innermost = next((f.file for f in stack if not f.file.startswith(_TRANSPARENT)), "")
     waits_for_device = device != "cpu" and innermost.startswith(_DEVICE)
+    own = (frame for frame in stack if not frame.file.startswith(_LIBRARIES))
+    frame = next(own, stack[0])  # what its reader can do something about
     return Place(
-        line=_line(stack),
+        line=f"{os.path.relpath(frame.file)}:{frame.line} in {frame.function}",
         waiting=waits_for_device or (innermost.startswith(_COLLECTIVE) and _asleep(thread)),
-        stepping=not any(file.startswith(_BETWEEN) for file in files),
+        stepping=not any(frame.file.startswith(_BETWEEN) for frame in stack),
     )
 
 
-def _line(stack: list[FrameType]) -> str:
-    """Return the innermost line that belongs to no library: what its reader can do something about."""
-    own = (frame for frame in stack if not frame.f_code.co_filename.startswith(_LIBRARIES))
-    frame = next(own, stack[0])
-    code = frame.f_code
-    return f"{os.path.relpath(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+class _Frame(NamedTuple):
+    file: str
+    line: str
+    function: str
+
+
+def _stack(thread: threading.Thread) -> list[_Frame]:
+    """Return the frames of `thread`, innermost first; none when it has ended.
+
+    By faulthandler, which reads them as they are: to follow `f_back` makes frame objects of a thread
+    that runs on meanwhile, and has ended a rank with a segmentation fault (Python 3.11).
+    """
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        text = file.read().decode("ascii", errors="replace")
+    for part in text.split("\n\n"):
+        head, _, lines = part.partition("\n")
+        found = _THREAD.search(head)
+        if found and int(found[1], 16) == thread.ident:
+            return [_Frame(*frame) for frame in _FRAME.findall(lines)]
+    return []
 
 
 def _asleep(thread: threading.Thread) -> bool:

@@ -279,6 +279,7 @@ def soak(seconds: float, seed: int) -> int:
         assert max(lost, default=0) <= 2 * INTERVAL
         assert difference <= TOLERANCE
         assert ours.endings[Exit.CODE] <= ours.faults["kill_a_rank"], job.words()
+        assert "Traceback" not in job.words(), job.words()
     return Exit.DONE
 
 

@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT, clean_environment
+from trainer.environment import variable
 from trainer.reference import rewrite
+from trainer.settings import Settings
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -30,6 +32,14 @@ def test_every_file_linked_exists() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", README)
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_test_and_setting_named_exists() -> None:
+    tests = set(re.findall(r"\btests/[a-z_/]+(?:\.py)?\b", README))
+    assert len(tests) > 10
+    assert [name for name in tests if not (ROOT / name).exists()] == []
+    settings = {variable(name) for name in Settings.model_fields}
+    assert set(re.findall(r"TRAINER_[A-Z_]*[A-Z]", README)) <= settings
 
 
 @pytest.mark.slow

@@ -161,10 +161,16 @@ class Stage(nn.Module):
                 setattr(place, last, model.get_submodule(name))
 
     def forward(self, x: Tensor) -> Tensor:
+        if (
+            x.requires_grad
+        ):  # the gradient is sent on, and gloo sends no other; an LSTM's is transposed
+            x.register_hook(Tensor.contiguous)
         with self._precision():
             for run in self._run:
                 x = run(x)
-        return x.to(self._dtype or x.dtype).contiguous()
+        x = x.to(self._dtype or x.dtype).contiguous()
+        # A zero-bubble schedule detaches the output in place, which a view, as an LSTM's is, refuses.
+        return x.clone() if x._is_view() else x  # noqa: SLF001  # torch documents it, with the underscore
 
 
 def put(module: nn.Module, device: torch.device) -> None:

@@ -1,5 +1,7 @@
 """Tasks that only the tests train: normalised, deep enough for eight stages, not to be cut."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,3 +64,35 @@ class _Whole(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.layers(x)
         return logits
+
+
+class ResNet:
+    """torchvision's resnet18 on made-up images of 16 x 16, told apart by where they are bright.
+
+    Its norms are over groups of channels, not over the batch: in a data-parallel mode every rank would
+    have a batch of its own to normalise by. How BatchNorm does over ranks, test_options shows.
+    """
+
+    metric = "accuracy"
+
+    def __init__(self, _: Settings) -> None:
+        pass
+
+    def model(self) -> nn.Module:
+        from torchvision.models import resnet18
+
+        return resnet18(num_classes=4, norm_layer=partial(nn.GroupNorm, 8))
+
+    def data(self, *, train: bool) -> Tensors:
+        generator = torch.Generator().manual_seed(int(train))
+        labels = torch.arange(40 if train else 10) % 4
+        images = torch.randn(len(labels), 3, 16, 16, generator=generator)
+        for image, label in zip(images, labels, strict=True):
+            image[:, label * 4 : label * 4 + 4] += 1
+        return Tensors(images, labels)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(dim=1) == targets).float()

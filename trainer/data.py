@@ -21,7 +21,7 @@ class InMemory(Protocol):
 class Transformed(Protocol):
     """Data whose inputs are made ready on the device, a whole batch at once."""
 
-    def transform(self, inputs: Tensor, keys: Tensor | None) -> Tensor:
+    def transform_batch(self, inputs: Tensor, keys: Tensor | None) -> Tensor:
         """Return what the network reads; what a sample draws comes from its key, shape (n,).
 
         There are no keys in evaluation.

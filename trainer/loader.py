@@ -73,7 +73,7 @@ class Loader:
         inputs = self._move(inputs)
         if isinstance(self._data, Transformed):
             keys = None if samples.keys is None else samples.keys.to(self._device)
-            inputs = self._data.transform(inputs, keys)
+            inputs = self._data.transform_batch(inputs, keys)
         inputs = inputs.to(self._dtype) if inputs.is_floating_point() else inputs
         # Convolutions follow their input; weights stay as they are, since fully_shard refuses others.
         images = self._channels_last and inputs.dim() == 4

@@ -93,7 +93,7 @@ class Job:
         }
         return host.start(self.folder, "-m", "trainer.launch", **(place | self.settings | added))
 
-    def wait_for_step(self, step: int, *, timeout: float = 60) -> int:
+    def wait_for_step(self, step: int, *, timeout: float = 180) -> int:
         """Wait until this attempt has done `step` steps and return how many it has done."""
         until = time.monotonic() + timeout
         while True:

@@ -177,5 +177,5 @@ def test_a_planted_fault_is_seen(
 def test_seqclass_learns(tmp_path: Path) -> None:
     settings = {"optimizer": "adamw", "lr": "0.01", "global_batch": "128", "steps": "100"}
     common = {"preflight": "off", "eval_steps": "0"}
-    events = run_ranks(2, tmp_path, task="seqclass", mode="ddp", **settings, **common)
+    events = run_ranks(2, tmp_path, timeout=400, task="seqclass", mode="ddp", **settings, **common)
     assert events[-1]["accuracy"] > 0.48, events[-1]  # guessing the commonest class: 0.35

@@ -56,7 +56,7 @@ def test_idx_files_are_read_as_they_were_written(
     assert images.shape == (5, 1, 28, 28)
     assert images.dtype == torch.uint8
     assert labels.tolist() == digits.Task(Settings()).data(train=True).targets[:5].tolist()
-    inputs = training.transform(images, None)
+    inputs = training.transform_batch(images, None)
     assert inputs.mean().abs() < 2  # normalised
     assert task.loss(task.model()(inputs), labels).shape == (5,)
 
@@ -102,7 +102,7 @@ def test_cifar_is_read_and_trained_with_either_network(model: str | None, tmp_pa
     assert images.shape == (2, 3, 32, 32)
     raw = pickle.loads((tmp_path / "cifar-10-batches-py/data_batch_1").read_bytes())  # noqa: S301
     assert images[0].flatten().tolist() == raw[b"data"][3].tolist()
-    inputs = training.transform(images, torch.tensor([1, 2]))
+    inputs = training.transform_batch(images, torch.tensor([1, 2]))
     outputs = task.model()(inputs)
     assert task.loss(outputs, labels).shape == task.score(outputs, labels).shape == (2,)
 
@@ -206,7 +206,7 @@ def test_a_folder_of_images_is_read_and_cut_to_squares(tmp_path: Path) -> None:
     assert len(training) == 36
     image, label = training[35]
     assert (image.shape, image.dtype, label) == ((3, 24, 24), torch.uint8, 2)
-    seen = training.transform(torch.stack([image, training[0][0]]), torch.tensor([5, 6]))
+    seen = training.transform_batch(torch.stack([image, training[0][0]]), torch.tensor([5, 6]))
     assert seen.shape == (2, 3, 21, 21)
     assert task.model().fc.out_features == 3
 

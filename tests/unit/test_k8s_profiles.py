@@ -38,6 +38,7 @@ def test_the_job_wins_over_its_profile() -> None:
     made = values("eks-p5-efa")
     assert made["resources"] == {
         "gpu": 8,
+        "gpuMemory": "80Gi",
         "cpu": 1,
         "memory": "2Gi",
         "shm": "256Mi",

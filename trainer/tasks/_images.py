@@ -23,7 +23,7 @@ class Images(Tensors):
 
     augmentation: Augmentation
 
-    def transform(self, images: Tensor, keys: Tensor | None) -> Tensor:
+    def transform_batch(self, images: Tensor, keys: Tensor | None) -> Tensor:
         return self.augmentation(images, keys)
 
 

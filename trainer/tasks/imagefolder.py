@@ -53,7 +53,7 @@ class Folder:
         path, label = self.samples[index]
         return _decode(path, self._side), label
 
-    def transform(self, images: Tensor, keys: Tensor | None) -> Tensor:
+    def transform_batch(self, images: Tensor, keys: Tensor | None) -> Tensor:
         return self._augmentation(images, keys)
 
 

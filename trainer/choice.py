@@ -5,9 +5,7 @@ TRAINER_MODE=auto TRAINER_DEVICE_MEMORY=80 python -m trainer
 
 from dataclasses import replace
 
-from trainer.costs import pieces_of
 from trainer.environment import Label
-from trainer.memory import estimate
 from trainer.settings import Settings
 from trainer.sizing import Sizing, size
 
@@ -33,9 +31,15 @@ def settle(
     """
     sizing = size(settings, world_size, label=label, uneven=uneven)
     memory = settings.device_memory * 2**30 if settings.device_memory else device_bytes
-    pieces = pieces_of(settings.task)
     free = settings.mode == "auto" and sizing.mode == "ddp" and not settings.mesh
-    if not free or memory is None or pieces is None:
+    if not free or memory is None:
+        return sizing
+    # Not before they are needed: the renderer's start-up is a budget.
+    from trainer.costs import pieces_of  # noqa: PLC0415
+    from trainer.memory import estimate  # noqa: PLC0415
+
+    pieces = pieces_of(settings.task)
+    if pieces is None:
         return sizing
     tried = []
     for mode in _CANDIDATES:

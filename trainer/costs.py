@@ -18,15 +18,12 @@ class Piece(BaseModel):
     pass, and `output` what it hands to the next piece.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     name: str
     shapes: list[tuple[int, ...]]
     kept: int
     output: int
-
-
-_SHEET = TypeAdapter(dict[str, list[Piece]])
 
 
 def pieces_of(task: str) -> list[Piece] | None:
@@ -35,10 +32,15 @@ def pieces_of(task: str) -> list[Piece] | None:
 
 
 @cache
+def _adapter() -> TypeAdapter[dict[str, list[Piece]]]:
+    return TypeAdapter(dict[str, list[Piece]])  # not before it is needed: it takes time to build
+
+
+@cache
 def _sheet() -> dict[str, list[Piece]]:
-    return _SHEET.validate_json(FILE.read_bytes())
+    return _adapter().validate_json(FILE.read_bytes())
 
 
 def text_of(sheet: dict[str, list[Piece]]) -> bytes:
     """Return the file's text for `sheet`."""
-    return _SHEET.dump_json(sheet, indent=1) + b"\n"
+    return _adapter().dump_json(sheet, indent=1) + b"\n"

@@ -21,7 +21,7 @@ from tests.checkpoint.small import equal, found, loaded, save, trained
 from trainer.checkpoint.retention import Keep
 
 _SERVER = multiprocessing.get_context("forkserver")  # torch runs threads in the tests' own process
-ROUNDS = int(os.environ.get("MUSTER_KILL_ROUNDS", "150"))
+ROUNDS = int(os.environ.get("MUSTER_KILL_ROUNDS", "500"))
 SEED = int(os.environ.get("MUSTER_KILL_SEED", "4"))
 
 

@@ -185,6 +185,7 @@ class Member:
             return found
 
     def _newest(self) -> Round | None:
+        """Return the round that the listening thread has set meanwhile, which no type checker sees."""
         return self._round
 
     def leave(self, ending: Exit) -> None:

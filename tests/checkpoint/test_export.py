@@ -36,7 +36,7 @@ class Average:
         return {"weight": torch.full((2, 3), 7.0)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        raise AssertionError("an export loads nothing into what was saved")
+        raise AssertionError(f"an export loads nothing into what was saved: {state}")
 
 
 def test_averaged_weights_take_the_place_of_the_last_ones(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from k8s import quantity
 from k8s.plan import Plan
-from trainer import costs, memory
+from trainer.plan import costs, memory
 
 # Modes whose ranks hold what the arithmetic knows; in the others it depends on how the model is cut.
 _KNOWN = ("single", "ddp", "ddp-zero1", "fsdp", "hsdp")

@@ -14,12 +14,12 @@ from k8s.launchers import Launcher, RunsIn
 from k8s.names import LONGEST
 from k8s.scheduling import Scheduled, schedule
 from k8s.spec import DATA, JobSpec
-from trainer.choice import settle
 from trainer.contract import DEFAULT_PORT
 from trainer.environment import environment_of, variable
 from trainer.exits import Exit, Fault
+from trainer.plan.choice import settle
+from trainer.plan.sizing import Sizing
 from trainer.settings import Settings
-from trainer.sizing import Sizing
 
 # Of the grace period, what the entrypoint keeps for itself: to hear the signal, to end its ranks'
 # processes, to close the rendezvous.

@@ -10,7 +10,7 @@ import sys
 from trainer.ending import tell
 from trainer.environment import from_environment, variable
 from trainer.exits import MEANINGS, Exit, Fault
-from trainer.orphans import die_with_the_agent
+from trainer.nodes.orphans import die_with_the_agent
 from trainer.settings import Settings
 
 _HELP = """usage: python -m trainer

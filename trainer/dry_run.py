@@ -21,18 +21,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer import strategies, tasks
-from trainer.choice import settle
-from trainer.data import Batch, tokens_of
+from trainer.data.loader import Loader
+from trainer.data.order import Order, training_shares
+from trainer.data.sets import Batch, tokens_of
 from trainer.environment import variable
 from trainer.exits import Exit
 from trainer.footprint import Activations, Footprint
-from trainer.loader import Loader
 from trainer.metrics import reporting
-from trainer.order import Order, training_shares
+from trainer.plan.choice import settle
+from trainer.plan.sizing import Sizing
 from trainer.precision import dtype_of
 from trainer.runtime import Runtime, place, say
 from trainer.settings import Settings
-from trainer.sizing import Sizing
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ import contextlib
 
 import torch
 
-from trainer.bad_samples import account
-from trainer.data import Bad, tokens_of
+from trainer.data.bad_samples import account
+from trainer.data.order import evaluation_shares
+from trainer.data.sets import Bad, tokens_of
 from trainer.exits import Exit, Fault
-from trainer.order import evaluation_shares
+from trainer.guards.stop import Stop
 from trainer.run import Run
 from trainer.runtime import total
-from trainer.stop import Stop
 
 
 def evaluate(run: Run, stop: Stop) -> float | None:

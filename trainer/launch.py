@@ -21,10 +21,10 @@ from math import ceil
 from pathlib import Path
 from types import FrameType
 
-from trainer.choice import settle
 from trainer.contract import Contract, resolve, table
 from trainer.environment import from_environment, variable
 from trainer.exits import Action, Exit, Fault, codes_for
+from trainer.plan.choice import settle
 from trainer.settings import Settings
 
 _HELP = """usage: python -m trainer.launch
@@ -67,7 +67,7 @@ def _launch(settings: Settings, retry_offset: int) -> int:
         if not contract.elastic and contract.node_rank > 0:
             wait_for_master(contract, timeout=settings.rendezvous_timeout)
         # torch's agent takes seconds to import; refusals and the wait do without it.
-        from trainer.agent import prepare  # noqa: PLC0415
+        from trainer.nodes.agent import prepare  # noqa: PLC0415
 
         with prepare(contract, settings) as ranks:
             for number in _SIGNALS:

@@ -15,27 +15,27 @@ import torch
 from torch import Tensor
 
 from trainer import optim, strategies, tasks
-from trainer.bad_samples import Lost
 from trainer.checkpoint.saver import Saver
-from trainer.data import Batch
+from trainer.data.bad_samples import Lost
+from trainer.data.ledger import Ledger
+from trainer.data.order import mix, training_shares
+from trainer.data.sets import Batch
+from trainer.data.shared import once_per_machine
 from trainer.evaluation import evaluate
-from trainer.exhaustion import out_of_memory
 from trainer.exits import Exit, Fault
-from trainer.guard import Guard
-from trainer.ledger import Ledger
+from trainer.guards.exhaustion import out_of_memory
+from trainer.guards.nonfinite import Guard
+from trainer.guards.replicas import compare, is_time_to_compare
+from trainer.guards.stop import Stop, stop_requests
+from trainer.guards.watch import watching
 from trainer.metrics import Report, reporting
-from trainer.model import build as build_model
-from trainer.order import mix, training_shares
+from trainer.models.build import build as build_model
 from trainer.precision import settle_tf32
 from trainer.preflight import preflight
-from trainer.replicas import compare, is_time_to_compare
 from trainer.resume import is_due, is_time_to_save, report_saved, resume, save, saving_to
 from trainer.run import Run, example
 from trainer.runtime import Runtime, as_fault, from_all, join, peak_memory, say, total
 from trainer.settings import Settings
-from trainer.shared import once_per_machine
-from trainer.stop import Stop, stop_requests
-from trainer.watch import watching
 
 
 def run(settings: Settings) -> Exit:

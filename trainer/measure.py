@@ -1,4 +1,4 @@
-"""Measures what the built-in tasks' models cost and writes `trainer/costs.json`.
+"""Measures what the built-in tasks' models cost and writes `trainer/plan/costs.json`.
 
 python -m trainer.measure
 """
@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainer import chain, costs, tasks
+from trainer import tasks
 from trainer.catalogue import catalogue
-from trainer.data import InMemory
+from trainer.data.sets import InMemory
 from trainer.footprint import Activations
+from trainer.models import chain
+from trainer.plan import costs
 from trainer.settings import Settings
 
 _SAMPLES = 8  # enough that what does not grow with the batch is lost in rounding

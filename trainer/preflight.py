@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from torch.utils._pytree import tree_leaves
 
 from trainer import tasks
-from trainer.data import Data, InMemory
+from trainer.data.sets import Data, InMemory
 from trainer.environment import from_environment
 from trainer.exits import Exit, Fault
-from trainer.links import Exchange, blame, exchange
-from trainer.machine import Finding, Needs, look_at, look_over
+from trainer.guards.links import Exchange, blame, exchange
+from trainer.guards.machine import Finding, Needs, look_at, look_over
 from trainer.runtime import Runtime, as_fault, from_all, join, say
 from trainer.settings import Settings
 

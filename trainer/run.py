@@ -11,15 +11,15 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from trainer import strategies, tasks
 from trainer.checkpoint.saver import Saver
-from trainer.data import Data, tokens_of
-from trainer.ema import Average
-from trainer.loader import Loader
+from trainer.data.loader import Loader
+from trainer.data.order import Order, Samples
+from trainer.data.sets import Data, tokens_of
 from trainer.metrics import Report
-from trainer.order import Order, Samples
+from trainer.models.ema import Average
+from trainer.plan.sizing import Batches
 from trainer.precision import LossScale, dtype_of
 from trainer.runtime import Runtime
 from trainer.settings import Settings
-from trainer.sizing import Batches
 
 
 @dataclass

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from trainer.choice import settle
 from trainer.contract import is_elastic
 from trainer.environment import variable
 from trainer.exits import Exit, Fault
 from trainer.modes import AXES
+from trainer.plan.choice import settle
+from trainer.plan.sizing import Sizing, data_rank
 from trainer.settings import Settings
-from trainer.sizing import Sizing, data_rank
 
 _T = TypeVar("_T")
 

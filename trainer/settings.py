@@ -198,7 +198,8 @@ class Settings(BaseModel):
         description="GiB of a device, for auto and the dry run (default: what a GPU says)",
     )
     ledger: bool = Field(
-        False, description="write down the samples of every step; python -m trainer.ledger checks"
+        False,
+        description="write down the samples of every step; python -m trainer.data.ledger checks",
     )
     log: Literal["auto", "rich", "json"] = Field(
         "auto", description="rich: progress bar; json: a line an event; auto: rich on a terminal"

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.data import Tensors
+from trainer.data.sets import Tensors
 from trainer.settings import Settings
 from trainer.tasks import synthetic
 

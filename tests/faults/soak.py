@@ -27,7 +27,7 @@ from tests.conftest import Started
 from tests.faults.cluster import Job
 from tests.faults.hosts import Host, Loopback, network, why_not
 from tests.ranks import run_ranks, weights
-from trainer import ledger
+from trainer.data import ledger
 from trainer.exits import Exit
 
 INTERVAL = 16  # steps between checkpoints

@@ -10,7 +10,7 @@ import pytest
 from tests.faults.cluster import Job, curve
 from tests.faults.hosts import network, why_not
 from tests.ranks import run_ranks
-from trainer import ledger
+from trainer.data import ledger
 
 pytestmark = [
     pytest.mark.slow,

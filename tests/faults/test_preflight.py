@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.conftest import QUICK
 from tests.launch.test_nodes import node
 from tests.ranks import free_port, run_ranks
-from trainer import machine
-from trainer.cgroup import available_memory
-from trainer.links import blame
+from trainer.guards import machine
+from trainer.guards.cgroup import available_memory
+from trainer.guards.links import blame
 
 SYNTHETIC = {"task": "synthetic", "steps": "2"}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import QUICK
 from tests.faults.tasks import planted
 from tests.ranks import free_port, run_ranks
-from trainer.straggler import Watch, Work, slowest
+from trainer.guards.straggler import Watch, Work, slowest
 
 FOREVER = {"steps": "100000", "eval_steps": "0", "checkpoint_steps": "0"}
 

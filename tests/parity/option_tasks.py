@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from trainer.ops import cross_entropy
+from trainer.models.ops import cross_entropy
 from trainer.tasks import synthetic
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.data import Tensors
+from trainer.data.sets import Tensors
 from trainer.settings import Settings
 from trainer.tasks import synthetic
 

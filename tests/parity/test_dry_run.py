@@ -11,10 +11,10 @@ import pytest
 
 from tests.conftest import ROOT, clean_environment
 from tests.ranks import run_ranks
-from trainer.costs import pieces_of
 from trainer.environment import parse, variable
-from trainer.memory import estimate
-from trainer.sizing import size
+from trainer.plan.costs import pieces_of
+from trainer.plan.memory import estimate
+from trainer.plan.sizing import size
 
 pytestmark = pytest.mark.slow
 

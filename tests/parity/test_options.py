@@ -195,7 +195,7 @@ def test_a_replica_that_is_not_one_any_more_is_named(
 
 
 def _leave_the_weights_alone() -> None:
-    from trainer import model
+    from trainer.models import build as model
 
     model._broadcast = lambda *_: None  # noqa: SLF001  # the fault to be seen
 

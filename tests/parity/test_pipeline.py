@@ -153,7 +153,7 @@ def test_what_cannot_be_cut_is_refused_with_64(
 
 
 def _die_in_the_third_step() -> None:
-    from trainer.stages import Stage
+    from trainer.models.stages import Stage
 
     original, calls = Stage.forward, []
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.ranks import run_ranks
-from trainer.data import Tensors
+from trainer.data.sets import Tensors
 from trainer.exits import Exit, Fault
 from trainer.tasks import synthetic
 

@@ -100,7 +100,7 @@ def _clip_by_the_local_norm() -> None:
 
 
 def _start_with_other_weights_on_rank_1() -> None:
-    from trainer import model
+    from trainer.models import build as model
 
     def change(whole: Any, _: Any) -> None:
         for parameter in whole.parameters():

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from trainer.augment import Augmentation, draw
-from trainer.loader import Loader
-from trainer.order import Order, training_shares
-from trainer.sizing import divide_batch
+from trainer.data.augment import Augmentation, draw
+from trainer.data.loader import Loader
+from trainer.data.order import Order, training_shares
+from trainer.plan.sizing import divide_batch
 from trainer.tasks._images import Images
 
 PLAIN = {"mean": [0.0], "std": [1.0]}

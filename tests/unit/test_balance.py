@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.balance import balance
-from trainer.order import Order, evaluation_shares, training_shares
-from trainer.sizing import Batches, divide_batch
+from trainer.data.order import Order, evaluation_shares, training_shares
+from trainer.plan.balance import balance
+from trainer.plan.sizing import Batches, divide_batch
 
 
 @settings(deadline=None)
@@ -60,7 +60,7 @@ def test_tokens_per_rank_and_step_stay_within_five_percent(
     order = Order(0, len(lengths), 10 * len(lengths), lengths)
     batches = divide_batch(32 * replicas, 8, replicas, label=str)
     balanced = worst_over_mean(order, batches, steps=100)
-    monkeypatch.setattr("trainer.order.balance", as_they_come)
+    monkeypatch.setattr("trainer.data.order.balance", as_they_come)
     naive = worst_over_mean(order, batches, steps=100)
     print(
         f"{replicas} ranks: worst rank over mean, balanced {max(balanced):.4f}, "

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer import chain, tasks
+from trainer import tasks
 from trainer.exits import Exit, Fault
+from trainer.models import chain
 from trainer.settings import Settings
 
 PIECES = {"digits": 4, "synthetic": 2, "charlm-lstm": 4, "charlm-gru": 4, "charlm-gpt": 4}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from trainer.choice import settle
 from trainer.environment import parse, variable
-from trainer.sizing import Sizing
+from trainer.plan.choice import settle
+from trainer.plan.sizing import Sizing
 
 
 def chosen(gib: float | None, world_size: int = 8, **settings: str) -> Sizing:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from trainer.coordinator import Coordinator, Rules
 from trainer.exits import Exit, Fault
-from trainer.member import Member, Round
+from trainer.nodes.coordinator import Coordinator, Rules
+from trainer.nodes.member import Member, Round
 
 TIMEOUT = 1.0  # of silence; what is told without it is told in a fraction
 

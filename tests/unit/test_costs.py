@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer import costs
 from trainer.catalogue import catalogue
+from trainer.plan import costs
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ from PIL import Image
 
 from tests.ranks import run_ranks
 from trainer import tasks
+from trainer.data.loader import Loader
+from trainer.data.order import Samples
 from trainer.exits import Exit, Fault
-from trainer.loader import Loader
-from trainer.order import Samples
 from trainer.settings import Settings
 from trainer.tasks import _networks, digits
 

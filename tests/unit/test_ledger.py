@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer import ledger
+from trainer.data import ledger
+from trainer.data.order import Order, training_shares
 from trainer.exits import Exit, Fault
-from trainer.order import Order, training_shares
+from trainer.plan.sizing import size
 from trainer.settings import Settings
-from trainer.sizing import size
 
 
 def write(folder: Path, attempt: int, rank: int, steps: dict[int, list[int]], **head: int) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import tests.ranks
-from trainer.data import Tensors
+from trainer.data.loader import Loader
+from trainer.data.order import Order, Samples, training_shares
+from trainer.data.sets import Tensors
 from trainer.exits import Exit, Fault
-from trainer.loader import Loader
-from trainer.order import Order, Samples, training_shares
-from trainer.sizing import divide_batch
+from trainer.plan.sizing import divide_batch
 
 CPU = torch.device("cpu")
 WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -107,8 +107,8 @@ def test_a_fault_in_a_worker_keeps_its_code_and_its_words(workers: int) -> None:
 HELD = """
 import torch
 from tests.unit.test_loader import Squares, shares
-from trainer.loader import Loader
-from trainer.order import Order
+from trainer.data.loader import Loader
+from trainer.data.order import Order
 
 if __name__ == "__main__":
     batches = Loader(Squares(), device=torch.device("cpu"), workers=1)(iter(shares(Order(0, 10, 40))))

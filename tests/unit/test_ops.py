@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.ops import cross_entropy
+from trainer.models.ops import cross_entropy
 
 
 def example(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.order import Order, evaluation_shares, mix, scramble, training_shares
+from trainer.data.order import Order, evaluation_shares, mix, scramble, training_shares
+from trainer.plan.sizing import Batches, divide_batch, size
 from trainer.settings import Settings
-from trainer.sizing import Batches, divide_batch, size
 
 
 def batches(micro: int, accumulation: int, replicas: int) -> Batches:

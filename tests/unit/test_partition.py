@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.partition import partition
+from trainer.plan.partition import partition
 
 COSTS = st.lists(st.integers(0, 50), min_size=1, max_size=9)
 

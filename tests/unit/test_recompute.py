@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from trainer.recompute import recompute_blocks
+from trainer.models.recompute import recompute_blocks
 from trainer.tasks.charlm_gpt import Model
 
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer import schedules
 from trainer.environment import from_environment, variable
 from trainer.exits import Exit, Fault
-from trainer.schedules import SCHEDULES
+from trainer.plan import schedules
+from trainer.plan.schedules import SCHEDULES
+from trainer.plan.sizing import size
 from trainer.settings import Settings
-from trainer.sizing import size
 
 NAMES = st.sampled_from(sorted(SCHEDULES))
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from trainer.environment import from_environment, variable
 from trainer.exits import Exit, Fault
 from trainer.modes import AXES, MODES
+from trainer.plan.sizing import data_rank, divide_batch, size
 from trainer.settings import Settings
-from trainer.sizing import data_rank, divide_batch, size
 
 
 @pytest.mark.parametrize(("world", "mode"), [(1, "single"), (2, "ddp"), (16, "ddp")])

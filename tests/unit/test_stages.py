@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from trainer import stages, tasks
+from trainer import tasks
 from trainer.exits import Exit, Fault
+from trainer.models import stages
 from trainer.runtime import as_fault
 from trainer.settings import Settings
 

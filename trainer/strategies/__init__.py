@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from trainer.data import Batch
+from trainer.data.sets import Batch
 from trainer.precision import autocast
 from trainer.runtime import Runtime
 from trainer.settings import Settings

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from trainer import optim
-from trainer.data import Batch
+from trainer.data.sets import Batch
 from trainer.exits import Exit, Fault
 from trainer.strategies import Context, Strategy, _comm_hooks, accumulate, clip, inference, single
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer import optim
-from trainer.data import Batch
+from trainer.data.sets import Batch
 from trainer.exits import Exit, Fault
 from trainer.runtime import say
 from trainer.strategies import Context, Strategy, accumulate, clip, inference

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer import optim
-from trainer.data import Batch
+from trainer.data.sets import Batch
 from trainer.precision import autocast
 from trainer.strategies import Context, Strategy, clip, inference, weighted_loss
 from trainer.strategies.dp import over_devices

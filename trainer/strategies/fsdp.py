@@ -21,8 +21,8 @@ from torch.distributed.fsdp import (
 )
 
 from trainer import optim
-from trainer.blocks import blocks
-from trainer.data import Batch
+from trainer.data.sets import Batch
+from trainer.models.blocks import blocks
 from trainer.precision import half
 from trainer.settings import Settings
 from trainer.strategies import Context, Strategy, accumulate, clip, inference, single

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer import optim
-from trainer.data import Batch
+from trainer.data.sets import Batch
 from trainer.exits import Exit, Fault
 from trainer.runtime import as_fault, say
 from trainer.strategies import Context, Strategy, accumulate, clip, inference

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from trainer import optim
-from trainer.data import Batch
+from trainer.data.sets import Batch
 from trainer.exits import Exit, Fault
 from trainer.settings import Settings
 from trainer.strategies import Context, Strategy, accumulate, clip, inference, single

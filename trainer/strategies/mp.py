@@ -1,8 +1,8 @@
 """Model parallel: contiguous stages of the layers on the devices of one process.
 
-The stages are cut by measured cost (`trainer/stages.py`). Micro-batches overlap, since a device works
-through its queue on its own: a backward pass is only queued once enough forward passes are under way
-to keep every device at work. On the CPU all stages sit there and nothing overlaps.
+The stages are cut by measured cost (`trainer/models/stages.py`). Micro-batches overlap, since a device
+works through its queue on its own: a backward pass is only queued once enough forward passes are
+under way to keep every device at work. On the CPU all stages sit there and nothing overlaps.
 
     TRAINER_MODE=mp python -m trainer
 """
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from trainer import optim
-from trainer.data import Batch
+from trainer.data.sets import Batch
+from trainer.models.stages import Stage, cut, put
 from trainer.precision import autocast
-from trainer.stages import Stage, cut, put
 from trainer.strategies import Context, Strategy, clip, weighted_loss
 
 

@@ -1,9 +1,9 @@
 """Pipeline parallel: contiguous stages of the layers over ranks, micro-batches flowing through them.
 
-The stages are cut by measured cost (`trainer/stages.py`), the order of the passes is a schedule of
-torch.distributed.pipelining (`trainer/schedules.py`). Where the mesh also has data axes, each stage is
-replicated (dp_replicate) or sharded (dp_shard) over them, and its gradients are averaged once a step.
-An axis tp splits each layer of a stage (`trainer/strategies/tp.py`).
+The stages are cut by measured cost (`trainer/models/stages.py`), the order of the passes is a schedule
+of torch.distributed.pipelining (`trainer/plan/schedules.py`). Where the mesh also has data axes, each
+stage is replicated (dp_replicate) or sharded (dp_shard) over them, and its gradients are averaged once
+a step. An axis tp splits each layer of a stage (`trainer/strategies/tp.py`).
 
     TRAINER_MODE=pp torchrun --nproc-per-node 2 -m trainer
     TRAINER_MODE=pp TRAINER_MESH=pp=2,dp_shard=2 torchrun --nproc-per-node 4 -m trainer
@@ -22,10 +22,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from trainer import optim
-from trainer.data import Batch
+from trainer.data.sets import Batch
+from trainer.models.stages import Cut, Stage, cut, keep_only, put
+from trainer.plan.schedules import SCHEDULES, holder, stages_of
 from trainer.precision import autocast
-from trainer.schedules import SCHEDULES, holder, stages_of
-from trainer.stages import Cut, Stage, cut, keep_only, put
 from trainer.strategies import Context, Strategy, clip, fsdp, local, single, tp, weighted_loss
 
 

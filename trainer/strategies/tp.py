@@ -2,8 +2,8 @@
 
 Columns of a layer's first matrix and rows of its second (Shoeybi et al., 2019), norms on shares of
 the sequence (Korthikanti et al., 2022), by torch's DTensor. The model says how its layers are split
-(`trainer/tensor_plan.py`). The mesh's data axes, if it has some, shard what is left of each weight
-(dp_shard) or replicate it.
+(`trainer/models/tensor_plan.py`). The mesh's data axes, if it has some, shard what is left of each
+weight (dp_shard) or replicate it.
 
     TRAINER_TASK=charlm-gpt TRAINER_MODE=tp torchrun --nproc-per-node 2 -m trainer
     TRAINER_MODE=tp TRAINER_MESH=dp_shard=2,tp=2 torchrun --nproc-per-node 4 -m trainer
@@ -20,11 +20,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
 from trainer import optim
-from trainer.data import Batch
+from trainer.data.sets import Batch
 from trainer.exits import Exit, Fault
+from trainer.models.tensor_plan import TensorPlan, Whole
 from trainer.settings import Settings
 from trainer.strategies import Context, Strategy, accumulate, clip, fsdp, inference, single
-from trainer.tensor_plan import TensorPlan, Whole
 
 
 class Splittable(Protocol):
@@ -79,7 +79,7 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> None
             Exit.CONFIG,
             f"task {settings.task}: its model {type(module).__name__} cannot be split over the axis tp: "
             "it offers no tensor_plan(), which says how each of its layers is; see "
-            "trainer/tensor_plan.py",
+            "trainer/models/tensor_plan.py",
         )
     plan = cast("Splittable", module).tensor_plan(
         sequence_parallel=settings.sequence_parallel, loss_parallel=settings.loss_parallel

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from trainer.data import Data
+from trainer.data.sets import Data
 from trainer.exits import Exit, Fault
 from trainer.settings import Settings
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.augment import Augmentation
-from trainer.data import Tensors
+from trainer.data.augment import Augmentation
+from trainer.data.sets import Tensors
 from trainer.exits import Exit, Fault
 from trainer.settings import Settings
 

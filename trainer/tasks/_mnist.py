@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trainer.augment import Augmentation
+from trainer.data.augment import Augmentation
 from trainer.exits import Exit, Fault
 from trainer.settings import Settings
 from trainer.tasks._images import Classification, Images, folder_of, idx

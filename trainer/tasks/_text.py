@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer import chain
-from trainer.data import Tensors
+from trainer.data.sets import Tensors
 from trainer.exits import Exit, Fault
+from trainer.models import chain
 from trainer.settings import Settings
 
 VOCABULARY = 256  # bytes

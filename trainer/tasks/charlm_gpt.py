@@ -16,9 +16,9 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from trainer import chain
+from trainer.models import chain
+from trainer.models.tensor_plan import TensorPlan, Whole
 from trainer.tasks._text import LENGTH, VOCABULARY, TextTask
-from trainer.tensor_plan import TensorPlan, Whole
 
 
 class Block(nn.Module):

@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from trainer.augment import Augmentation
+from trainer.data.augment import Augmentation
 from trainer.exits import Exit, Fault
 from trainer.settings import Settings
 from trainer.tasks import _networks

@@ -1,6 +1,6 @@
 """What the built-in tasks' models cost, piece by piece, known without torch: the renderer plans with it.
 
-The figures stand in `trainer/costs.json`; `python -m trainer.measure` writes them from the models.
+The figures stand in `trainer/plan/costs.json`; `python -m trainer.measure` writes them from the models.
 """
 
 from functools import cache

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.data import Data, InMemory
+from trainer.data.sets import Data, InMemory
 from trainer.exits import Fault
 from trainer.runtime import Runtime, as_fault, from_all, say
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 
-from trainer import schedules
 from trainer.environment import Label
 from trainer.exits import Exit, Fault
 from trainer.modes import AXES, DATA_AXES, MODES
+from trainer.plan import schedules
 from trainer.settings import Settings
 
 # The modes that a mesh can stand for, the simplest first: one that can use every axis that is there.

@@ -14,8 +14,8 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from trainer.balance import balance
-from trainer.sizing import Batches
+from trainer.plan.balance import balance
+from trainer.plan.sizing import Batches
 
 
 @dataclass(frozen=True)

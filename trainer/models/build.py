@@ -12,12 +12,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainer import tasks
-from trainer.batchnorm import synchronise
-from trainer.blocks import blocks
 from trainer.exits import Exit, Fault
+from trainer.models.batchnorm import synchronise
+from trainer.models.blocks import blocks
+from trainer.models.recompute import recompute_blocks
 from trainer.modes import DATA_AXES, MODES
 from trainer.precision import dtype_of
-from trainer.recompute import recompute_blocks
 from trainer.runtime import Runtime
 from trainer.settings import Settings
 

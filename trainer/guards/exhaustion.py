@@ -9,8 +9,8 @@ import traceback
 
 import torch
 
-from trainer.cgroup import available_memory
 from trainer.exits import Exit, Fault
+from trainer.guards.cgroup import available_memory
 from trainer.runtime import Runtime
 from trainer.settings import Settings
 

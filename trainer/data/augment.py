@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.order import scramble
+from trainer.data.order import scramble
 
 _STREAM = 0x1E3779B97F4A7C15  # apart from each other in the counter: an odd 64-bit number
 

@@ -1,4 +1,4 @@
-"""An agent's end of the roll (trainer/coordinator.py): joining it, and hearing what becomes of it."""
+"""An agent's end of the roll (`coordinator.py`): joining it, and hearing what becomes of it."""
 
 import contextlib
 import select
@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from trainer.exits import Exit, Fault
-from trainer.wire import Line, Message
+from trainer.nodes.wire import Line, Message
 
 
 @dataclass(frozen=True)

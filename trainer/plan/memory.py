@@ -1,6 +1,6 @@
 """What a rank will hold and send, by arithmetic: free of torch, so that the renderer answers too.
 
-It is fed with the pieces that `trainer/costs.py` knows. The dry run and real ranks check it: see
+It is fed with the pieces that `trainer/plan/costs.py` knows. The dry run and real ranks check it: see
 tests/parity/test_dry_run.py.
 """
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
-from trainer.costs import Piece
+from trainer.plan.costs import Piece
+from trainer.plan.sizing import Sizing
 from trainer.settings import Settings
-from trainer.sizing import Sizing
 
 Shape = tuple[int, ...]
 

@@ -25,11 +25,11 @@ import torch.distributed as dist
 
 from trainer.ending import tell
 from trainer.exits import Exit, Fault
+from trainer.guards.stop import Stop
+from trainer.guards.straggler import Straggler, Watch, Work
+from trainer.guards.where import Place, look
 from trainer.run import Run
 from trainer.runtime import from_main, say
-from trainer.stop import Stop
-from trainer.straggler import Straggler, Watch, Work
-from trainer.where import Place, look
 
 _LOOK = 0.05  # seconds between two looks at the main thread
 _TELL = 1.0  # and between two words to the other ranks

@@ -6,8 +6,8 @@ TRAINER_MODE=auto TRAINER_DEVICE_MEMORY=80 python -m trainer
 from dataclasses import replace
 
 from trainer.environment import Label
+from trainer.plan.sizing import Sizing, size
 from trainer.settings import Settings
-from trainer.sizing import Sizing, size
 
 # From the one that sends least to the one that holds least.
 _CANDIDATES = ("ddp", "ddp-zero1", "fsdp")
@@ -35,8 +35,8 @@ def settle(
     if not free or memory is None:
         return sizing
     # Not before they are needed: the renderer's start-up is a budget.
-    from trainer.costs import pieces_of  # noqa: PLC0415
-    from trainer.memory import estimate  # noqa: PLC0415
+    from trainer.plan.costs import pieces_of  # noqa: PLC0415
+    from trainer.plan.memory import estimate  # noqa: PLC0415
 
     pieces = pieces_of(settings.task)
     if pieces is None:

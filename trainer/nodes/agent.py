@@ -28,10 +28,10 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from trainer.cgroup import kills, words_for_a_kill
 from trainer.contract import Contract
 from trainer.exits import Action, Exit, Fault, codes_for, combine
-from trainer.rendezvous import Rendezvous
+from trainer.guards.cgroup import kills, words_for_a_kill
+from trainer.nodes.rendezvous import Rendezvous
 from trainer.runtime import as_fault
 from trainer.settings import Settings
 

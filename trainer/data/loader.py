@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from trainer.data import Bad, Batch, Data, InMemory, MapStyle, Transformed
+from trainer.data.order import Samples
+from trainer.data.sets import Bad, Batch, Data, InMemory, MapStyle, Transformed
 from trainer.exits import Exit, Fault
-from trainer.order import Samples
 
 Shares = Iterator[Samples]
 _Unread = dict[int, Bad]  # by the place in the batch

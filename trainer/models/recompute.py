@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.blocks import blocks
+from trainer.models.blocks import blocks
 
 _Context = contextlib.AbstractContextManager[None]
 

@@ -1,4 +1,4 @@
-"""The rendezvous of torch's elastic agent, on the roll that node 0 keeps (trainer/coordinator.py).
+"""The rendezvous of torch's elastic agent, on the roll that node 0 keeps (trainer/nodes/coordinator.py).
 
 A job of fixed size meets at its master's address, an elastic one at its endpoint. Every round has a
 store of its own, so that no key of a former one is ever read.
@@ -17,9 +17,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from trainer.contract import Contract
-from trainer.coordinator import Coordinator, Rules
 from trainer.exits import Exit, Fault
-from trainer.member import Member, Round
+from trainer.nodes.coordinator import Coordinator, Rules
+from trainer.nodes.member import Member, Round
 from trainer.settings import Settings
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainer.wire import Line, Message
+from trainer.nodes.wire import Line, Message
 
 
 @dataclass(frozen=True)

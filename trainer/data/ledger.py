@@ -3,7 +3,7 @@
 With it a history of stops, losses and resizes can be proved to have used each sample of each epoch
 once. What a later attempt did again after going back to a checkpoint replaces what was done before.
 
-    TRAINER_LEDGER=true python -m trainer && python -m trainer.ledger runs/digits
+    TRAINER_LEDGER=true python -m trainer && python -m trainer.data.ledger runs/digits
 """
 
 import json
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.data.order import Samples
 from trainer.exits import Exit, Fault
-from trainer.order import Samples
 from trainer.run import Run
 from trainer.runtime import from_main
 
@@ -136,7 +136,7 @@ def check(history: History) -> str:
 def main() -> int:
     """Check the run folder that is named and return the exit code."""
     if len(sys.argv) != 2:
-        print("usage: python -m trainer.ledger RUN_FOLDER", file=sys.stderr)
+        print("usage: python -m trainer.data.ledger RUN_FOLDER", file=sys.stderr)
         return Exit.CONFIG
     try:
         print(check(read(Path(sys.argv[1]))))

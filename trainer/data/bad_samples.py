@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 
-from trainer.data import Bad, Batch, InMemory
+from trainer.data.sets import Bad, Batch, InMemory
 from trainer.exits import Exit, Fault
 from trainer.run import Run
 from trainer.runtime import from_all, say

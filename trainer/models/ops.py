@@ -3,7 +3,7 @@
 `cross_entropy` keeps the logits alone for its backward pass, where torch's keeps as many
 log-probabilities beside them: with a large vocabulary the largest tensor of a model, once less.
 
-    from trainer.ops import cross_entropy
+    from trainer.models.ops import cross_entropy
 """
 
 from typing import Any

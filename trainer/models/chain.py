@@ -10,7 +10,7 @@ A model of one's own offers it by a method; its forward pass runs the same chain
         ]
 
     def forward(self, x):
-        return trainer.chain.run(self.chain(), x)
+        return trainer.models.chain.run(self.chain(), x)
 
 A plain nn.Sequential and torchvision's ResNets have theirs here.
 """
@@ -67,7 +67,7 @@ def _offered(model: nn.Module) -> Chain:
     raise Fault(
         Exit.CONFIG,
         f"model {type(model).__name__} cannot be cut into stages: it offers no chain(), the list of "
-        "(submodule names, callable) that make its forward pass; see trainer/chain.py",
+        "(submodule names, callable) that make its forward pass; see trainer/models/chain.py",
     )
 
 

@@ -1,6 +1,6 @@
 """What this machine has for a run, each part against what the run needs: the local half of preflight.
 
-from trainer.machine import Needs, look_at, look_over
+from trainer.guards.machine import Needs, look_at, look_over
 """
 
 import math
@@ -16,7 +16,7 @@ from types import ModuleType
 
 import torch
 
-from trainer.cgroup import available_memory
+from trainer.guards.cgroup import available_memory
 
 MIB = 2**20
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.chain import Piece, pieces_of
 from trainer.exits import Exit, Fault
 from trainer.footprint import Activations
-from trainer.partition import partition
+from trainer.models.chain import Piece, pieces_of
+from trainer.plan.partition import partition
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ several for a module are applied in order, and what is left out every rank holds
             divisible={"features": 512},
         )
 
-Between two pieces of its chain (`trainer/chain.py`) a model has whole tensors, or with
+Between two pieces of its chain (`trainer/models/chain.py`) a model has whole tensors, or with
 sequence_parallel each rank's share along dimension 1. With loss_parallel its outputs are a DTensor
 that is split along the last dimension, as `torch.distributed.tensor.parallel.loss_parallel` wants it.
 """

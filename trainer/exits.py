@@ -56,7 +56,10 @@ MEANINGS: dict[Exit, Meaning] = {
     # use up one retry per node for a single lost pod; a launcher that restarts all of them together
     # counts them as one, so that a rendezvous that never comes about is not tried for ever.
     Exit.PEER: Meaning("a peer or the rendezvous is unavailable", Action.RETRY_PEER),
-    Exit.CODE: Meaning("the training code raised, or a rank was killed", Action.RETRY),
+    Exit.CODE: Meaning(
+        "the training code raised, a rank was killed, or peers were lost again and again in vain",
+        Action.RETRY,
+    ),
     Exit.MACHINE: Meaning(
         "this machine is unfit (preflight failed, CUDA/NCCL/ECC error)", Action.RETRY_ELSEWHERE
     ),

@@ -225,6 +225,12 @@ class Settings(BaseModel):
         description="seconds of silence after which another node is lost (exit 69; elastic: go on "
         "without it)",
     )
+    peer_losses: int = Field(
+        10,
+        ge=0,
+        description="peers lost in a row without a new checkpoint that are not counted as failures; "
+        "one more is exit 70 instead of 69",
+    )
     collective_timeout: int = Field(
         300, ge=1, description="seconds a collective may take before the rank gives up (exit 69)"
     )

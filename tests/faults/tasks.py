@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
@@ -90,6 +91,13 @@ class Stuck(synthetic.Task):
         if os.environ["RANK"] == "1" and self.calls == 4:
             time.sleep(3600)
         return super().loss(outputs, targets)
+
+
+class Parted(synthetic.Task):
+    """Ranks lose each other in the first step, though their nodes do not."""
+
+    def loss(self, *_: Tensor) -> Tensor:
+        raise dist.DistNetworkError(f"no way from rank {os.environ['RANK']}")
 
 
 class Greedy(synthetic.Task):

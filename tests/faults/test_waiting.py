@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import QUICK
 from tests.faults.tasks import planted
 from tests.ranks import free_port, run_ranks
+from trainer.guards import where
 from trainer.guards.straggler import Watch, Work, slowest
 
 FOREVER = {"steps": "100000", "eval_steps": "0", "checkpoint_steps": "0"}
@@ -79,6 +80,11 @@ def test_a_rank_that_is_stopped_is_named_by_the_others(start: Any, tmp_path: Pat
     assert "no sign of life from rank 1 on" in ended.words
     assert ended.of("fault")[0]["missing"] == [1]
     assert (tmp_path / "run/logs/rank-0.stack").exists()
+
+
+def test_what_tells_work_from_waiting_is_where_it_is_looked_for() -> None:
+    for prefix in (*where._COLLECTIVE, *where._DEVICE, *where._BETWEEN):  # noqa: SLF001
+        assert list(Path(prefix).parent.glob(f"{Path(prefix).name}*")), prefix
 
 
 worlds = st.integers(2, 64)

@@ -2,12 +2,14 @@
 
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.conftest import QUICK
+from tests.checkpoint.small import save
+from tests.conftest import QUICK, ROOT, Ended
 from tests.ranks import free_port
 
 pytestmark = pytest.mark.slow
@@ -23,6 +25,17 @@ def node(rank: int, port: int, **added: str) -> dict[str, str]:
         "PET_LOCAL_ADDR": "127.0.0.1",
         "TRAINER_COLLECTIVE_TIMEOUT": "60",
     } | added
+
+
+def elastic(nodes: str, port: int) -> dict[str, str]:
+    return {
+        "PET_NNODES": nodes,
+        "PET_NPROC_PER_NODE": "1",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
+        "PET_RDZV_ID": "attempt-1",
+        "PET_LOCAL_ADDR": "127.0.0.1",
+    }
 
 
 def test_a_late_master_is_waited_for_and_sigterm_to_one_node_stops_both(start: Any) -> None:
@@ -41,15 +54,8 @@ def test_a_late_master_is_waited_for_and_sigterm_to_one_node_stops_both(start: A
 
 
 def test_elastic_nodes_meet_by_c10d(start: Any) -> None:
-    elastic = {
-        "PET_NNODES": "2:2",
-        "PET_NPROC_PER_NODE": "1",
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}",
-        "PET_RDZV_ID": "attempt-1",
-        "PET_LOCAL_ADDR": "127.0.0.1",
-    }
-    nodes = [start("-m", "trainer.launch", **elastic, **QUICK) for _ in range(2)]
+    variables = elastic("2:2", free_port()) | QUICK
+    nodes = [start("-m", "trainer.launch", **variables) for _ in range(2)]
     endings = [node.end() for node in nodes]
     assert [ended.code for ended in endings] == [0, 0], endings
     (summary,) = [event for ended in endings for event in ended.of("summary")]
@@ -63,11 +69,41 @@ def test_a_master_that_never_comes_is_69_and_named(start: Any) -> None:
     assert f"node 0, did not answer at 127.0.0.1:{port} within 2 s" in ended.words
 
 
-def test_a_node_that_never_comes_is_69_and_counted(start: Any) -> None:
-    port = free_port()
-    ended = start("-m", "trainer.launch", **node(0, port), TRAINER_RENDEZVOUS_TIMEOUT="3").end()
-    assert ended.code == 69
-    assert f"only 1 of 2 nodes came to the rendezvous at 127.0.0.1:{port}" in ended.words
+def test_a_node_that_never_comes_is_69_and_counted_once_it_has_been_in_vain(
+    start: Any, tmp_path: Path
+) -> None:
+    variables = {"TRAINER_RENDEZVOUS_TIMEOUT": "1", "TRAINER_PEER_LOSSES": "1"}
+
+    def attempt() -> Ended:
+        port = free_port()
+        place = node(0, port, TRAINER_OUT=str(tmp_path / "run"))
+        ended: Ended = start("-m", "trainer.launch", **place, **variables).end()
+        assert f"only 1 of 2 nodes came to the rendezvous at 127.0.0.1:{port}" in ended.words
+        return ended
+
+    assert attempt().code == 69
+    failed = attempt()
+    assert failed.code == 70
+    assert "in a row without a new checkpoint: 2, of which TRAINER_PEER_LOSSES=1" in failed.words
+    save(tmp_path / "run/checkpoints", 5)
+    assert attempt().code == 69
+
+
+def test_an_elastic_job_whose_ranks_lose_each_other_in_vain_is_70(
+    start: Any, tmp_path: Path
+) -> None:
+    """Their nodes see each other, so each round would start, and end, like the one before."""
+    variables = elastic("2:2", free_port()) | {
+        "TRAINER_TASK": "tests.faults.tasks:Parted",
+        "TRAINER_OUT": str(tmp_path / "run"),
+        "TRAINER_PEER_LOSSES": "0",
+        "PYTHONPATH": str(ROOT),
+    }
+    nodes = [start("-m", "trainer.launch", **(QUICK | variables)) for _ in range(2)]
+    endings = [node.end() for node in nodes]
+    assert sorted(ended.code for ended in endings) == [69, 70], endings
+    (keeper,) = [ended for ended in endings if ended.code == 70]
+    assert "in a row without a new checkpoint: 1, of which TRAINER_PEER_LOSSES=0" in keeper.words
 
 
 def test_a_port_in_use_is_69_and_named(start: Any) -> None:

@@ -19,16 +19,16 @@ import torch
 
 _TORCH = str(Path(torch.__file__).parent)
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parents[1])
 
 # Lines of these pass a call on; who called them says what it is about.
 _TRANSPARENT = tuple(f"{_TORCH}/{name}" for name in ("_ops.py", "utils/_", "_C/", "_tensor.py"))
 _COLLECTIVE = (
     *(f"{_TORCH}/{name}" for name in ("distributed/", "nn/parallel/distributed.py", "autograd/")),
-    f"{_HERE}/stop.py",
+    f"{_HERE}/guards/stop.py",
 )
 # Lines that read a number off a device, and so wait for all that it has in its queue.
-_DEVICE = (f"{_HERE}/guard.py",)
+_DEVICE = (f"{_HERE}/guards/nonfinite.py",)
 # What goes on between two steps; the main rank may have more to do there than the others.
 _BETWEEN = tuple(f"{_HERE}/{name}" for name in ("evaluation", "resume", "checkpoint", "preflight"))
 

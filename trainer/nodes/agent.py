@@ -31,6 +31,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from trainer.contract import Contract
 from trainer.exits import Action, Exit, Fault, codes_for, combine
 from trainer.guards.cgroup import kills, words_for_a_kill
+from trainer.nodes import in_vain
 from trainer.nodes.rendezvous import Rendezvous
 from trainer.runtime import as_fault
 from trainer.settings import Settings
@@ -49,9 +50,6 @@ _GRACE_SECONDS = 1
 
 # Time for our own ranks to end when those of another node have, in order.
 _SETTLE_SECONDS = 15
-
-# Rounds in a row whose ranks lost a peer although no node came or went.
-_ROUNDS_IN_VAIN = 3
 
 
 class Ranks(LocalElasticAgent):
@@ -77,7 +75,7 @@ class Ranks(LocalElasticAgent):
         self._gate = threading.RLock()  # between starting ranks and stopping them
         self._stopping = False
         self._pids: list[int] = []
-        self._in_vain = 0
+        self._settings = settings
         self._kills = kills()
 
     def run_to_end(self) -> Exit:
@@ -85,13 +83,22 @@ class Ranks(LocalElasticAgent):
         ending = Exit.CODE
         try:
             ending = self._run_in_thread()
+            if ending == Exit.PEER:
+                raise Fault(Exit.PEER, "the ranks lost a peer")  # noqa: TRY301  # counted below
         except Fault as fault:
-            ending = fault.code
-            raise
+            counted = self._counted(fault)
+            ending = counted.code
+            raise counted from None
         finally:
             self._roll.leave(ending)
             self._roll.close()
         return ending
+
+    def _counted(self, fault: Fault) -> Fault:
+        """Count a lost peer, on one node for all; return what it amounts to."""
+        if fault.code != Exit.PEER or self._stopping or not self._roll.is_kept_here:
+            return fault
+        return in_vain.verdict(self._settings, str(fault))
 
     def _run_in_thread(self) -> Exit:
         outcome: list[RunResult | Exception] = []
@@ -149,10 +156,14 @@ class Ranks(LocalElasticAgent):
 
     def _stop_workers(self, _: WorkerGroup) -> None:
         """Have the ranks save and end; those that talk to a lost node cannot, and are killed."""
+        lost = "" if self._roll.clean else "the ranks lost a peer"
         if news := self._roll.member.change:
             print(f"launch: {news.reason}; on to the next round", file=sys.stderr, flush=True)
             if news.lost:
+                lost = news.reason
                 self._signal_groups(signal.SIGKILL)
+        if lost and (counted := self._counted(Fault(Exit.PEER, lost))).code != Exit.PEER:
+            raise counted
         self._shutdown(timeout=self._contract.shutdown_timeout)
         with self._gate:
             self._signal_groups(signal.SIGKILL)  # what they left behind: loader workers
@@ -183,18 +194,9 @@ class Ranks(LocalElasticAgent):
 
     def _go_on_with_who_is_there(self, worker_group: WorkerGroup, *, lost: bool) -> RunResult:
         """Start the ranks anew with the nodes that are there; no restart is counted for it."""
-        before = self._roll.round
         self._roll.clean = not lost
         self._restart_workers(worker_group)
-        after = self._roll.round
-        same = before is not None and after is not None and before.changes == after.changes
-        self._in_vain = self._in_vain + 1 if lost and same else 0
-        if self._in_vain == _ROUNDS_IN_VAIN:
-            self._signal_groups(signal.SIGKILL)
-            raise Fault(
-                Exit.PEER,
-                f"the ranks lost a peer {_ROUNDS_IN_VAIN} times in a row, but no node has gone",
-            )
+        self._roll.clean = True
         return RunResult(WorkerState.HEALTHY)
 
     def _signal_groups(self, number: signal.Signals) -> None:

@@ -62,7 +62,6 @@ class Coordinator:
         self._strangers: list[Line] = []  # who has not said yet who it is
         self._nodes: list[_Node] = []
         self._round = 0
-        self._changes = 0
         self._running = False
         self._finished = False
         self._selector = selectors.DefaultSelector()
@@ -135,7 +134,6 @@ class Coordinator:
         node = _Node(line, number, address, ready=True)
         self._change(f"{node.name} joined", lost=False)
         self._nodes.append(node)
-        self._changes += 1
         return None
 
     def _answer(self, node: _Node, message: Message) -> None:
@@ -181,7 +179,6 @@ class Coordinator:
 
     def _forget(self, node: _Node) -> None:
         self._nodes.remove(node)
-        self._changes += 1
         self._hang_up(node.line)
 
     def _hang_up(self, line: Line) -> None:
@@ -213,4 +210,4 @@ class Coordinator:
         for rank, node in enumerate(nodes):
             node.ready = False
             place = {"number": self._round, "rank": rank, "nodes": names, "store": port}
-            node.line.send("start", **place, changes=self._changes)
+            node.line.send("start", **place)

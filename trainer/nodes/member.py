@@ -14,16 +14,12 @@ from trainer.nodes.wire import Line, Message
 
 @dataclass(frozen=True)
 class Round:
-    """Who trains together: `nodes` by rank, and the port of the store on the keeper's machine.
-
-    `changes` counts the nodes that have come and gone so far.
-    """
+    """Who trains together: `nodes` by rank, and the port of the store on the keeper's machine."""
 
     number: int
     rank: int
     nodes: list[str]
     store: int
-    changes: int
 
 
 @dataclass(frozen=True)

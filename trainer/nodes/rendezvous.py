@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import (
 from trainer.contract import Contract
 from trainer.exits import Exit, Fault
 from trainer.nodes.coordinator import Coordinator, Rules
-from trainer.nodes.member import Member, Round
+from trainer.nodes.member import Member
 from trainer.settings import Settings
 
 
@@ -47,7 +47,6 @@ class Rendezvous(RendezvousHandler):
         )
         self.clean = True  # whether the ranks of the last round could save before they ended
         self.leaving = False  # whether this node was told to stop, and comes to no further round
-        self.round: Round | None = None
         self._coordinator: Coordinator | None = None
         self._store: TCPStore | None = None
         self._joined = False
@@ -65,7 +64,6 @@ class Rendezvous(RendezvousHandler):
         found = self.member.next_round(
             deadline=deadline, clean=self.clean, least=contract.min_nodes
         )
-        self.round = found
         store = TCPStore(contract.address, found.store, is_master=False)
         return RendezvousInfo(
             store, found.rank, len(found.nodes), RendezvousStoreInfo(contract.address, found.store)
@@ -104,6 +102,11 @@ class Rendezvous(RendezvousHandler):
         )
         port: int = self._store.port
         return port
+
+    @property
+    def is_kept_here(self) -> bool:
+        """Whether this node keeps the roll, and so speaks for all where one has to."""
+        return self._coordinator is not None
 
     def leave(self, ending: Exit) -> None:
         """Take leave of the others; wakes a wait in `next_rendezvous`, which then raises Fault(143)."""

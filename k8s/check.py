@@ -30,7 +30,7 @@ def validate(values: dict[str, Any]) -> JobSpec:
 
 def settings_of(spec: JobSpec) -> Settings:
     """Return the trainer's settings, checked as the trainer will. Raises Fault(64)."""
-    fields = {to_camel(field): field for field in Settings.model_fields}
+    fields = _settings_by_key()
     texts: dict[str, str] = {}
     for key, value in spec.trainer.items():
         if key not in fields:
@@ -41,6 +41,11 @@ def settings_of(spec: JobSpec) -> Settings:
         if value is not None and text != "":
             texts[fields[key]] = text
     return parse(texts, label=label)
+
+
+@cache
+def _settings_by_key() -> dict[str, str]:
+    return {to_camel(field): field for field in Settings.model_fields}
 
 
 def label(field: str) -> str:

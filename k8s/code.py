@@ -109,7 +109,7 @@ class Step:
 # For each scheme an image, and the command as it is in a user's own image and in that one.
 _IMAGES = {
     "s3": "docker.io/amazon/aws-cli:2.27.0",
-    "gs": "gcr.io/google.com/cloudsdktool/google-cloud-cli:521.0.0-slim",
+    "gs": "gcr.io/google.com/cloudsdktool/google-cloud-cli:562.0.0-slim",
     "hf": "ghcr.io/astral-sh/uv:0.8.22-python3.12-bookworm-slim",
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from k8s.yamltext import Loader
 from trainer.exits import Exit, Fault
 
 _TOO_DEEP = "nested too deeply, or refers to itself"
@@ -62,14 +63,8 @@ def profile(name: str) -> str:
     return str(known[name])
 
 
-class _Loader(yaml.CSafeLoader):
-    """YAML as Kubernetes' own tools read it, but a key given twice is an error, not the last one."""
-
-    # A date is text here: nothing in a job file is one, and a run folder may be called like one.
-    yaml_implicit_resolvers = {  # noqa: RUF012  # overrides PyYAML's own
-        first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-    }
+class _Loader(Loader):
+    """A key given twice is an error, not the last one."""
 
     def construct_mapping(
         self,

@@ -7,6 +7,7 @@ The folder's `__init__.py` holds LAUNCHER, the facts below; beside it lie its ow
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,6 +74,7 @@ class Launcher:
 _STEMS = {RunsIn.POD: "manifest", RunsIn.CONTAINERS: "compose"}
 
 
+@cache
 def known() -> list[str]:
     """Return the names of all launchers."""
     return sorted(file.parent.name for file in TEMPLATES.glob("*/__init__.py"))

@@ -13,7 +13,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,7 +25,7 @@ from k8s.extras import Extra
 from k8s.launchers import TEMPLATES, Launcher, RunsIn
 from k8s.plan import Plan
 from k8s.storage import Mount
-from k8s.yamltext import dump
+from k8s.yamltext import Loader, dump, parse
 from trainer.exits import Action, Exit, Fault, codes_for
 
 
@@ -42,13 +41,14 @@ def render(plan: Plan, launcher: Launcher) -> Rendered:
     """Return what a launcher is given for a plan."""
     if launcher.runs_in is RunsIn.CONTAINERS:
         text = _environment(_json).get_template(launcher.template).render(plan=plan)
-        return Rendered(dump([yaml.load(text, yaml.CSafeLoader)]), ())
+        return Rendered(dump(parse(text)), ())
     if launcher.runs_in is not RunsIn.POD:
         return Rendered(_environment(_shell).get_template(launcher.template).render(plan=plan), ())
     environment = _environment(_json)
     beside = [_beside(environment, extra, plan) for extra in plan.extras]
     text = environment.get_template(f"{launcher.name}/pod.yaml.j2").render(plan=plan)
-    pod = patch.apply(yaml.load(text, yaml.CSafeLoader), plan.pod_patch)
+    (pod,) = parse(text)
+    pod = patch.apply(pod, plan.pod_patch)
     text = environment.get_template(launcher.template).render(
         plan=plan,
         pod=pod,
@@ -57,7 +57,7 @@ def render(plan: Plan, launcher: Launcher) -> Rendered:
         free_codes=codes_for(Action.RETRY_FREE),
         peer_codes=codes_for(Action.RETRY_PEER),
     )
-    parsed = yaml.load_all("---\n".join([*beside, text]), yaml.CSafeLoader)
+    parsed = parse("---\n".join([*beside, text]))
     objects = tuple(_placed(one, pod) for one in parsed)
     if plan.app_wrapper:
         objects = (wrapper.wrap(objects, plan, launcher),)
@@ -75,7 +75,7 @@ def _placed(value: Any, pod: dict[str, Any]) -> Any:
         return {key: _placed(item, pod) for key, item in value.items()}
     if isinstance(value, list):
         return [_placed(item, pod) for item in value]
-    return deepcopy(pod) if value == _PLACEHOLDER else value
+    return _placed(pod, {}) if value == _PLACEHOLDER else value  # which copies
 
 
 def owned(rendered: Rendered, uid: str) -> Rendered:
@@ -106,7 +106,8 @@ def _beside(environment: Environment, extra: Extra, plan: Plan) -> str:
 def rewritten(text: str, *, name: str) -> str:
     """Return manifests as `render` would write them, so that only what they say counts."""
     try:
-        return dump(tuple(one for one in yaml.load_all(text, yaml.CSafeLoader) if one is not None))
+        found = yaml.load_all(text, Loader)
+        return dump([one for one in found if one is not None])
     except yaml.YAMLError as error:
         raise Fault(Exit.CONFIG, f"{name}: not YAML: {' '.join(str(error).split())}") from None
 
@@ -148,6 +149,8 @@ def _shell(value: Any) -> str:
 def _json(value: Any) -> str:
     """Write JSON that is YAML too: YAML does not join the halves of a surrogate pair."""
     text = json.dumps(value)
+    if "\\ud" not in text:
+        return text
     return re.sub(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", _one_escape, text)
 
 

@@ -243,6 +243,12 @@ def _environment(
     """Return the variables that are the same on every node; the paths and PET_* are a template's."""
     paths = (variable("data"), variable("out"))
     environment = {k: v for k, v in environment_of(settings).items() if k not in paths}
+    if spec.resources.gpu and "devices" not in spec.trainer:
+        # What was asked for is looked for, before the ranks share what there is. A machine without an
+        # image is the developer's own, and may do without.
+        whole = spec.most_nodes if launcher.runs_in is RunsIn.CONTAINER else 1
+        if launcher.runs_in is not RunsIn.PROCESS:
+            environment[variable("devices")] = str(whole * spec.resources.gpu)
     if spec.resources.gpu and launcher.runs_in is RunsIn.POD:
         environment |= nccl.environment(spec.nccl, out)
     if spec.code is not None or spec.setup:

@@ -48,6 +48,13 @@ class Resources(Model):
 
 def ranks(resources: Resources, procs: int | None) -> int:
     """Return the number of ranks per node. Raises Fault(64)."""
+    if resources.gpu > 1 and "/mig-" in resources.gpu_resource:
+        # CUDA shows a process the first slice it may see and no other, so the second rank has none.
+        raise Fault(
+            Exit.CONFIG,
+            f"resources.gpu={resources.gpu}: a process sees one slice of {resources.gpu_resource} only; "
+            "set resources.gpu=1, and as many more nodes",
+        )
     if procs is None:
         return resources.gpu or 1
     if resources.gpu and procs > resources.gpu:

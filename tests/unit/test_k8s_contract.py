@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.rendering import environment_in_script, job, render
+from tests.rendering import (
+    CLUSTER,
+    LAUNCHERS,
+    environment_in_pod,
+    environment_in_script,
+    job,
+    pods,
+    render,
+)
 from trainer import contract
 
 
@@ -138,6 +146,25 @@ def test_the_contract_of_compose_resolves_to_its_ranks(nodes: int) -> None:
         assert (seen.min_nodes, seen.max_nodes, seen.ranks_per_node) == (nodes, nodes, 2)
         assert (name, seen.node_rank, seen.elastic) == (f"node-{index}", index, False)
         assert seen.endpoint == "node-0:29500"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_preflight_looks_for_the_accelerators_that_are_asked_for(
+    launcher: str, tmp_path: Path
+) -> None:
+    """A node of a cluster has its own; a container on this machine has those of all nodes."""
+    values = job(nodes=2, resources={"gpu": 4}, trainer={"globalBatch": 16})
+    expected = {"docker": "8", "local": None}.get(launcher, "4")
+    for changes, wanted in (({}, expected), ({"devices": 1}, "1"), ({"devices": 0}, "0")):
+        asked = values | {"trainer": {**values["trainer"], **changes}}
+        assert environment(asked, launcher, tmp_path).get("TRAINER_DEVICES") == wanted
+    assert "TRAINER_DEVICES" not in environment(job(), launcher, tmp_path)
+
+
+def environment(values: dict[str, Any], launcher: str, folder: Path) -> dict[str, str]:
+    if launcher in CLUSTER:
+        return environment_in_pod(pods(render(values, launcher))[0])
+    return environment_in_script(values, launcher, folder)
 
 
 @pytest.mark.parametrize("launcher", ["local", "docker"])

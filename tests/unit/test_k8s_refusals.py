@@ -39,6 +39,7 @@ SETTINGS = [
     (["nodes=2.0"], "nodes=2.0: must be a whole number"),
     (["nodes=yes"], "nodes=True: must be a whole number"),
     (["nodes=[2]"], "nodes=[2]: must be a whole number"),
+    (["resources.gpu=2", "resources.gpuResource=nvidia.com/mig-1g.10gb"], "resources.gpu=2: a process sees one slice of nvidia.com/mig-1g.10gb only"),
     (["resources=8"], "resources=8: must be a mapping"),
     (["env={A: x}"], "env={'A': 'x'}: must be a list"),
     (["env=[A]"], "env[0]='A': must be a mapping"),

@@ -53,6 +53,7 @@ exec docker run --rm $terminal \
     --env TRAINER_LR=0.0001 \
     --env TRAINER_PRECISION=bf16 \
     --env TRAINER_LOG=json \
+    --env TRAINER_DEVICES=32 \
     --env HOME=/tmp \
     --env 'GREETING=two lines: "quoted",
 it'"'"'s $(PET_NNODES) and $HOME # kept as they are

@@ -61,6 +61,7 @@ def parse(values: Mapping[str, str], *, label: Label) -> Settings:
         message = first["msg"].replace("Input should be", "must be")
         raise Fault(Exit.CONFIG, f"{label(name)}={values[name]!r}: {message}") from None
     _check_names(settings, label)
+    _check_patience(settings, label)
     return settings
 
 
@@ -89,6 +90,18 @@ def _check_names(settings: Settings, label: Label) -> None:
             Exit.CONFIG,
             f"{label('task')}={settings.task!r}: no such task; choose "
             f"{', '.join(built_in_tasks())} or package.module:Class",
+        )
+
+
+def _check_patience(settings: Settings, label: Label) -> None:
+    """Have what ends a rank with a reason come before what only finds it stuck."""
+    if 0 < settings.health_limit <= settings.longest_wait:
+        waits = ("rendezvous_timeout", "collective_timeout", "checkpoint_timeout")
+        longest = max(waits, key=lambda name: int(getattr(settings, name)))
+        raise Fault(
+            Exit.CONFIG,
+            f"{label('health_timeout')}={settings.health_timeout}: must be above "
+            f"{label(longest)}={settings.longest_wait}, which says what it waited for; or 0, never",
         )
 
 

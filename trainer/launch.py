@@ -21,6 +21,7 @@ from math import ceil
 from pathlib import Path
 from types import FrameType
 
+from trainer import health
 from trainer.contract import Contract, resolve, table
 from trainer.environment import from_environment, variable
 from trainer.exits import Action, Exit, Fault, codes_for
@@ -61,18 +62,21 @@ def _launch(settings: Settings, retry_offset: int) -> int:
     if not contract.port:
         contract = replace(contract, port=_free_port())
     say("this node's place\n" + table(contract))
+    health.forget(settings.health)
+    sign = health.sign(settings.health, health.LAUNCHER, limit=settings.health_limit)
     _share_cores(contract.ranks_per_node)
     _name_interface(contract.local_address)
     try:
         if not contract.elastic and contract.node_rank > 0:
             wait_for_master(contract, timeout=settings.rendezvous_timeout)
+            sign()
         # torch's agent takes seconds to import; refusals and the wait do without it.
         from trainer.nodes.agent import prepare  # noqa: PLC0415
 
         with prepare(contract, settings) as ranks:
             for number in _SIGNALS:
                 signal.signal(number, ranks.stop)
-            code = ranks.run_to_end()
+            code = ranks.run_to_end(sign)
     except Fault as fault:
         say(str(fault))
         code = fault.code

@@ -14,7 +14,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from trainer import optim, strategies, tasks
+from trainer import health, optim, strategies, tasks
 from trainer.checkpoint.saver import Saver
 from trainer.data.bad_samples import Lost
 from trainer.data.ledger import Ledger
@@ -52,7 +52,9 @@ def run(settings: Settings) -> Exit:
             ending.callback(current.strategy.close)
             _announce(current)
             resume(current)
-            with stop_requests(runtime) as stop, watching(current, stop):
+            name = health.rank(runtime.local_rank)
+            sign = health.sign(settings.health, name, limit=settings.health_limit)
+            with stop_requests(runtime, sign) as stop, watching(current, stop):
                 return _train(current, stop)
         except Exception as error:
             short = out_of_memory(error, settings, runtime)

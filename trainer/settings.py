@@ -234,8 +234,29 @@ class Settings(BaseModel):
     collective_timeout: int = Field(
         300, ge=1, description="seconds a collective may take before the rank gives up (exit 69)"
     )
+    health: Path | None = Field(
+        None,
+        description="folder of this machine's own for signs of life, which python -m trainer.health "
+        "judges; the image and the pods have one",
+    )
+    health_timeout: int | None = Field(
+        None,
+        ge=0,
+        description="seconds without a sign of life after which a node counts as stuck; 0: never "
+        "(default: twice the longest of the time-outs of rendezvous, collective and checkpoint)",
+    )
 
     @property
     def run_folder(self) -> Path:
         """`out`, or where a run's files go when nothing is set."""
         return self.out or Path("runs") / self.task.replace(":", ".")
+
+    @property
+    def health_limit(self) -> int:
+        """Seconds without a sign of life after which a node counts as stuck; 0: never."""
+        return 2 * self.longest_wait if self.health_timeout is None else self.health_timeout
+
+    @property
+    def longest_wait(self) -> int:
+        """Seconds that a rank may wait before it ends by itself, and says why."""
+        return max(self.rendezvous_timeout, self.collective_timeout, self.checkpoint_timeout)

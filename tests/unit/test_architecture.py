@@ -18,6 +18,7 @@ TRAINER_ORDER = {
     "modes": 10,
     "catalogue": 10,
     "contract": 10,
+    "health": 10,
     "plan.balance": 10,
     "plan.costs": 10,
     "plan.partition": 10,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.rendering import CLUSTER, everything, job, render
+from tests.rendering import CLUSTER, environment_in_pod, everything, job, pods, render
 from trainer.exits import MEANINGS, Action
 
 # The words of this table: "fail" at once, "retry" counted, "free" not counted, "peer" not more than once
@@ -125,3 +125,19 @@ def test_a_suspended_job_waits(launcher: str) -> None:
 
     assert held(job(faults={"suspend": True})) is True
     assert held(job()) is None
+
+
+@pytest.mark.parametrize("launcher", CLUSTER)
+def test_a_stuck_node_is_found_by_a_probe_that_waits_longer_than_any_bound(launcher: str) -> None:
+    (pod, *_) = pods(render(job(nodes=2), launcher))
+    trainer = pod["spec"]["containers"][0]
+    assert trainer["livenessProbe"]["exec"]["command"] == ["python", "-m", "trainer.health"]
+    assert environment_in_pod(pod)["TRAINER_HEALTH"].startswith("/tmp/")
+    # Peers look for this pod in DNS, where it may stand only once it is ready.
+    assert not trainer.keys() & {"startupProbe", "readinessProbe"}
+    (pod, *_) = pods(render(job(nodes=2, trainer={"healthTimeout": 0}), launcher))
+    assert "livenessProbe" not in pod["spec"]["containers"][0]
+    (pod, *_) = pods(render(job(nodes=2, trainer={"health": "/dev/shm/h"}), launcher))
+    names = [entry["name"] for entry in pod["spec"]["containers"][0]["env"]]
+    assert names.count("TRAINER_HEALTH") == 1
+    assert environment_in_pod(pod)["TRAINER_HEALTH"] == "/dev/shm/h"

@@ -22,6 +22,10 @@ REFUSED = [
     ({"TRAINER_EPOCHS": "1.5"}, "TRAINER_EPOCHS='1.5': must be a valid integer"),
     ({"TRAINER_SEED": "-1"}, "TRAINER_SEED='-1': must be"),
     ({"TRAINER_OPTIMIZER": "adam"}, "TRAINER_OPTIMIZER='adam': must be 'sgd' or 'adamw'"),
+    (
+        {"TRAINER_HEALTH_TIMEOUT": "600", "TRAINER_CHECKPOINT_TIMEOUT": "700"},
+        "TRAINER_HEALTH_TIMEOUT=600: must be above TRAINER_CHECKPOINT_TIMEOUT=700, which says",
+    ),
 ]
 
 

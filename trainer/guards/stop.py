@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import torch
@@ -15,11 +15,12 @@ from trainer.runtime import Runtime, say
 class Stop:
     """Whether this run was asked to stop, and whether it is time to save."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, sign: Callable[[], None]) -> None:
         self.signal: signal.Signals | None = None
         self.save = False
         self._runtime = runtime
         self.calls = 0  # of `agreed`: the run's pulse
+        self._sign = sign
         self._flags = torch.zeros(2)
         self._pending: dist.Work | None = None
 
@@ -45,6 +46,7 @@ class Stop:
         the answer is one call old and costs no waiting.
         """
         self.calls += 1
+        self._sign()
         if self._runtime.control is None:
             self.save = save
             return self.signal is not None
@@ -67,13 +69,13 @@ class Stop:
 
 
 @contextlib.contextmanager
-def stop_requests(runtime: Runtime) -> Iterator[Stop]:
-    """Turn SIGTERM and SIGINT into a flag within the block.
+def stop_requests(runtime: Runtime, sign: Callable[[], None] = lambda: None) -> Iterator[Stop]:
+    """Turn SIGTERM and SIGINT into a flag within the block; `sign` is called with every pulse.
 
     Outside of it they keep their defaults: before the first step there is nothing to save, and a
     handler would not run anyway while the process group waits for its peers in C++.
     """
-    stop = Stop(runtime)
+    stop = Stop(runtime, sign)
     before = {number: signal.signal(number, stop.request) for number in _SIGNALS}
     try:
         yield stop

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
@@ -28,6 +28,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from trainer import health
 from trainer.contract import Contract
 from trainer.exits import Action, Exit, Fault, codes_for, combine
 from trainer.guards.cgroup import kills, words_for_a_kill
@@ -78,11 +79,14 @@ class Ranks(LocalElasticAgent):
         self._settings = settings
         self._kills = kills()
 
-    def run_to_end(self) -> Exit:
-        """Start the ranks, see them through, and return the code that speaks for them."""
+    def run_to_end(self, sign: Callable[[], None]) -> Exit:
+        """Start the ranks, see them through, and return the code that speaks for them.
+
+        Meanwhile `sign` is called again and again.
+        """
         ending = Exit.CODE
         try:
-            ending = self._run_in_thread()
+            ending = self._run_in_thread(sign)
             if ending == Exit.PEER:
                 raise Fault(Exit.PEER, "the ranks lost a peer")  # noqa: TRY301  # counted below
         except Fault as fault:
@@ -100,7 +104,7 @@ class Ranks(LocalElasticAgent):
             return fault
         return in_vain.verdict(self._settings, str(fault))
 
-    def _run_in_thread(self) -> Exit:
+    def _run_in_thread(self, sign: Callable[[], None]) -> Exit:
         outcome: list[RunResult | Exception] = []
 
         def work() -> None:
@@ -114,6 +118,7 @@ class Ranks(LocalElasticAgent):
         try:
             while thread.is_alive():
                 thread.join(timeout=0.2)
+                sign()
         finally:
             self._signal_groups(signal.SIGKILL)  # what a killed rank left behind: loader workers
         if isinstance(outcome[0], Exception):
@@ -150,6 +155,9 @@ class Ranks(LocalElasticAgent):
         with self._gate:
             if self._stopping:
                 raise Fault(Exit.STOPPED, "stopped before any rank was started")
+            limit = self._settings.health_limit
+            for rank in range(self._contract.ranks_per_node):  # one that never gets to its own
+                health.sign(self._settings.health, health.rank(rank), limit=limit)
             ids: dict[int, Any] = super()._start_workers(worker_group)
             self._pids = list(ids.values())
             return ids

@@ -1,0 +1,117 @@
+"""Signs of life: the launcher and every rank of this node renew theirs, and this command judges them.
+
+A rank renews it with every step and every batch that it evaluates; a file each, in the folder
+TRAINER_HEALTH. Imports neither torch nor pydantic: a kubelet runs it every minute.
+
+    python -m trainer.health    # 0: fresh signs, or none asked for; 1: one line that says whose is old
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.exits import Exit, Fault
+
+LAUNCHER = "launcher"
+
+Renew = Callable[[], None]
+
+_EVERY = 1.0  # seconds between two writes
+_LENGTH = 100  # bytes
+
+
+def rank(local_rank: int) -> str:
+    """Return the name under which a rank signs."""
+    return f"rank-{local_rank}"
+
+
+def sign(folder: Path | None, name: str, *, limit: float) -> Renew:
+    """Give the first sign of life of `name` and return what renews it.
+
+    It is old after `limit` seconds, 0: never. Nothing is written where there is no folder. Raises
+    Fault(71).
+    """
+    if folder is None:
+        return lambda: None
+    path, signs, written = folder / name, 0, float("-inf")
+
+    def write(now: float) -> None:
+        # In place, so that a full disk does not age it; the clock is the same for all processes.
+        text = json.dumps({"time": now, "signs": signs, "limit": limit}).ljust(_LENGTH)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(file, text.encode(), 0)
+        finally:
+            os.close(file)
+
+    def renew() -> None:
+        nonlocal signs, written
+        signs += 1
+        now = time.monotonic()
+        if now - written >= _EVERY:
+            written = now
+            with contextlib.suppress(OSError):
+                write(now)
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write(time.monotonic())
+    except OSError as error:
+        raise Fault(
+            Exit.MACHINE, f"{path}: {error.strerror}; set a TRAINER_HEALTH that can be written"
+        ) from error
+    return renew
+
+
+def forget(folder: Path | None) -> None:
+    """Remove what an earlier launch has left; its clock may have been another."""
+    for path in folder.glob("*") if folder else ():
+        if path.name == LAUNCHER or path.name.startswith("rank-"):
+            path.unlink(missing_ok=True)
+
+
+def judge(folder: Path) -> str | None:
+    """Return what is wrong with the signs of life in `folder`, or None."""
+    names = [LAUNCHER, *(path.name for path in sorted(folder.glob("rank-*")))]
+    signs = {name: _read(folder / name) for name in names if (folder / name).is_file()}
+    if not signs:
+        return f"no process has given a sign of life in {folder}"
+    now = time.monotonic()
+    old = {
+        name: now - sign["time"]
+        for name, sign in signs.items()
+        if sign["limit"] and now - sign["time"] > sign["limit"]
+    }
+    if not old:
+        return None
+    name = max(old, key=lambda name: old[name])
+    return (
+        f"{name.replace('-', ' ')}: no step, evaluated batch or checkpoint for {old[name]:.0f} s "
+        f"(limit {signs[name]['limit']:.0f} s, TRAINER_HEALTH_TIMEOUT); {signs[name]['signs']} before"
+    )
+
+
+def _read(path: Path) -> dict[str, float]:
+    for _ in range(3):
+        with contextlib.suppress(ValueError):  # it is being written
+            found: dict[str, float] = json.loads(path.read_bytes())
+            return found
+        time.sleep(0.01)
+    return {"time": float("-inf"), "signs": 0, "limit": 1}
+
+
+def main() -> int:
+    """Judge this node's signs of life; return 0, or 1 with a line on standard output."""
+    folder = os.environ.get("TRAINER_HEALTH")
+    wrong = judge(Path(folder)) if folder else None
+    if wrong:
+        print(f"health: {wrong}")  # a kubelet shows both streams; so does docker inspect
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Tasks that only the tests train: normalised, deep enough for eight stages, not to be cut."""
+"""Tasks that only the tests train: normalised, deep enough for eight stages, not to be cut, narrow."""
 
 from functools import partial
 
@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from trainer.data.sets import Tensors
 from trainer.settings import Settings
-from trainer.tasks import synthetic
+from trainer.tasks import charlm_gpt, synthetic
+from trainer.tasks._text import Recurrent, TextTask
 
 
 class Normed(synthetic.Task):
@@ -66,12 +67,21 @@ class _Whole(nn.Module):
         return logits
 
 
-class ResNet:
-    """torchvision's resnet18 on made-up images of 16 x 16, told apart by where they are bright.
+class _Short(TextTask):
+    """The first bytes of each window: a step over them costs a fraction, and is made the same way."""
 
-    Its norms are over groups of channels, not over the batch: in a data-parallel mode every rank would
-    have a batch of its own to normalise by. How BatchNorm does over ranks, test_options shows.
-    """
+    def data(self, *, train: bool) -> Tensors:
+        whole = super().data(train=train)
+        return Tensors(whole.inputs[:, :16], whole.targets[:, :16])
+
+
+Lstm = partial(_Short, build=partial(Recurrent, nn.LSTM, width=16))
+Gru = partial(_Short, build=partial(Recurrent, nn.GRU, width=16))
+Gpt = partial(_Short, build=partial(charlm_gpt.Model, width=32))
+
+
+class WholeResNet:
+    """torchvision's resnet18 on made-up images of 16 x 16, told apart by where they are bright."""
 
     metric = "accuracy"
 
@@ -81,11 +91,11 @@ class ResNet:
     def model(self) -> nn.Module:
         from torchvision.models import resnet18
 
-        return resnet18(num_classes=4, norm_layer=partial(nn.GroupNorm, 8))
+        return resnet18(num_classes=4)
 
     def data(self, *, train: bool) -> Tensors:
         generator = torch.Generator().manual_seed(int(train))
-        labels = torch.arange(40 if train else 10) % 4
+        labels = torch.arange(64 if train else 10) % 4
         images = torch.randn(len(labels), 3, 16, 16, generator=generator)
         for image, label in zip(images, labels, strict=True):
             image[:, label * 4 : label * 4 + 4] += 1
@@ -96,3 +106,28 @@ class ResNet:
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs.argmax(dim=1) == targets).float()
+
+
+class ResNet(WholeResNet):
+    """The same with an eighth of its channels, each normalised by its own sample.
+
+    By a batch's statistics a sample's gradient depends on which others are in its micro-batch, and that
+    is another set wherever ranks accumulate. How BatchNorm does over ranks, WholeResNet shows.
+    """
+
+    def model(self) -> nn.Module:
+        whole = super().model()
+        for name, layer in list(whole.named_modules()):
+            parent, _, last = name.rpartition(".")
+            if isinstance(layer, nn.Conv2d):
+                sizes = (layer.kernel_size, layer.stride, layer.padding)
+                inside = layer.in_channels if layer.in_channels == 3 else layer.in_channels // 8
+                thin: nn.Module = nn.Conv2d(inside, layer.out_channels // 8, *sizes, bias=False)
+            elif isinstance(layer, nn.BatchNorm2d):
+                thin = nn.GroupNorm(2, layer.num_features // 8)
+            elif isinstance(layer, nn.Linear):
+                thin = nn.Linear(layer.in_features // 8, layer.out_features)
+            else:
+                continue
+            setattr(whole.get_submodule(parent), last, thin)
+        return whole

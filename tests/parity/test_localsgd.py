@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.test_parity import curve, worst
+from tests.parity.compare import curve, worst
 from tests.ranks import run_ranks, weights
-
-pytestmark = pytest.mark.slow
 
 COMMON = {
     "task": "digits",
@@ -22,7 +20,7 @@ COMMON = {
 DILOCO = {"outer_lr": "0.7", "outer_momentum": "0.9"}
 
 
-@pytest.mark.parametrize("micro", ["16", "4"])
+@pytest.mark.parametrize("micro", ["16", pytest.param("4", marks=pytest.mark.slow)])
 def test_averaging_after_every_step_is_ddp(micro: str, tmp_path: Path) -> None:
     """With momentum averaged too, and without clipping, which goes by each rank's own norm."""
     common = COMMON | {"clip_norm": "0", "micro_batch": micro}
@@ -35,6 +33,7 @@ def test_averaging_after_every_step_is_ddp(micro: str, tmp_path: Path) -> None:
     assert bool((curve(events, "grad_norm") >= curve(expected, "grad_norm")).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, DILOCO, {"local_state": "reset"}], ids=["average", "diloco", "reset"]
 )
@@ -54,6 +53,7 @@ def test_going_on_from_between_two_averagings_is_exact(
     assert losses[-1] == pytest.approx(losses[-2], rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, DILOCO], ids=["average", "diloco"])
 def test_a_long_period_still_learns(options: dict[str, str], tmp_path: Path) -> None:
     common = {"task": "digits", "epochs": "4", "eval_steps": "0", "schedule": "cosine"}

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from tests.faults.tasks import planted
-from tests.parity.test_parity import curve, worst
+from tests.parity.compare import curve, worst
 from tests.ranks import run_ranks, weights
 from trainer.checkpoint.find import complete
 from trainer.run import Run

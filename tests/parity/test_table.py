@@ -1,62 +1,21 @@
 """Tasks and modes against one process: the same losses, gradient norms, weights and evaluation.
 
 `tests/parity/table.py` has the rows. A new mode, schedule or mesh is a line in ROWS; it is compared for
-digits, and for the tasks that name it. A task is a line in TASKS, and what is refused one in REFUSED.
-The run in one process is made once for all workers of pytest.
+every task that it fits. A task is a line in TASKS, and what is refused one in REFUSED.
 """
 
-import fcntl
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.parity import faults
+from tests.parity.compare import differences
+from tests.parity.conftest import Single
 from tests.parity.table import CASES, QUICK, REFUSED, ROWS, TASKS, TOLERANCE, Case, reference
-from tests.parity.test_parity import curve, worst
-from tests.ranks import run_ranks, weights
-
-Single = Callable[[str, str, str], tuple[Path, list[dict[str, Any]]]]
-
-
-@pytest.fixture(scope="session")
-def single(tmp_path_factory: pytest.TempPathFactory) -> Single:
-    """Return what gives folder and events of the run in one process; the first who asks makes it."""
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # the workers' own folders stand side by side in it
-
-    def run(task: str, optimizer: str, precision: str) -> tuple[Path, list[dict[str, Any]]]:
-        folder = root / f"parity-{task}-{optimizer}-{precision}"
-        with folder.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            done = folder / "done"
-            if not done.exists():
-                run_ranks(1, folder, **reference(task, optimizer, precision))
-                done.touch()
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return folder, [json.loads(line) for line in lines]
-
-    return run
-
-
-def differences(
-    one: tuple[Path, list[dict[str, Any]]], other: tuple[Path, list[dict[str, Any]]]
-) -> dict[str, float]:
-    """Return the largest relative difference of everything that is compared, by its name."""
-    found = {
-        name: worst(curve(one[1], name), curve(other[1], name)) for name in ("loss", "grad_norm")
-    }
-    last = [[e for e in events if e["event"] == "eval"][-1] for _, events in (one, other)]
-    found["evaluation"] = abs(last[0]["loss"] - last[1]["loss"]) / last[0]["loss"]
-    expected, mine = weights(one[0]), weights(other[0])
-    assert expected.keys() == mine.keys()
-    for name, tensor in expected.items():
-        difference = (tensor - mine[name]).double().norm() / tensor.double().norm().clamp(min=1e-9)
-        found[name] = float(difference)
-    return found
+from tests.ranks import run_ranks
+from trainer.modes import MODES
 
 
 @pytest.mark.parametrize(
@@ -72,92 +31,83 @@ def test_a_mode_equals_one_process(case: Case, single: Single, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "row", "message"), REFUSED)
+@pytest.mark.parametrize(
+    ("ranks", "settings", "message"), REFUSED, ids=lambda value: str(value)[:60]
+)
 def test_what_cannot_be_is_refused_with_64(
-    task: str, row: str, message: str, tmp_path: Path
+    ranks: int, settings: dict[str, str], message: str, tmp_path: Path
 ) -> None:
-    settings = Case(task, row, "sgd", 1).settings
-    events = run_ranks(ROWS[row].ranks, tmp_path, code=64, **settings)
+    events = run_ranks(ranks, tmp_path, code=64, **settings)
     assert message in events[-1]["message"]
 
 
-def _average_nothing() -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    DistributedDataParallel.require_backward_grad_sync = property(  # type: ignore[assignment]
-        lambda _: False, lambda _, __: None
-    )
+def _elastic() -> None:
+    os.environ["PET_NNODES"] = "1:8"
 
 
-def _clip_by_the_local_norm() -> None:
-    from torch.nn.utils import get_total_norm
-
-    from trainer import strategies
-
-    strategies.global_norm = lambda gradients, _: get_total_norm(
-        [strategies.local(gradient) for gradient in gradients]
-    )
-
-
-def _start_with_other_weights_on_rank_1() -> None:
-    from trainer.models import build as model
-
-    def change(whole: Any, _: Any) -> None:
-        for parameter in whole.parameters():
-            parameter.data += 0.01 * (os.environ["RANK"] == "1")
-
-    model._broadcast = change  # noqa: SLF001
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "micro"), [("ddp", ""), ("ddp", "4"), ("fsdp", "4")])
+def test_uneven_shares_of_the_batch_equal_one_process_too(
+    mode: str, micro: str, single: Single, tmp_path: Path
+) -> None:
+    settings = reference("digits", "adamw", "fp64") | {"mode": mode, "micro_batch": micro}
+    events = run_ranks(3, tmp_path, _elastic, **settings)
+    found = differences(single("digits", "adamw", "fp64"), (tmp_path, events))
+    assert max(found.values()) < TOLERANCE["fp64"]
 
 
-def _evaluate_a_sample_twice() -> None:
-    from trainer import evaluation
+DDP, FSDP = Case("digits", "ddp", "sgd", 1), Case("digits", "fsdp", "sgd", 1)
+TP = Case("gpt", "tp", "sgd", 1)
 
-    original = evaluation.evaluation_shares
-
-    def twice(*arguments: Any, **named: Any) -> Any:
-        for samples in original(*arguments, **named):
-            samples.indices[1] = samples.indices[0]
-            yield samples
-
-    evaluation.evaluation_shares = twice  # type: ignore[assignment]
-
-
-def _count_what_only_fills_the_shape() -> None:
-    from trainer import strategies
-
-    def all_of_them(outputs: Any, batch: Any, context: Any) -> Any:
-        return context.loss(outputs, batch.targets).sum()
-
-    strategies.weighted_loss = all_of_them
-
-
-# 1437 samples in batches of 128: the last is not full
-_LAST_NOT_FULL = {"steps": "", "epochs": "2", "global_batch": "128", "clip_norm": "0"}
+# A fault, the case of the table in which it is planted, and what must show it.
+FAULTS: list[tuple[Callable[[], None], Case, str]] = [
+    (faults.average_nothing, DDP, "loss"),
+    (faults.read_the_same_share, DDP, "loss"),
+    (faults.clip_by_the_local_norm, FSDP, "loss"),
+    (faults.clip_by_the_local_norm, TP, "loss"),
+    (faults.report_the_local_norm, FSDP, "grad_norm"),
+    (faults.start_with_other_weights_on_rank_1, FSDP, "loss"),
+    (faults.leave_the_last_update_out_on_rank_1, FSDP, "fc1.weight"),
+    (faults.evaluate_a_sample_twice, DDP, "evaluation"),
+    (faults.clip_by_the_stages_own_norm, Case("digits", "pp gpipe", "sgd", 4), "loss"),
+    (faults.keep_each_replicas_gradients, Case("digits", "pp x ddp", "sgd", 4), "loss"),
+    (faults.count_what_all_have_many_times, TP, "grad_norm"),
+    (faults.keep_the_parts_of_the_norms_gradients, TP, "grad_norm"),
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "row", "settings", "seen_in"),
-    [
-        (_average_nothing, "ddp", {}, "loss"),
-        (_clip_by_the_local_norm, "fsdp", {}, "loss"),
-        (_start_with_other_weights_on_rank_1, "fsdp", {}, "loss"),
-        (_evaluate_a_sample_twice, "ddp", {}, "evaluation"),
-        (_count_what_only_fills_the_shape, "ddp", _LAST_NOT_FULL, "loss"),
-    ],
+    ("fault", "case", "seen_in"), FAULTS, ids=lambda v: getattr(v, "__name__", v)
 )
 def test_a_planted_fault_is_seen(
-    fault: Callable[[], None], row: str, settings: dict[str, str], seen_in: str, tmp_path: Path
+    fault: Callable[[], None], case: Case, seen_in: str, single: Single, tmp_path: Path
 ) -> None:
-    one = reference("digits", "sgd", "fp64") | settings
-    expected = run_ranks(1, tmp_path / "one", **one)
-    faulty = Case("digits", row, "sgd", 1).settings | {"micro_batch": ""} | settings
-    for folder, before in (("right", None), ("wrong", fault)):
-        events = run_ranks(ROWS[row].ranks, tmp_path / folder, before, **faulty)
-        found = differences((tmp_path / "one", expected), (tmp_path / folder, events))
-        assert (found[seen_in] > TOLERANCE["fp64"]) == (folder == "wrong")
+    expected = single(case.task, case.optimizer, case.precision)
+    events = run_ranks(ROWS[case.row].ranks, tmp_path, fault, **case.settings)
+    assert differences(expected, (tmp_path, events))[seen_in] > max(TOLERANCE.values())
 
 
-def test_the_table_names_rows_that_are_there() -> None:
-    assert {row for task in TASKS.values() for row in task.rows} <= ROWS.keys()
-    assert {case for case in QUICK if case not in CASES} == set()
+@pytest.mark.slow
+def test_a_sample_that_only_fills_the_shape_is_not_in_the_loss(tmp_path: Path) -> None:
+    # 1437 samples in batches of 128: the last is not full
+    settings = {"steps": "", "epochs": "2", "global_batch": "128", "micro_batch": ""}
+    one = reference(DDP.task, DDP.optimizer, DDP.precision) | settings
+    expected = (tmp_path / "one", run_ranks(1, tmp_path / "one", **one))
+    for name, fault in (("right", None), ("wrong", faults.count_what_only_fills_the_shape)):
+        events = run_ranks(2, tmp_path / name, fault, **DDP.settings | settings)
+        found = differences(expected, (tmp_path / name, events))
+        assert (found["loss"] > TOLERANCE[DDP.precision]) == (fault is not None)
+
+
+def test_the_table_has_what_it_says() -> None:
+    assert QUICK.issubset(CASES)
+    assert {row for task in TASKS.values() for row in task.rows} == {*ROWS}
+    cells = {(task, row) for task in TASKS for row in TASKS[task].rows}
+    assert {(case.task, case.row) for case in CASES} == cells
+    # these two are not synchronous: test_localsgd, test_hogwild
+    assert {ROWS[case.row].mode for case in CASES} == {*MODES} - {"localsgd", "hogwild"}
+    for mode in {ROWS[row].mode for row in ROWS} - {"single"}:
+        of_mode = [case for case in CASES if ROWS[case.row].mode == mode]
+        assert len({(c.optimizer, c.accumulation, c.precision) for c in of_mode}) == 8
+        assert any(case in QUICK for case in of_mode)

@@ -1,0 +1,40 @@
+"""A checkpoint goes on under any mode and number of ranks as if nothing had been changed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.parity.compare import STEPS, curve, worst
+from tests.parity.table import COMMON, OPTIMIZERS, ROWS, TASKS, TOLERANCE
+from tests.ranks import run_ranks, weights
+
+pytestmark = pytest.mark.slow
+
+# each leg on what the one before has saved
+DIGITS = ("ddp", "pp x ddp", "fsdp 4", "single", "ddp-zero1 4", "pp x fsdp", "hsdp", "mp", "fsdp")
+GPT = ("fsdp x tp", "fsdp", "tp", "single")
+
+
+@pytest.mark.parametrize(("task", "legs"), [("digits", DIGITS), ("gpt", GPT)])
+def test_a_checkpoint_goes_on_under_any_mode_and_world(
+    task: str, legs: tuple[str, ...], tmp_path: Path
+) -> None:
+    common = COMMON | OPTIMIZERS["adamw"] | {"task": TASKS[task].name, "precision": "fp64"}
+    common |= {"schedule": "constant"}  # does not depend on the steps there will be
+    whole = run_ranks(1, tmp_path / "whole", mode="single", **common)
+    ends = [STEPS * number // len(legs) for number in range(1, len(legs) + 1)]
+    for end, row in zip(ends, map(ROWS.__getitem__, legs), strict=True):
+        settings = common | {"steps": str(end), "mode": row.mode, "mesh": row.mesh} | row.settings
+        events = run_ranks(row.ranks, tmp_path / "parts", **settings)
+    assert [e["step"] for e in events if e.get("action") == "resumed"] == ends[:-1]
+    assert worst(curve(whole, "loss"), curve(events, "loss")) < TOLERANCE["fp64"]
+
+
+def test_resuming_with_the_same_world_is_exact(tmp_path: Path) -> None:
+    common = COMMON | {"task": "digits", "mode": "ddp", "schedule": "constant"}
+    run_ranks(2, tmp_path / "whole", **common)
+    run_ranks(2, tmp_path / "parts", **(common | {"steps": "7"}))
+    run_ranks(2, tmp_path / "parts", **common)
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(one[name], other[name]) for name in one)

@@ -251,6 +251,8 @@ def _environment(
             environment[variable("devices")] = str(whole * spec.resources.gpu)
     if spec.resources.gpu and launcher.runs_in is RunsIn.POD:
         environment |= nccl.environment(spec.nccl, out)
+    if launcher.runs_in is RunsIn.POD:
+        environment |= _watched(spec, settings)
     if spec.code is not None or spec.setup:
         folder = spec.code.path if spec.code else None
         parts = [code.PACKAGES, f"{code.CODE}/{folder}" if folder else code.CODE]
@@ -266,6 +268,20 @@ def _environment(
         if one.value is not None:
             environment[one.name] = one.value
     return environment
+
+
+def _watched(spec: JobSpec, settings: Settings) -> dict[str, str]:
+    """Return what makes the trainer serve and write what `metrics` and `tensorboard` look for."""
+    found = {variable("tensorboard"): "True"} if spec.tensorboard is not None else {}
+    if spec.metrics is not None:
+        if settings.metrics_port not in (None, spec.metrics.port):
+            raise Fault(
+                Exit.CONFIG,
+                f"trainer.metricsPort={settings.metrics_port}: metrics.port is {spec.metrics.port}; "
+                "leave out the former",
+            )
+        found[variable("metrics_port")] = str(spec.metrics.port)
+    return found
 
 
 def _warnings(spec: JobSpec, procs: int, launcher: Launcher) -> Iterator[str]:

@@ -66,7 +66,7 @@ class Started:
         file.flush()
         return Path(file.name).read_text(encoding="utf-8")
 
-    def wait_for(self, what: str, *, timeout: float = 60) -> None:
+    def wait_for(self, what: str, *, timeout: float = 180) -> None:
         """Wait until `what` stands in either output."""
         end = time.monotonic() + timeout
         while what not in self.read(self.out) + self.read(self.words):

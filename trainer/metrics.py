@@ -1,61 +1,96 @@
 """What a run reports: events, one JSON object a line, to `metrics.jsonl` and to who is watching.
 
 Only the main rank reports. Off a terminal the lines go to standard output as well; on one a progress
-bar shows them. Human words go to standard error.
+bar shows them. Human words go to standard error. Who asks for it has figures served to Prometheus, on
+every node, and curves written for TensorBoard.
 """
 
 import contextlib
 import json
 import math
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from trainer.exits import Exit, Fault
-from trainer.runtime import Runtime
+from trainer.runtime import Runtime, say
 from trainer.settings import Settings
 
 Event = dict[str, Any]
 Report = Callable[..., None]
+_Sink = Callable[[Event], None]
 
 
 @contextlib.contextmanager
 def reporting(settings: Settings, runtime: Runtime) -> Iterator[Report]:
-    """Open what events go to and yield `report(event, **fields)`; on other ranks it does nothing."""
-    if not runtime.is_main:
-        yield lambda _event, **_fields: None
-        return
+    """Open what events go to and yield `report(event, **fields)`; on most ranks it does nothing."""
     with contextlib.ExitStack() as stack:
-        path = settings.run_folder / "metrics.jsonl"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(path.open("a"))
-        except OSError as error:
-            raise Fault(
-                Exit.MACHINE, f"{path}: {error.strerror}; set a TRAINER_OUT that can be written"
-            ) from error
-
-        def to_file(event: Event) -> None:
-            print(_line(event), file=file, flush=True)
-
-        if settings.log == "rich" or (settings.log == "auto" and sys.stdout.isatty()):
-            from trainer.progress import display  # noqa: PLC0415  # rich is needed on a terminal only
-
-            show: Callable[[Event], None] = stack.enter_context(display())
-        else:
-            show = _to_stdout
-
+        sinks = [stack.enter_context(sink) for sink in _sinks(settings, runtime)]
         one_at_a_time = threading.Lock()  # the watch reports from its own thread
 
         def report(event: str, **fields: Any) -> None:
             record = {"event": event, "time": time.time(), **fields}
             with one_at_a_time:
-                to_file(record)
-                show(record)
+                for sink in sinks:
+                    sink(record)
 
         yield report
+
+
+# What only some runs ask for is imported for them alone.
+def _sinks(
+    settings: Settings, runtime: Runtime
+) -> Iterator[contextlib.AbstractContextManager[_Sink]]:
+    """Yield what this rank's events go to."""
+    if settings.metrics_port and runtime.local_rank == 0:
+        from trainer.prometheus import serving  # noqa: PLC0415
+
+        yield serving(settings.metrics_port)
+    if not runtime.is_main:
+        return
+    yield _to_file(settings.run_folder / "metrics.jsonl")
+    if settings.tensorboard:
+        from trainer.tensorboard import writing  # noqa: PLC0415
+
+        yield writing(settings.run_folder / "tensorboard")
+    if settings.log == "rich" or (settings.log == "auto" and sys.stdout.isatty()):
+        from trainer.progress import display  # noqa: PLC0415
+
+        yield display()
+    else:
+        yield contextlib.nullcontext(_to_stdout)
+
+
+@contextlib.contextmanager
+def _to_file(path: Path) -> Iterator[_Sink]:
+    """Append events to `path`. Raises Fault(71) when it cannot be opened; a full disk costs lines."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise Fault(
+            Exit.MACHINE, f"{path}: {error.strerror}; set a TRAINER_OUT that can be written"
+        ) from error
+    torn = told = False
+
+    def write(event: Event) -> None:
+        nonlocal torn, told
+        line = f"{chr(10) * torn}{_line(event)}\n".encode()
+        try:
+            torn = os.write(file, line) < len(line)
+        except OSError as error:
+            if not told:
+                say(f"{path}: {error.strerror}; events are missing there")
+            told = True
+
+    try:
+        yield write
+    finally:
+        os.close(file)
 
 
 def _to_stdout(event: Event) -> None:

@@ -54,7 +54,23 @@ def exits() -> str:
     return _table(("code", "meaning", "what a launcher is told to do"), rows)
 
 
-_TABLES = {"settings": settings, "modes": modes, "tasks": tasks, "exits": exits}
+def figures() -> str:
+    """Return the table of what is served to Prometheus."""
+    from trainer import prometheus  # noqa: PLC0415  # imports torch; the other tables do without
+
+    rows = [(f"`{one.name}`", one.text) for one in prometheus.FIGURES]
+    labelled = (prometheus.EVALUATION, prometheus.CHECKPOINTS, prometheus.FAULTS)
+    rows += [(f"`{name}{{{label}}}`", text) for name, label, text in labelled]
+    return _table(("figure", "meaning"), rows)
+
+
+_TABLES = {
+    "settings": settings,
+    "modes": modes,
+    "tasks": tasks,
+    "exits": exits,
+    "figures": figures,
+}
 
 
 def rewrite(text: str) -> str:

@@ -205,6 +205,10 @@ class Settings(BaseModel):
         "auto", description="rich: progress bar; json: a line an event; auto: rich on a terminal"
     )
     log_steps: int = Field(10, ge=1, description="steps between two step events")
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="port of every node that serves figures to Prometheus"
+    )
+    tensorboard: bool = Field(False, description="write curves for TensorBoard to OUT/tensorboard")
     preflight: Literal["auto", "off"] = Field(
         "auto",
         description="auto: look over machines, devices and links first (exit 71); or off",

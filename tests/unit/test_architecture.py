@@ -59,6 +59,8 @@ TRAINER_ORDER = {
     "models.recompute": 70,
     "optim": 70,
     "progress": 70,
+    "prometheus": 72,
+    "tensorboard": 72,
     "data.augment": 75,
     "models.stages": 75,
     "data.loader": 80,
@@ -128,7 +130,12 @@ def test_what_is_shared_imports_no_torch() -> None:
 
 
 def test_data_goes_one_way() -> None:
-    lazily = {("metrics", "progress"), ("launch", "nodes.agent")}
+    lazily = {
+        ("metrics", "progress"),
+        ("metrics", "prometheus"),
+        ("metrics", "tensorboard"),
+        ("launch", "nodes.agent"),
+    }
     for file, name in imports("trainer"):
         inside = file.removeprefix("trainer/").removesuffix(".py").replace("/", ".")
         here, there = place(inside), place(name.removeprefix("trainer."))

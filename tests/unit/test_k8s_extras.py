@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from k8s import manifests
-from tests.rendering import CLUSTER, job, only, planned, pods, render
+from tests.rendering import CLUSTER, environment_in_pod, job, only, planned, pods, render
 from trainer.exits import Action, Fault, codes_for
 
 WRAPPED = ["job", "jobset", "pytorchjob"]
@@ -70,6 +70,7 @@ def test_metrics_have_a_port_a_monitor_and_an_open_door(launcher: str) -> None:
     for pod in pods(rendered):
         ports = {one.get("name"): one for one in pod["spec"]["containers"][0]["ports"]}
         assert ports[monitor["podMetricsEndpoints"][0]["port"]]["containerPort"] == 9400
+        assert environment_in_pod(pod)["TRAINER_METRICS_PORT"] == "9400"
         assert selected(monitor["selector"]["matchLabels"], pod["metadata"]["labels"])
     door = only(rendered, "NetworkPolicy")["spec"]["ingress"][1]
     assert door["ports"] == [{"protocol": "TCP", "port": 9400}]
@@ -87,6 +88,7 @@ def test_tensorboard_reads_the_run_folder_and_is_no_rank(launcher: str) -> None:
     assert selected(service["spec"]["selector"], board["metadata"]["labels"])
     (container,) = board["spec"]["containers"]
     assert container["args"][:2] == ["--logdir", "/out/a-job"]
+    assert all(environment_in_pod(pod)["TRAINER_TENSORBOARD"] == "True" for pod in pods(rendered))
     policy = only(rendered, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]
     assert not selected(policy, board["metadata"]["labels"])
     for pod in pods(rendered):

@@ -156,6 +156,10 @@ SETTINGS = [
     (["network.egress=[{cidr: example.com}]"], "network.egress[0].cidr='example.com': must be a network"),
     (["network.egress=[{cidr: 10.0.0.1/8}]"], "network.egress[0].cidr='10.0.0.1/8': must be a network"),
     (["network.egress=[{cidr: 10.0.0.0/8, ports: [0]}]"], "network.egress[0].ports[0]=0: must be at least 1"),
+    (
+        ["metrics={port: 9400}", "trainer.metricsPort=9401"],
+        "trainer.metricsPort=9401: metrics.port is 9400; leave out the former",
+    ),
     (["metrics={}"], "metrics.port: missing; it is the port"),
     (["metrics={port: 1, interval: often}"], "metrics.interval='often': "),
     (["tensorboard={}"], "tensorboard: reads the run folder, which no other pod can see; set checkpoints.pvc"),

@@ -1,0 +1,92 @@
+"""A run's figures, scraped from a running trainer, and its curves, read back from the event files."""
+
+import shutil
+import signal
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.conftest import QUICK
+from tests.ranks import free_port, run_ranks
+from trainer.prometheus import CHECKPOINTS, EVALUATION, FIGURES
+
+pytestmark = pytest.mark.slow
+
+TRAINED = {
+    "checkpoint_steps": "4",
+    "eval_steps": "8",
+    "schedule": "constant",
+    "tensorboard": "true",
+}
+
+
+def scrape(port: int) -> dict[str, float]:
+    """Return the value of every sample, by its name and the value of its label."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples]
+    return {" ".join([one.name, *one.labels.values()]): one.value for one in samples}
+
+
+def curve(folder: Path, tag: str) -> dict[int, float]:
+    found = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return {point.step: point.value for point in found.Scalars(tag)}
+
+
+def test_figures_are_served_and_curves_are_written(start: Any, tmp_path: Path) -> None:
+    run, port = tmp_path / "run", free_port()
+    variables = {f"TRAINER_{name.upper()}": value for name, value in TRAINED.items()}
+    started = start(
+        "-m",
+        "trainer",
+        **(QUICK | variables | {"TRAINER_STEPS": "100000"}),
+        TRAINER_OUT=str(run),
+        TRAINER_METRICS_PORT=str(port),
+    )
+    started.wait_for('"step": 20,')
+    until = time.monotonic() + 30
+    wanted = {*(figure.name for figure in FIGURES), f"{CHECKPOINTS[0]} saved"}
+    while not wanted <= (seen := scrape(port)).keys():
+        assert time.monotonic() < until, seen
+    started.process.send_signal(signal.SIGTERM)
+    ended = started.end()
+    assert ended.code == 143, ended.words
+    step = int(seen["muster_step"])
+    (at_the_time,) = [event for event in ended.of("step") if event["step"] == step]
+    assert seen["muster_loss"] == at_the_time["loss"]
+    assert seen["muster_samples"] == at_the_time["samples"] == 32 * step
+    assert seen[f"{EVALUATION[0]} accuracy"] in [e["accuracy"] for e in ended.of("eval")]
+    assert 1 <= seen[f"{CHECKPOINTS[0]} saved"] <= len(ended.of("checkpoint"))
+    assert seen["process_resident_memory_bytes"] > 2**26
+
+    last = ended.of("step")[-1]["step"]
+    shutil.rmtree(run / "checkpoints" / f"step-{last:08d}")  # so that steps are done again
+    run_ranks(1, run, task="synthetic", steps=str(last + 2), **TRAINED)
+    losses = curve(run, "train/loss")
+    assert list(losses) == list(range(1, last + 3))
+    assert losses[step] == pytest.approx(at_the_time["loss"])
+    assert {event["step"] for event in ended.of("eval")} <= curve(run, "eval/accuracy").keys()
+    assert all(value > 0 for value in curve(run, "checkpoint/seconds").values())
+
+
+def test_a_port_in_use_costs_a_warning_and_nothing_is_loaded_unasked(start: Any) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))  # noqa: S104
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = start("-m", "trainer", **QUICK, TRAINER_METRICS_PORT=str(port)).end()
+    assert ended.code == 0, ended.words
+    assert f"TRAINER_METRICS_PORT={port}: Address already in use; nothing is served" in ended.words
+    loaded = "{'tensorboard', 'prometheus_client'} & set(sys.modules)"
+    assert (
+        start("-c", f"import sys, trainer.loop; sys.exit(str({loaded} or ''))").end().words.strip()
+        == ""
+    )

@@ -5,9 +5,12 @@ What it does is in `k8s/command.py`.
 """
 
 import gc
+import os
 import sys
 
 gc.disable()  # a process of a third of a second; collecting takes a tenth of it
+# Nor does it have plugins of pydantic, which are looked for in every package that is installed.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 from k8s.command import main  # noqa: E402
 

@@ -7,6 +7,7 @@ parsed once and written anew, so it is known to parse.
     render.py job.yaml --launcher job
 """
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import cache_from_source
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -134,12 +137,13 @@ def _environment(serialise: Callable[[Any], str]) -> Environment:
 
 
 def _compiled() -> FileSystemBytecodeCache | None:
-    """Keep compiled templates where Python keeps compiled modules, if it may."""
-    folder = TEMPLATES / "__pycache__"
-    if sys.dont_write_bytecode or sys.pycache_prefix or not os.access(TEMPLATES, os.W_OK):
+    """Keep compiled templates where Python keeps this package's compiled modules, if it may."""
+    folder = Path(cache_from_source(str(TEMPLATES / "__init__.py"))).parent
+    if sys.dont_write_bytecode:
         return None
-    folder.mkdir(exist_ok=True)
-    return FileSystemBytecodeCache(str(folder))
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
 
 
 def _shell(value: Any) -> str:

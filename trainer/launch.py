@@ -80,15 +80,22 @@ def _launch(settings: Settings, retry_offset: int) -> int:
     except Fault as fault:
         say(str(fault))
         code = fault.code
-    shifted = code in codes_for(*_RETRIED) and code != Exit.STOPPED
-    reported = code + retry_offset if shifted else int(code)
-    say(f"exit {reported}" + (f" (that is {code})" if reported != code else ""))
-    return reported
+    told = reported(code, retry_offset)
+    say(f"exit {told}" + (f" (that is {code})" if told != code else ""))
+    return told
 
 
-# What a controller that judges by range (PyTorchJob's ExitCode: 1-127 permanent, 128-255 retried) is
-# told with an offset of 128. A stop is 143 already, and 271 would reach the controller as 15.
 _RETRIED = (Action.RETRY, Action.RETRY_ELSEWHERE, Action.RETRY_PEER, Action.RETRY_FREE)
+
+
+def reported(code: Exit, retry_offset: int) -> int:
+    """Return the code as a controller that judges by range is told it.
+
+    PyTorchJob's ExitCode (1-127 permanent, 128-255 retried) is told with an offset of 128. A stop is 143
+    already, and 271 would reach the controller as 15.
+    """
+    shifted = code in codes_for(*_RETRIED) and code != Exit.STOPPED
+    return code + retry_offset if shifted else int(code)
 
 
 def _retry_offset(environment: Mapping[str, str]) -> int:

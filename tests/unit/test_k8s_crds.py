@@ -65,12 +65,11 @@ def test_the_crds_accept_what_is_rendered(launcher: str, much: bool) -> None:  #
         del pod["spec"]["container"]
 
 
-# The fields of a Volcano Job that are used here, as its CRD has them.
+# The fields of a Volcano Job that are used here: pkg/apis/batch/v1alpha1/job.go of volcano-sh/apis, and
+# bus/v1alpha1/actions.go beside it.
 _POLICY = {
     "properties": {
-        "action": {
-            "enum": ["AbortJob", "RestartJob", "RestartTask", "TerminateJob", "CompleteJob"]
-        },
+        "action": {"enum": ["AbortJob", "RestartJob", "RestartTask", "RestartPod", "TerminateJob"]},
         "events": {"items": {"enum": ["PodFailed", "PodEvicted", "Unknown", "TaskCompleted"]}},
         "exitCode": {"type": "integer", "not": {"const": 0}},
     },
@@ -83,6 +82,7 @@ VOLCANO = {
     "properties": {
         "schedulerName": {"type": "string"},
         "minAvailable": _COUNT,
+        "minSuccess": {**_COUNT, "minimum": 1},
         "maxRetry": _COUNT,
         "queue": {"type": "string"},
         "priorityClassName": {"type": "string"},

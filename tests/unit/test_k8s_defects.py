@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from k8s import check, plan
+from tests.controllers import UID, given
 from tests.rendering import (
     AWKWARD,
     CLUSTER,
@@ -22,7 +23,6 @@ from tests.rendering import (
     pods,
     render,
 )
-from tests.unit.test_k8s_elastic import given
 from trainer import contract
 from trainer.exits import Fault
 
@@ -38,8 +38,8 @@ def main_containers(launcher: str, **changes: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("launcher", ["job", "jobset", "volcano"])
 def test_mlbatch_rendezvous_id_is_the_constant_101(launcher: str) -> None:
-    identity = contract.resolve(given(launcher, 0), devices=lambda: 0).rendezvous_id
-    assert "uid-1" in identity
+    seen = contract.resolve(given(launcher, job(**ELASTIC), 0), devices=lambda: 0)
+    assert UID in seen.rendezvous_id
     assert not re.search(r"rdzv.*\b101\b", render(job(**ELASTIC), launcher).text)
 
 

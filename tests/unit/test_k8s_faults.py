@@ -6,8 +6,19 @@ from typing import Any
 
 import pytest
 
-from tests.rendering import CLUSTER, environment_in_pod, everything, job, pods, render
-from trainer.exits import MEANINGS, Action
+from k8s import launchers
+from tests.rendering import (
+    CLUSTER,
+    LAUNCHERS,
+    environment_in_pod,
+    everything,
+    job,
+    planned,
+    pods,
+    render,
+)
+from trainer.exits import MEANINGS, Action, Exit
+from trainer.launch import reported
 
 # The words of this table: "fail" at once, "retry" counted, "free" not counted, "peer" not more than once
 # for all nodes.
@@ -69,11 +80,25 @@ def by_volcano(objects: tuple[dict[str, Any], ...], code: int | None) -> str:
     return "nothing"
 
 
+def by_operator(objects: tuple[dict[str, Any], ...], code: int | None) -> str:
+    """Say what the training operator does with restartPolicy ExitCode: it judges by the range."""
+    for replica in objects[-1]["spec"]["pytorchReplicaSpecs"].values():
+        assert replica["restartPolicy"] == "ExitCode"
+        environment = environment_in_pod(replica["template"])
+    offset = int(environment["MUSTER_RETRY_EXIT_OFFSET"])
+    if code is None:
+        return "retry"  # a pod that is gone is made anew
+    ended = reported(Exit(code), offset) if code in set(Exit) else code
+    assert 0 < ended < 256
+    return "retry" if ended >= 128 else "fail"
+
+
 APPLIED: dict[str, Callable[[tuple[dict[str, Any], ...], int | None], str]] = {
     "job": by_job,
     "jobset": lambda objects, code: by_jobset(objects[-1]["spec"], code),
     "trainjob": lambda objects, code: by_jobset(objects[-2]["spec"]["template"]["spec"], code),
     "volcano": by_volcano,
+    "pytorchjob": by_operator,
 }
 
 
@@ -81,8 +106,8 @@ APPLIED: dict[str, Callable[[tuple[dict[str, Any], ...], int | None], str]] = {
 @pytest.mark.parametrize("code", [*CODES, None])
 def test_every_code_is_answered_as_the_table_says(launcher: str, code: int | None) -> None:
     expected = "free" if code is None else CODES[code]
-    if launcher == "volcano" and expected == "free":
-        expected = "retry"  # its controller counts every restart, which the plan says in words
+    if launcher in ("volcano", "pytorchjob") and expected == "free":
+        expected = "retry"  # counted or not is the controller's own, which the plan says in words
     if expected == "peer":
         # A Job counts pods, so not these; the others restart all pods at once and count that.
         expected = "free" if launcher == "job" else "retry"
@@ -90,9 +115,11 @@ def test_every_code_is_answered_as_the_table_says(launcher: str, code: int | Non
         assert APPLIED[launcher](render(values, launcher).objects, code) == expected
 
 
-def test_every_launcher_with_a_policy_is_here() -> None:
-    """The training operator's rule is by the range of the code, and tested with the trainer."""
-    assert set(APPLIED) == set(CLUSTER) - {"pytorchjob"}
+def test_every_launcher_is_here_or_has_no_controller() -> None:
+    assert set(APPLIED) == set(CLUSTER)
+    for name in set(LAUNCHERS) - set(CLUSTER):
+        found = launchers.find(name)
+        assert found.restarts(planned(job(), name)) == "none; run it again and it resumes"
 
 
 def test_a_jobset_past_its_deadline_is_not_begun_again() -> None:

@@ -1,18 +1,23 @@
-"""The pages of tests/golden/features: as they would be written now, and what strict models say."""
+"""The goldens: the pages of features as they would be written now, and what strict models say of all."""
 
+import contextlib
 import importlib
 import json
+from collections.abc import Iterator
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from k8s import jobfile
+from k8s.manifests import Rendered
 from tests import goldens
 from tests.rendering import CLUSTER, GOLDEN, pods, render
-from tests.unit.test_k8s_crds import FILES, crd_folder, validator
+from tests.unit.test_k8s_crds import FILES, VOLCANO, crd_folder, validator
 from trainer.exits import Fault
 
 # Kinds that Kubernetes itself has.
@@ -28,29 +33,37 @@ def test_a_page_is_what_would_be_written(name: str) -> None:
 
 @cache
 def rendered() -> list[tuple[str, dict[str, Any]]]:
-    """Return every object of every feature on every cluster launcher, and every pod, once."""
+    """Return every object of every golden of a cluster launcher, and every pod, once."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
 
     def add(name: str, one: dict[str, Any]) -> None:
         found.setdefault(json.dumps(one, sort_keys=True), (name, one))
 
+    for where, made in goldens_of_clusters():
+        for one in made.objects:
+            add(where, one)
+            for inner in one["spec"].get("components", []) if "spec" in one else []:
+                add(where, inner["template"])
+        for template in pods(made):
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}
+            add(where, pod | {"spec": template["spec"]})
+    assert len(found) > 170
+    return list(found.values())
+
+
+def goldens_of_clusters() -> Iterator[tuple[str, Rendered]]:
+    """Yield the files of whole jobs as they are written, and what the pages of features show."""
+    for path in sorted(GOLDEN.glob("*/*.yaml")):
+        if path.stem in CLUSTER and path.parent != goldens.FEATURES:
+            text = path.read_text(encoding="utf-8")
+            objects = tuple(yaml.load_all(text, yaml.CSafeLoader))
+            yield f"{path.parent.name}/{path.name}", Rendered(text, objects)
     for name in goldens.names_of_features():
         files = [goldens.FEATURES / f"{part}.yaml" for part in ("plain", name)]
+        values = jobfile.read([str(path) for path in files]).values
         for launcher in CLUSTER:
-            try:
-                made = render(jobfile.read([str(path) for path in files]).values, launcher)
-            except Fault:
-                continue
-            where = f"{name} on {launcher}"
-            for one in made.objects:
-                add(where, one)
-                for inner in one["spec"].get("components", []) if "spec" in one else []:
-                    add(where, inner["template"])
-            for template in pods(made):
-                pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}
-                add(where, pod | {"spec": template["spec"]})
-    assert len(found) > 150
-    return list(found.values())
+            with contextlib.suppress(Fault):  # whose text is on the page
+                yield f"{name} on {launcher}", render(values, launcher)
 
 
 @pytest.mark.slow
@@ -62,6 +75,16 @@ def test_kubernetes_own_schema_accepts_every_object(version: str) -> None:
                 kubernetes_validate.validate(one, version, strict=True)
             except kubernetes_validate.ValidationError as error:
                 raise AssertionError(f"{where}: {error}") from None
+
+
+@pytest.mark.slow
+def test_volcanos_api_has_every_field() -> None:
+    made = [one for where, one in rendered() if one["apiVersion"].startswith("batch.volcano.sh")]
+    assert len(made) > 20
+    for one in made:
+        assert [
+            error.message for error in Draft202012Validator(VOLCANO).iter_errors(one["spec"])
+        ] == []
 
 
 @pytest.mark.slow
@@ -96,6 +119,36 @@ def same(model: Any, given: Any, at: str) -> None:
         # Quantities and dates have types of their own there.
         plain = getattr(model, "actual_instance", model)
         assert str(getattr(plain, "root", plain)) == str(given), at
+
+
+@pytest.mark.slow
+def test_the_models_of_kubeflow_training_accept_every_pytorchjob() -> None:
+    """They drop a field they do not know, so what comes back must be what went in."""
+    training = importlib.import_module("kubeflow.training")
+    client = importlib.import_module("kubernetes.client")
+    made = [(where, one) for where, one in rendered() if one["kind"] == "PyTorchJob"]
+    assert len(made) > 20
+    for where, one in made:
+        back(one, "KubeflowOrgV1PyTorchJob", training.ApiClient(), where)
+        for replica in one["spec"]["pytorchReplicaSpecs"].values():
+            back(replica["template"], "V1PodTemplateSpec", client.ApiClient(), where)
+    made[0][1]["spec"]["runPolicy"]["backofLimit"] = 1
+    with pytest.raises(AssertionError):
+        back(made[0][1], "KubeflowOrgV1PyTorchJob", training.ApiClient(), "")
+    del made[0][1]["spec"]["runPolicy"]["backofLimit"]
+
+
+def back(part: Any, kind: str, owner: Any, where: str) -> None:
+    response = SimpleNamespace(data=json.dumps(part))
+    read = owner.sanitize_for_serialization(owner.deserialize(response, kind))
+    assert without_none(read) == part, where
+
+
+def without_none(value: Any) -> Any:
+    """Return what a model read without the fields that were not given."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value
 
 
 MODELS = {

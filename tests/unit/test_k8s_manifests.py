@@ -1,6 +1,5 @@
 """Manifests and scripts: goldens, values that come through unchanged, peers' strict models."""
 
-import importlib
 import json
 import os
 import re
@@ -32,7 +31,6 @@ from tests.rendering import (
     render,
     run_script,
 )
-from trainer.exits import MEANINGS, Action
 
 
 def test_goldens(tmp_path: Path) -> None:
@@ -126,20 +124,6 @@ def test_a_second_rendering_is_identical(launcher: str) -> None:
     assert render(values, launcher).text == render(values, launcher).text
 
 
-def assert_shape(seen: Any, value: Any, at: str = "") -> None:
-    """Compare, ignoring what `seen` has as None: a strict model's unset fields."""
-    if isinstance(value, dict):
-        assert {key for key, item in seen.items() if item is not None} == set(value), at
-        for key, item in value.items():
-            assert_shape(seen[key], item, f"{at}.{key}")
-    elif isinstance(value, list):
-        assert len(seen) == len(value), at
-        for index, item in enumerate(value):
-            assert_shape(seen[index], item, f"{at}[{index}]")
-    else:
-        assert seen == value, at
-
-
 @pytest.mark.parametrize(
     "values", [job(), job(nodes=3, trainer={"globalBatch": 6}), everything("job")]
 )
@@ -159,59 +143,6 @@ def test_kubernetes_own_schema_would_refuse_an_unknown_field() -> None:
     one["spec"]["template"]["spec"]["containers"][0]["envs"] = []
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(one, "1.31", strict=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("values", [job(), everything("pytorchjob")])
-def test_kubeflow_models_accept_the_pytorchjob(values: dict[str, Any]) -> None:
-    """They drop a field they do not know, so what comes back must be what went in."""
-    training = importlib.import_module("kubeflow.training")
-    client = importlib.import_module("kubernetes.client")
-    one = only(render(values, "pytorchjob"), "PyTorchJob")
-    api = training.ApiClient()
-
-    class Response:
-        data = json.dumps(one)
-
-    def back(part: Any, kind: str, owner: Any) -> None:
-        response = Response()
-        response.data = json.dumps(part)
-        assert_shape(owner.sanitize_for_serialization(owner.deserialize(response, kind)), part)
-
-    back(one, "KubeflowOrgV1PyTorchJob", api)
-    for pod in pods(render(values, "pytorchjob")):
-        back(pod, "V1PodTemplateSpec", client.ApiClient())
-
-
-def test_the_failure_policy_is_the_table_of_exit_codes() -> None:
-    """Every row of trainer/exits.py, as the Job controller would apply the rules."""
-    policy = render(job(), "job").objects[1]["spec"]
-    container = policy["template"]["spec"]["containers"][0]["name"]
-
-    def applied(code: int) -> str:
-        for rule in policy["podFailurePolicy"]["rules"]:
-            codes = rule.get("onExitCodes")
-            if codes and codes["containerName"] == container and code in codes["values"]:
-                return str(rule["action"])
-        return "Count"
-
-    expected = {
-        Action.FAIL: "FailJob",
-        Action.RETRY: "Count",
-        Action.RETRY_ELSEWHERE: "Count",
-        Action.RETRY_FREE: "Ignore",
-        Action.RETRY_PEER: "Ignore",
-    }
-    for code, meaning in MEANINGS.items():
-        if meaning.action in expected:
-            assert applied(code) == expected[meaning.action], code
-    assert applied(137) == "Count"
-    assert {
-        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-        "action": "Ignore",
-    } in (policy["podFailurePolicy"]["rules"])
-    # The API refuses a policy with any other.
-    assert policy["template"]["spec"]["restartPolicy"] == "Never"
 
 
 @pytest.mark.parametrize("launcher", CLUSTER)

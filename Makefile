@@ -22,7 +22,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast soak docs lock image docker-run compose-run clean
+.PHONY: help setup run render lint format test test-fast torchx soak docs lock image docker-run compose-run clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -69,6 +69,10 @@ test: $(STAMP) ## every test
 
 test-fast: $(STAMP) ## the tests that take seconds
 	@$(PY) -m pytest $(PARALLEL) -m 'not slow'
+
+torchx: $(STAMP) ## put TorchX 0.7 into build/torchx, so that make test compares the rendering with it
+	@$(UV) venv --quiet --allow-existing build/torchx
+	@$(UV) pip install --quiet --python build/torchx/bin/python 'torchx==0.7.0' kubernetes
 
 soak: $(STAMP) ## train for SECONDS while a seeded adversary kills, stops, cuts links and resizes
 	@$(PY) -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

@@ -22,6 +22,11 @@ class Estimate:
     device: int | None
 
     @property
+    def saved(self) -> int:
+        """Bytes of it that a checkpoint holds."""
+        return self.parts["parameters"] + self.parts["optimizer"]
+
+    @property
     def too_much(self) -> bool:
         return self.device is not None and self.total > self.device
 
@@ -51,9 +56,9 @@ def in_words(estimate: Estimate | str) -> str:
     """Return an estimate for people."""
     if isinstance(estimate, str):
         return estimate
-    parts = ", ".join(f"{name} {_mebi(size)}" for name, size in estimate.parts.items())
-    of_device = f" of {_mebi(estimate.device)}" if estimate.device else ""
-    return f"{_mebi(estimate.total)}{of_device}: {parts}"
+    parts = ", ".join(f"{name} {in_binary(size)}" for name, size in estimate.parts.items())
+    of_device = f" of {in_binary(estimate.device)}" if estimate.device else ""
+    return f"{in_binary(estimate.total)}{of_device}: {parts}"
 
 
 def as_json(estimate: Estimate | str) -> object:
@@ -61,7 +66,7 @@ def as_json(estimate: Estimate | str) -> object:
     return None if isinstance(estimate, str) else asdict(estimate)
 
 
-def _mebi(count: int) -> str:
+def in_binary(count: int) -> str:
     """Return bytes in the binary unit that keeps them short."""
     for suffix, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:

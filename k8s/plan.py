@@ -148,7 +148,7 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         shm=shm,
         shm_bytes=shm_bytes,
         grace=spec.faults.grace_period,
-        shutdown=_shutdown(spec.faults.grace_period),
+        shutdown=_shutdown(spec, settings),
         max_restarts=spec.faults.max_restarts,
         deadline=spec.faults.deadline,
         ttl=spec.faults.ttl,
@@ -201,14 +201,24 @@ def _size(spec: JobSpec, settings: Settings, procs: int) -> Sizing:
     return settle(settings, spec.most_nodes * procs, label=label, uneven=uneven)
 
 
-def _shutdown(grace: int) -> int:
-    if grace <= MARGIN:
+def _shutdown(spec: JobSpec, settings: Settings) -> int:
+    grace = spec.faults.grace_period
+    left, allowed = grace - MARGIN, settings.checkpoint_timeout
+    if left <= 0:
         raise Fault(
             Exit.CONFIG,
             f"faults.gracePeriod={grace}: the entrypoint needs {MARGIN} s of it, which leaves none to "
             f"save a checkpoint; {MARGIN + 20} would do",
         )
-    return grace - MARGIN
+    if "checkpointTimeout" in spec.trainer and allowed > left:
+        # Its default only tells a stuck disk from a slow one.
+        raise Fault(
+            Exit.CONFIG,
+            f"trainer.checkpointTimeout={allowed}: a checkpoint may take longer than the {left} s that "
+            f"faults.gracePeriod={grace} leaves it, and is lost then; set faults.gracePeriod="
+            f"{allowed + MARGIN}",
+        )
+    return left
 
 
 def _longest_host(spec: JobSpec, launcher: Launcher, beside: tuple[extras.Extra, ...] = ()) -> str:

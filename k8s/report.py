@@ -38,7 +38,10 @@ def rows(plan: Plan, launcher: Launcher, rendered: Rendered) -> list[tuple[str, 
         ("shared memory", plan.shm if launcher.runs_in is not RunsIn.PROCESS else "this machine's"),
         ("data", plan.data or "the task's own"),
         ("run folder", plan.out if launcher.runs_in is not RunsIn.PROCESS else plan.host_out),
-        ("to stop", f"{plan.grace} s, of which {plan.shutdown} s for the ranks to save"),
+        (
+            "to stop",
+            f"{plan.grace} s, of which {plan.shutdown} s to save{_rate(held, plan.shutdown)}",
+        ),
         ("restarts", launcher.restarts(plan)),
         ("rank's memory", f"about {words}" if isinstance(held, estimate.Estimate) else words),
         ("deadline", f"{plan.deadline} s" if plan.deadline and rendered.objects else "none"),
@@ -51,6 +54,14 @@ def rows(plan: Plan, launcher: Launcher, rendered: Rendered) -> list[tuple[str, 
 
 def _too_much(held: estimate.Estimate | str) -> bool:
     return isinstance(held, estimate.Estimate) and held.too_much
+
+
+def _rate(held: estimate.Estimate | str, seconds: int) -> str:
+    """Say how fast the storage must be for a checkpoint to be whole when the pod is killed."""
+    if isinstance(held, str):
+        return ""
+    size = estimate.in_binary(held.saved)
+    return f" a rank's {size}, so at {estimate.in_binary(held.saved // seconds)}/s at least"
 
 
 def _batch(plan: Plan) -> str:

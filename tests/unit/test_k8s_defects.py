@@ -15,7 +15,9 @@ from tests.controllers import UID, given
 from tests.rendering import (
     AWKWARD,
     CLUSTER,
+    GOLDEN,
     environment_in_pod,
+    everything,
     expand,
     job,
     only,
@@ -143,6 +145,24 @@ def test_mlbatch_shared_memory_without_a_limit(launcher: str, shm: str | None) -
         assert volume["emptyDir"]["sizeLimit"] == (shm or "2Gi")
 
 
+def test_mlbatch_a_snapshot_of_less_than_its_name_says() -> None:
+    """A test of the metadata there has a snapshot of `spec`. Here a golden is whole objects."""
+    for path in (GOLDEN / "plain").glob("*.yaml"):
+        for one in yaml.safe_load_all(path.read_text()) if path.stem in CLUSTER else ():
+            assert {"apiVersion", "kind", "metadata", "spec"} == set(one)
+
+
+@pytest.mark.parametrize("launcher", CLUSTER)
+def test_mlbatch_nvidia_and_one_storage_class_alone(launcher: str) -> None:
+    scratch = {"name": "a", "path": "/a", "ephemeral": {"size": "1Ti", "storageClass": "mine"}}
+    asked = {"gpu": 2, "gpuResource": "amd.com/gpu"}
+    for pod in pods(render(job(resources=asked, volumes=[scratch]), launcher)):
+        assert pod["spec"]["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "2"}
+        (volume,) = (one for one in pod["spec"]["volumes"] if one["name"] == "a")
+        claim = volume["ephemeral"]["volumeClaimTemplate"]["spec"]
+        assert claim["storageClassName"] == "mine"
+
+
 # --- NeMo-Run's KubeflowExecutor
 
 
@@ -212,6 +232,18 @@ def test_aws_template_token_in_plain_text(launcher: str) -> None:
     with pytest.raises(Fault, match="looks like a credential") as refusal:
         render(job(env=[{"name": "HF_TOKEN", "value": token}]), launcher)
     assert token not in str(refusal.value)
+
+
+@pytest.mark.parametrize("launcher", CLUSTER)
+def test_aws_template_shared_memory_of_the_machine(launcher: str) -> None:
+    for pod in pods(render(job(), launcher)):
+        assert not any("hostPath" in one for one in pod["spec"]["volumes"])
+
+
+@pytest.mark.parametrize("launcher", CLUSTER)
+def test_skypilot_grants_rights_in_the_namespace(launcher: str) -> None:
+    kinds = {one["kind"] for one in render(everything(launcher), launcher).objects}
+    assert not {"Role", "RoleBinding", "ClusterRole", "ServiceAccount"} & kinds
 
 
 # --- threads

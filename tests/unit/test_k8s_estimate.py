@@ -45,6 +45,21 @@ def test_gpu_hours(faults: dict[str, Any], hours: float | None, said: str) -> No
     assert "GPU hours" not in words(job())
 
 
+def test_how_fast_a_checkpoint_must_be_written_to_be_whole() -> None:
+    values = gpus(faults={"gracePeriod": 20}) | {
+        "trainer": {"task": "charlm-gpt", "globalBatch": 64}
+    }
+    held = estimate.of(planned(values))
+    assert isinstance(held, estimate.Estimate)
+    assert held.saved == held.parts["parameters"] + held.parts["optimizer"] > 2**20
+    rate = estimate.in_binary(held.saved // 10)
+    assert words(values)["to stop"].endswith(
+        f"10 s to save a rank's {estimate.in_binary(held.saved)}, so at {rate}/s at least"
+    )
+    own = gpus() | {"trainer": {"task": "my.own:Task", "globalBatch": 64}}
+    assert words(own)["to stop"] == "120 s, of which 110 s to save"
+
+
 def test_a_rank_holds_less_when_it_is_sharded() -> None:
     def parts(mode: str) -> dict[str, int]:
         values = gpus() | {"trainer": {"globalBatch": 64, "mode": mode, "task": "charlm-gpt"}}

@@ -188,6 +188,7 @@ SETTINGS = [
     (["scheduling.hostIgnoreList=gpu-1"], "scheduling.hostIgnoreList='gpu-1': must be a list"),
     (["labels[kueue.x-k8s.io/queue-name]=x"], "labels.kueue.x-k8s.io/queue-name: set scheduling.queue instead"),
     # faults
+    (["trainer.checkpointTimeout=300"], "trainer.checkpointTimeout=300: a checkpoint may take longer than the 50 s that faults.gracePeriod=60 leaves it, and is lost then; set faults.gracePeriod=310"),
     (["faults.gracePeriod=10"], "faults.gracePeriod=10: the entrypoint needs 10 s of it"),
     (["faults.maxRestarts=-1"], "faults.maxRestarts=-1: must be at least 0"),
     (["faults.deadline=0"], "faults.deadline=0: must be at least 1"),

@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
+
+# How long an example takes says nothing on a machine that does something else as well.
+hypothesis.settings.register_profile("muster", deadline=None)
+hypothesis.settings.load_profile("muster")
 
 ROOT = Path(__file__).parent.parent
 

@@ -6,7 +6,7 @@ python -m trainer
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -27,7 +27,7 @@ from trainer.guards.exhaustion import out_of_memory
 from trainer.guards.nonfinite import Guard
 from trainer.guards.replicas import compare, is_time_to_compare
 from trainer.guards.stop import Stop, stop_requests
-from trainer.guards.watch import watching
+from trainer.guards.watch import telling_when_late, watching
 from trainer.metrics import Report, reporting
 from trainer.models.build import build as build_model
 from trainer.precision import settle_tf32
@@ -40,10 +40,12 @@ from trainer.settings import Settings
 
 def run(settings: Settings) -> Exit:
     """Train as the settings say and return the exit code; raises whatever went wrong."""
-    task = tasks.load(settings)
     with (
+        telling_when_late(settings),
+        nullcontext(tasks.load(settings)) as task,
         join(settings) as runtime,
         reporting(settings, runtime) as report,
+        watching(settings, runtime, report) as pulse,
         saving_to(settings, runtime) as saver,
         ExitStack() as ending,
     ):
@@ -54,7 +56,8 @@ def run(settings: Settings) -> Exit:
             resume(current)
             name = health.rank(runtime.local_rank)
             sign = health.sign(settings.health, name, limit=settings.health_limit)
-            with stop_requests(runtime, sign) as stop, watching(current, stop):
+            with stop_requests(runtime, sign) as stop:
+                pulse.run, pulse.stop = current, stop
                 return _train(current, stop)
         except Exception as error:
             short = out_of_memory(error, settings, runtime)

@@ -52,7 +52,7 @@ def _sinks(
         yield serving(settings.metrics_port)
     if not runtime.is_main:
         return
-    yield _to_file(settings.run_folder / "metrics.jsonl")
+    yield to_file(settings.run_folder / "metrics.jsonl")
     if settings.tensorboard:
         from trainer.tensorboard import writing  # noqa: PLC0415
 
@@ -66,7 +66,7 @@ def _sinks(
 
 
 @contextlib.contextmanager
-def _to_file(path: Path) -> Iterator[_Sink]:
+def to_file(path: Path) -> Iterator[_Sink]:
     """Append events to `path`. Raises Fault(71) when it cannot be opened; a full disk costs lines."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

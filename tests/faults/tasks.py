@@ -1,11 +1,14 @@
 """Tasks with a fault in them; what goes wrong and when is in variables of the environment."""
 
+import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,15 +85,55 @@ class Slow(synthetic.Task):
 
 
 class Stuck(synthetic.Task):
-    """The fourth call of `loss` on rank 1 never returns."""
+    """The fourth call of `loss` on rank STUCK never returns; with HOW=killed its process ends there.
+
+    With HOW=building its model is never done.
+    """
+
+    calls = 0
+
+    def model(self) -> nn.Module:
+        if os.environ["RANK"] == os.environ["STUCK"] and os.environ.get("HOW") == "building":
+            time.sleep(3600)
+        return super().model()
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        if os.environ["RANK"] == os.environ["STUCK"] and self.calls == 4:
+            if os.environ.get("HOW") == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(3600)
+        return super().loss(outputs, targets)
+
+
+class Filling(synthetic.Task):
+    """Fills the disk of FILLED at the sixth step; all but what a checkpoint's data take at the tenth.
+
+    At the fourteenth there is room again.
+    """
 
     calls = 0
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        self.calls += 1
-        if os.environ["RANK"] == "1" and self.calls == 4:
-            time.sleep(3600)
+        self.calls += torch.is_grad_enabled()
+        if torch.is_grad_enabled() and self.calls in (6, 10, 14):
+            for thread in threading.enumerate():
+                if thread.name == "checkpoint":
+                    thread.join()
+            self._fill(Path(os.environ["FILLED"]))
         return super().loss(outputs, targets)
+
+    def _fill(self, disk: Path) -> None:
+        ballast, page = disk / "ballast", 4096
+        ballast.unlink(missing_ok=True)
+        if self.calls == 14:
+            return
+        data = sum(file.stat().st_size for file in disk.glob("run/checkpoints/*/*.data"))
+        room = -(-data // page) if self.calls == 10 else 0
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(page))
+        os.truncate(ballast, ballast.stat().st_size - room * page)
 
 
 class Parted(synthetic.Task):

@@ -1,8 +1,7 @@
 """Preflight: every kind of unfit machine is really made, found before the first step, and named."""
 
 import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,17 +21,6 @@ from trainer.guards.cgroup import available_memory
 from trainer.guards.links import blame
 
 SYNTHETIC = {"task": "synthetic", "steps": "2"}
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a tmpfs is not permitted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def corrupt(operation: str) -> None:

@@ -1,22 +1,26 @@
 """Ranks that keep others waiting: slow ones are named, stuck ones end the run with everyone's stacks."""
 
 import json
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import QUICK
 from tests.faults.tasks import planted
-from tests.ranks import free_port, run_ranks
+from tests.pool import Case, carry_out, lend
+from tests.ranks import run_ranks
 from trainer.guards import where
 from trainer.guards.straggler import Watch, Work, slowest
 
 FOREVER = {"steps": "100000", "eval_steps": "0", "checkpoint_steps": "0"}
+
+
+STUCK = FOREVER | {"task": "tests.faults.tasks:Stuck", "collective_timeout": "4"}
 
 
 def faults(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -39,8 +43,7 @@ def test_a_rank_slowed_tenfold_is_named_within_thirty_seconds(mode: str, tmp_pat
 
 @pytest.mark.slow
 def test_a_stuck_rank_is_named_with_its_line_and_all_end_with_69(tmp_path: Path) -> None:
-    stuck = FOREVER | {"task": "tests.faults.tasks:Stuck", "collective_timeout": "4"}
-    events = run_ranks(2, tmp_path, code=69, **stuck)
+    events = run_ranks(2, tmp_path, planted(STUCK="1"), code=69, **STUCK)
     (hang,) = faults(events, "hang")
     assert hang["time"] - events[0]["time"] < 4 + 20  # the bound, and what a busy machine adds
     assert (hang["step"], hang["missing"], hang["ranks_heard"]) == (3, [1], [0, 1])
@@ -54,32 +57,65 @@ def test_a_stuck_rank_is_named_with_its_line_and_all_end_with_69(tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_a_rank_that_hangs_before_the_first_step_is_named_too(tmp_path: Path) -> None:
+    events = run_ranks(2, tmp_path, planted(STUCK="1", HOW="building"), code=69, **STUCK)
+    (hang,) = faults(events, "hang")
+    assert hang["missing"] == [1]
+    assert "the start, before the first step, hangs: no progress for 4 s" in events[-1]["message"]
+    assert "in model; stacks are in" in events[-1]["message"]
+    assert "in model" in (tmp_path / "logs/rank-1.stack").read_text(encoding="utf-8")
+
+
+GRID = {"mode": "pp", "mesh": "pp=2,dp_shard=2", "micro_batch": "8"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["stuck", "killed"])
+def test_a_peer_lost_in_a_mesh_is_told_from_those_that_wait_for_it(
+    how: str, tmp_path: Path
+) -> None:
+    """Rank 0 never talks to rank 3, and waits for the two that do; it must not name those."""
+    variables = {f"TRAINER_{name.upper()}": value for name, value in (STUCK | GRID).items()}
+    variables |= {"TRAINER_OUT": str(tmp_path), "TRAINER_LOG_STEPS": "1"}
+    with lend(4, fresh=True) as ranks:
+        case = Case(variables, planted(STUCK="3", HOW=how))
+        endings = carry_out(case, ranks, timeout=90)
+    killed = how == "killed"
+    assert [end.code for end in endings] == [69, 69, 69, -9 if killed else 69], endings
+    lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    if killed:
+        message = events[-1]["message"]
+        assert "lost a peer" in message or "no sign of life from rank 3 on" in message
+        assert "rank 1" not in message
+    else:
+        assert faults(events, "hang")[0]["missing"] == [3]
+        assert "not in the collective: rank 3 on" in events[-1]["message"]
+        assert len(list((tmp_path / "logs").glob("rank-*.stack"))) == 4
+
+
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_is_named_by_the_others(start: Any, tmp_path: Path) -> None:
-    port = str(free_port())
-    ranks = [
-        start(
-            "-m",
-            "trainer",
-            **(QUICK | {"TRAINER_STEPS": "100000", "TRAINER_COLLECTIVE_TIMEOUT": "4"}),
-            TRAINER_OUT=str(tmp_path / "run"),
-            TORCHELASTIC_RUN_ID="test",
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE="2",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-        )
-        for rank in range(2)
-    ]
-    ranks[0].wait_for('"step": 5,')
-    ranks[1].process.send_signal(signal.SIGSTOP)
+    """And the launcher ends with 69 soon, though a stopped rank hears no SIGTERM."""
+    started = start(
+        "-m",
+        "trainer.launch",
+        **(QUICK | {"TRAINER_STEPS": "100000", "TRAINER_COLLECTIVE_TIMEOUT": "4"}),
+        TRAINER_OUT=str(tmp_path / "run"),
+        PET_NPROC_PER_NODE="2",
+    )
+    started.wait_for('"step": 5,')
+    family = started.family()
+    (stopped,) = [one for one in family[1:] if one.environ().get("RANK") == "1"]
+    stopped.suspend()
     began = time.monotonic()
-    ended = ranks[0].end(timeout=30)
-    assert time.monotonic() - began < 4 + 25  # the bound, 5 s for answers, and a busy machine
-    assert ended.code == 69
+    ended = started.end(timeout=60)
+    assert time.monotonic() - began < 4 + 20  # the bound, 5 s for answers, and a busy machine
+    assert ended.code == 69, ended.words
     assert "no sign of life from rank 1 on" in ended.words
     assert ended.of("fault")[0]["missing"] == [1]
     assert (tmp_path / "run/logs/rank-0.stack").exists()
+    assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
 def test_what_tells_work_from_waiting_is_where_it_is_looked_for() -> None:

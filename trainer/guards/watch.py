@@ -4,7 +4,8 @@ A rank that has waited in one collective for `TRAINER_COLLECTIVE_TIMEOUT` calls 
 where they are: the stack of every thread and torch's flight recorder, to `logs/` of the run folder. Who
 does not answer, or is not in a collective at all, is named; then all end with 69.
 
-    with watching(run, stop): ...
+    with telling_when_late(settings), join(settings) as runtime: ...
+        with watching(settings, runtime, report) as pulse: ...
 """
 
 import contextlib
@@ -28,8 +29,10 @@ from trainer.exits import Exit, Fault
 from trainer.guards.stop import Stop
 from trainer.guards.straggler import Straggler, Watch, Work
 from trainer.guards.where import Place, look
+from trainer.metrics import Report
 from trainer.run import Run
-from trainer.runtime import from_main, say
+from trainer.runtime import Runtime, as_fault, from_main, say
+from trainer.settings import Settings
 
 _LOOK = 0.05  # seconds between two looks at the main thread
 _TELL = 1.0  # and between two words to the other ranks
@@ -37,6 +40,25 @@ _ASLEEP = 5.0  # a look this late: the whole process was stopped, so nobody was 
 _ANSWER = 5.0  # seconds for the others to write down where they are
 _LINGER = 1.0  # the main rank's process may hold the store, which the others still read
 _MEMORY = 200  # looks that are remembered
+
+
+@dataclass
+class Pulse:
+    """What is watched: a run that is being built, until there are `run` and `stop`."""
+
+    settings: Settings
+    runtime: Runtime
+    report: Report
+    run: Run | None = None
+    stop: Stop | None = None
+
+    @property
+    def step(self) -> int:
+        return self.run.step if self.run else 0
+
+    @property
+    def calls(self) -> int:
+        return self.stop.calls if self.stop else 0
 
 
 @dataclass
@@ -49,73 +71,92 @@ class _State:
     waiting_since: float = 0.0
     place: Place | None = None
 
-    def look(self, place: Place, now: float, lapse: float, *, calls: int, step: int) -> None:
+    def look(self, place: Place, now: float, lapse: float, pulse: Pulse) -> None:
         """Take in where the main thread is, `lapse` seconds after the look before."""
         self.place = place
         if lapse > _ASLEEP:
             self.waiting_since += lapse
             return
-        if not place.waiting or calls != self.calls:
-            self.calls, self.waiting_since = calls, now
-        if place.stepping:
+        if not place.waiting or pulse.calls != self.calls:
+            self.calls, self.waiting_since = pulse.calls, now
+        if place.stepping and pulse.run is not None:
             own = 0.0 if place.waiting else lapse
-            self.work = Work(step, self.work.seconds + lapse, self.work.own + own)
+            self.work = Work(pulse.step, self.work.seconds + lapse, self.work.own + own)
             if not place.waiting:
                 self.lines.append(place.line)
 
 
 @contextlib.contextmanager
-def watching(run: Run, stop: Stop) -> Iterator[None]:
-    """Watch this rank's main thread, which enters the block; a world of one has nobody to wait for."""
-    if run.runtime.control is None:
+def telling_when_late(settings: Settings) -> Iterator[None]:
+    """Have this rank's stack on standard error if it is still in the block after the time to wait.
+
+    Before there is a process group nobody could be asked: others wait for a rank that hangs there.
+    """
+    faulthandler.dump_traceback_later(settings.collective_timeout)
+    try:
         yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def watching(settings: Settings, runtime: Runtime, report: Report) -> Iterator[Pulse]:
+    """Watch this rank's main thread, which enters the block; a world of one has nobody to wait for."""
+    faulthandler.cancel_dump_traceback_later()
+    pulse = Pulse(settings, runtime, report)
+    if runtime.control is None:
+        yield pulse
         return
     # A store of its own connection: the group's is not to be waited for by two threads.
     store = dist.PrefixStore(
-        f"watch/{from_main(os.urandom(8).hex(), run.runtime)}",
+        f"watch/{from_main(os.urandom(8).hex(), runtime)}",
         dist.TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             is_master=False,
-            timeout=timedelta(seconds=run.settings.collective_timeout),
+            timeout=timedelta(seconds=settings.collective_timeout),
         ),
     )
     over = threading.Event()
     watch = threading.Thread(
-        target=_watch, args=(run, stop, store, threading.current_thread(), over), daemon=True
+        target=_watch, args=(pulse, store, threading.current_thread(), over), daemon=True
     )
     watch.start()
     try:
-        yield
+        yield pulse
+    except Exception as error:
+        over.set()
+        watch.join(timeout=_ANSWER)
+        with contextlib.suppress(dist.DistError):  # for those who wait for this rank as well
+            store.set(f"ended/{runtime.rank}", json.dumps(str(as_fault(error))))
+        raise
     finally:
         over.set()
         watch.join(timeout=_ANSWER)
 
 
-def _watch(
-    run: Run, stop: Stop, store: dist.Store, main: threading.Thread, over: threading.Event
-) -> None:
+def _watch(pulse: Pulse, store: dist.Store, main: threading.Thread, over: threading.Event) -> None:
     state = _State()
     stragglers = Watch()
     last = state.waiting_since = time.monotonic()
     told = last - _TELL
     while not over.wait(_LOOK):
         now = time.monotonic()
-        if (place := look(main, device=run.runtime.device.type)) is not None:
-            state.look(place, now, now - last, calls=stop.calls, step=run.step)
+        if (place := look(main, device=pulse.runtime.device.type)) is not None:
+            state.look(place, now, now - last, pulse)
         last = now
         if now - told < _TELL:
             continue
         told = now
         try:
-            store.set(str(run.runtime.rank), json.dumps(_words(state)))
+            store.set(str(pulse.runtime.rank), json.dumps(_words(state)))
             called = store.check(["hang"])
-            if run.runtime.is_main and not called:
-                _name_stragglers(run, store, stragglers, now)
+            if pulse.runtime.is_main and not called:
+                _name_stragglers(pulse, store, stragglers, now)
         except dist.DistError:  # the store went with its host; what waits for it will say so
             return
-        if called or now - state.waiting_since >= run.settings.collective_timeout:
-            _give_up(run, store, state)
+        if called or now - state.waiting_since >= pulse.settings.collective_timeout:
+            _give_up(pulse, store, state)
 
 
 def _words(state: _State) -> dict[str, Any]:
@@ -129,24 +170,24 @@ def _words(state: _State) -> dict[str, Any]:
     }
 
 
-def _read(store: dist.Store, keys: list[str]) -> dict[int, dict[str, Any]]:
+def _read(store: dist.Store, keys: list[str]) -> dict[int, Any]:
     """Return what stands at those of `keys` that are there, by the key's place."""
     there = [number for number, key in enumerate(keys) if store.check([key])]
     texts = store.multi_get([keys[number] for number in there]) if there else []
     return {number: json.loads(text) for number, text in zip(there, texts, strict=True)}
 
 
-def _name_stragglers(run: Run, store: dist.Store, stragglers: Watch, now: float) -> None:
-    words = _read(store, [str(rank) for rank in range(run.runtime.world_size)])
+def _name_stragglers(pulse: Pulse, store: dist.Store, stragglers: Watch, now: float) -> None:
+    words = _read(store, [str(rank) for rank in range(pulse.runtime.world_size)])
     work = {rank: Work(**one["work"]) for rank, one in words.items()}
     found: Straggler | None = stragglers.see(work, now)
     if found is None:
         return
     host, line = words[found.rank]["host"], words[found.rank]["usually"]
-    run.report(
+    pulse.report(
         "fault",
         kind="straggler",
-        step=run.step,
+        step=pulse.step,
         rank=found.rank,
         host=host,
         own_s=found.own,
@@ -159,31 +200,36 @@ def _name_stragglers(run: Run, store: dist.Store, stragglers: Watch, now: float)
     )
 
 
-def _give_up(run: Run, store: dist.Store, state: _State) -> NoReturn:
+def _give_up(pulse: Pulse, store: dist.Store, state: _State) -> NoReturn:
     """Write down where this rank is, name who did not come, and end the process with 69."""
-    rank, world = run.runtime.rank, run.runtime.world_size
+    rank, world = pulse.runtime.rank, pulse.runtime.world_size
     before: dict[int, dict[str, Any]] = {}
     answers = {rank: _words(state)}
+    ended: dict[int, str] = {}
     try:
-        answers[rank]["issued"] = _write_down(run)
+        answers[rank]["issued"] = _write_down(pulse)
         store.set("hang", "")
         store.set(f"answer/{rank}", json.dumps(answers[rank]))
         before = _read(store, [str(rank) for rank in range(world)])
         end = time.monotonic() + _ANSWER
-        while len(answers) < world and time.monotonic() < end:
+        while len(answers | ended) < world and time.monotonic() < end:
             time.sleep(0.1)
             answers |= _read(store, [f"answer/{rank}" for rank in range(world)])
-        time.sleep(_LINGER if run.runtime.is_main else 0)
-        who, missing = _missing(answers, before, world)
+            ended = _read(store, [f"ended/{rank}" for rank in range(world)])
+        time.sleep(_LINGER if pulse.runtime.is_main else 0)
+        who, missing = _missing(answers, before, ended, world)
     except (dist.DistError, OSError) as error:
         who, missing = f"the others could not be asked ({str(error).splitlines()[0]})", []
+    what = f"step {pulse.step + 1}" if pulse.run else "the start, before the first step,"
     fault = Fault(
         Exit.PEER,
-        f"step {run.step + 1} hangs: no progress for {run.settings.collective_timeout} s "
-        f"(TRAINER_COLLECTIVE_TIMEOUT); {who}; stacks are in {run.settings.run_folder / 'logs'}",
+        f"{what} hangs: no progress for {pulse.settings.collective_timeout} s "
+        f"(TRAINER_COLLECTIVE_TIMEOUT); {who}; stacks are in {pulse.settings.run_folder / 'logs'}",
     )
-    run.report("fault", kind="hang", step=run.step, missing=missing, ranks_heard=sorted(answers))
-    run.report("error", code=int(fault.code), message=str(fault))
+    pulse.report(
+        "fault", kind="hang", step=pulse.step, missing=missing, ranks_heard=sorted(answers)
+    )
+    pulse.report("error", code=int(fault.code), message=str(fault))
     code = tell(fault, None)
     for child in multiprocessing.active_children():  # loader workers: what follows runs no atexit
         child.kill()
@@ -191,12 +237,18 @@ def _give_up(run: Run, store: dist.Store, state: _State) -> NoReturn:
 
 
 def _missing(
-    answers: dict[int, dict[str, Any]], before: dict[int, dict[str, Any]], world: int
+    answers: dict[int, dict[str, Any]],
+    before: dict[int, dict[str, Any]],
+    ended: dict[int, str],
+    world: int,
 ) -> tuple[str, list[int]]:
     """Return in words, and as ranks, who keeps the others waiting."""
-    silent = [rank for rank in range(world) if rank not in answers]
-    if silent:
+    silent = [rank for rank in range(world) if rank not in answers | ended]
+    if silent:  # of those who have ended, some have lost just them
         return "no sign of life from " + ", ".join(_seen(r, before) for r in silent[:3]), silent
+    if ended:
+        said = ", ".join(f"rank {rank} ({ended[rank]})" for rank in sorted(ended)[:3])
+        return f"others have ended: {said}", sorted(ended)
     busy = [rank for rank in sorted(answers) if not answers[rank]["waiting"]]
     if busy:
         return "not in the collective: " + ", ".join(_seen(r, answers) for r in busy[:3]), busy
@@ -214,13 +266,13 @@ def _seen(rank: int, words: dict[int, dict[str, Any]]) -> str:
     return f"rank {rank} on {words[rank]['host']}, at {words[rank]['line']}"
 
 
-def _write_down(run: Run) -> dict[str, int]:
+def _write_down(pulse: Pulse) -> dict[str, int]:
     """Write this rank's stacks and flight recorder, and return how many collectives it has issued."""
-    folder, rank = run.settings.run_folder / "logs", run.runtime.rank
+    folder, rank = pulse.settings.run_folder / "logs", pulse.runtime.rank
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"rank-{rank}.stack").open("w") as file:
         faulthandler.dump_traceback(file, all_threads=True)
-    recorded = _flight_recorder("nccl" if run.runtime.device.type == "cuda" else "gloo")
+    recorded = _flight_recorder("nccl" if pulse.runtime.device.type == "cuda" else "gloo")
     if recorded is None:
         return {}
     (folder / f"rank-{rank}.collectives.json").write_bytes(recorded)

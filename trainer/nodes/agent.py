@@ -178,6 +178,7 @@ class Ranks(LocalElasticAgent):
             self._pids = []
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._wake_the_stopped()
         result: RunResult = super()._monitor_workers(worker_group)
         codes = {failure.exitcode for failure in result.failures.values()}
         if result.state == WorkerState.HEALTHY:
@@ -187,6 +188,11 @@ class Ranks(LocalElasticAgent):
         elif self._stopping or codes & _FINAL:
             self._remaining_restarts = 0
         return result
+
+    def _wake_the_stopped(self) -> None:
+        """Let ranks that SIGSTOP holds hear the SIGTERM that follows when one of them has ended."""
+        if any(_has_ended(pid) for pid in self._pids):
+            self._signal_groups(signal.SIGCONT)
 
     def _end_if_others_have(self) -> None:
         """End ranks that wait for a node that is no more. Raises Fault(69)."""
@@ -211,6 +217,14 @@ class Ranks(LocalElasticAgent):
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, number)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether a child has ended, without taking its exit code from who waits for it."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 @contextlib.contextmanager

@@ -1,0 +1,80 @@
+"""A disk that is really full: a warning and the next attempt, neither the run nor a checkpoint."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import QUICK, ROOT
+from tests.faults.tasks import planted
+from tests.ranks import run_ranks
+from trainer.checkpoint.find import complete
+from trainer.metrics import to_file
+
+pytestmark = pytest.mark.slow
+
+TRAINED = {
+    "task": "tests.faults.tasks:Filling",
+    "preflight": "off",
+    "checkpoint_steps": "4",
+    "eval_steps": "0",
+}
+
+
+def test_a_full_disk_costs_warnings_and_lines_but_no_checkpoint(
+    start: Any, tiny_disk: Path
+) -> None:
+    run = tiny_disk / "run"
+    variables = {f"TRAINER_{name.upper()}": value for name, value in TRAINED.items()}
+    variables |= {"TRAINER_STEPS": "18", "TRAINER_OUT": str(run), "FILLED": str(tiny_disk)}
+    ended = start("-m", "trainer", **(QUICK | variables), PYTHONPATH=str(ROOT)).end()
+    assert ended.code == 0, ended.words
+    saves = [(event["step"], event["action"]) for event in ended.of("checkpoint")]
+    assert saves == [
+        (4, "saved"),
+        (8, "refused"),
+        (12, "refused"),
+        (16, "saved"),
+        (18, "saved"),
+    ]
+    reasons = [event["message"] for event in ended.of("checkpoint") if "message" in event]
+    assert reasons[0].endswith("bytes needed, 0 free"), reasons
+    assert reasons[1].endswith("No space left on device"), reasons
+    assert f"going on, the newest complete one is {run}/checkpoints/step-00000004" in ended.words
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "step-00000004",
+        "step-00000016",
+        "step-00000018",
+    ]
+    assert complete(str(run / "checkpoints/step-00000004")).manifest.progress.step == 4
+
+
+def test_events_that_find_no_room_are_missing_and_tear_no_others(
+    tiny_disk: Path, capsys: Any
+) -> None:
+    file = tiny_disk / "metrics.jsonl"
+    with to_file(file) as write:
+        write({"number": 0})
+        with contextlib.suppress(OSError):
+            (tiny_disk / "ballast").write_bytes(bytes(2**21))
+        for number in range(1, 1000):  # there is room in the file's own page
+            write({"number": number})
+        (tiny_disk / "ballast").unlink()
+        write({"number": 1000})
+    said = capsys.readouterr().err
+    assert said.count(f"{file}: No space left on device; events are missing there") == 1
+    *_, before, torn, last = file.read_text(encoding="utf-8").splitlines()
+    assert json.loads(last) == {"number": 1000}
+    assert f'{{"number": {json.loads(before)["number"] + 1}}}'.startswith(torn)
+
+
+def test_at_the_end_there_is_no_next_attempt_so_it_is_71(tiny_disk: Path, tmp_path: Path) -> None:
+    plant = planted(FILLED=str(tiny_disk))
+    elsewhere = TRAINED | {"checkpoints": str(tiny_disk / "run/checkpoints")}
+    events = run_ranks(1, tmp_path / "run", plant, code=71, steps="9", **elsewhere)
+    assert "the newest complete one is" in events[-1]["message"]
+    (tiny_disk / "ballast").unlink()
+    resumed = run_ranks(1, tmp_path / "run", plant, steps="9", **elsewhere)[len(events) :]
+    assert [event["step"] for event in resumed if event.get("action") == "resumed"] == [4]

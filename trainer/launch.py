@@ -25,6 +25,7 @@ from trainer import health
 from trainer.contract import Contract, resolve, table
 from trainer.environment import from_environment, variable
 from trainer.exits import Action, Exit, Fault, codes_for
+from trainer.nodes.init import stand_in
 from trainer.plan.choice import settle
 from trainer.settings import Settings
 
@@ -195,6 +196,7 @@ def say(message: str) -> None:
 
 
 if __name__ == "__main__":
+    stand_in()
     ending = main()
     sys.stdout.flush()
     sys.stderr.flush()

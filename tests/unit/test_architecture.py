@@ -30,6 +30,7 @@ TRAINER_ORDER = {
     "plan.memory": 45,
     "plan.choice": 47,
     "guards.cgroup": 30,
+    "nodes.init": 40,
     "nodes.orphans": 40,
     "nodes.wire": 40,
     "nodes.coordinator": 45,

@@ -22,7 +22,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast torchx soak docs lock image docker-run compose-run clean
+.PHONY: help setup run render lint format test test-fast torchx soak docs lock image docker-run compose-run sbom audit clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -89,12 +89,14 @@ lock: $(STAMP) ## compile the requirements files anew, with the newest versions
 	@printf 'uv\n' | $(UV) pip compile $(LOCK) -o docker/requirements-uv.txt -
 	@$(UV) pip compile $(LOCK) --all-extras -o docker/requirements-dev.txt pyproject.toml
 	@$(UV) pip compile $(LOCK) -c docker/requirements-dev.txt -o docker/requirements.txt pyproject.toml
+	@printf 'torch\ntorchvision\n' | \
+		$(UV) pip compile $(LOCK) -c docker/requirements.txt -o docker/requirements-torch.txt -
 LOCK = --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-emit-index-url \
 	--no-annotate --custom-compile-command 'make lock'
 
-image: ## build the trainer's image IMAGE (TORCH_BACKEND=cpu: without CUDA)
+image: ## build the trainer's image IMAGE (TORCH_BACKEND=cpu: without CUDA; =wheels WHEELS=FOLDER)
 	docker build --file docker/Dockerfile --tag $(IMAGE) \
-		--build-arg TORCH_BACKEND=$(or $(TORCH_BACKEND),locked) \
+		--build-arg TORCH_BACKEND=$(or $(TORCH_BACKEND),locked) $(if $(WHEELS),--build-context wheels=$(WHEELS)) \
 		--build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
 		--build-arg REVISION=$$(git rev-parse HEAD) .
 
@@ -106,6 +108,13 @@ compose-run: $(STAMP) ## train JOB in the image IMAGE on this machine, a contain
 	@$(RENDER) --set image=$(IMAGE) --launcher compose -o $(FOLDER)
 	@mkdir -p $(FOLDER)/$(NAME)-run
 	@MUSTER_USER=$$(id -u):$$(id -g) docker compose -f $(FOLDER)/compose.yaml up --abort-on-container-failure
+
+sbom: $(STAMP) ## write the image's bill of materials to build/sbom.json (CycloneDX)
+	@$(PY) docker/sbom.py docker/requirements.txt build/sbom.json
+
+audit: $(STAMP) ## ask for known vulnerabilities of what the image's lock names
+	@$(VENV)/bin/pip-audit --requirement docker/requirements.txt --require-hashes --disable-pip \
+		--strict --progress-spinner off
 
 clean: ## remove what make and the tests wrote, except .venv
 	rm -rf build runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -61,28 +61,28 @@ class Host:
         self.wire = wire
         self.started: list[Started] = []
         self._net = net
-        self._name = f"{net.name}-{number}"
+        self.name = f"{net.name}-{number}"
         self._port = f"port{number}"
-        _run("ip", "netns", "add", self._name)
+        _run("ip", "netns", "add", self.name)
         if wire is None:
             here = ("ip", "-n", net.name)
-            far = ("peer", "name", "eth0", "netns", self._name)
+            far = ("peer", "name", "eth0", "netns", self.name)
             _run(*here, "link", "add", self._port, "type", "veth", *far)
         else:
-            wire.connect(self._name, net.name, self._port)
+            wire.connect(self.name, net.name, self._port)
         _run("ip", "-n", net.name, "link", "set", self._port, "master", _SWITCH, "up")
         for command in (
             f"addr add {self.address}/24 dev eth0",
             "link set eth0 up",
             "link set lo up",
         ):
-            _run("ip", "-n", self._name, *command.split())
+            _run("ip", "-n", self.name, *command.split())
 
     def start(self, folder: Path, *arguments: str, **env: str) -> Started:
         """Start `python ARGUMENTS` on this host, with its output below `folder`."""
         place = folder / f"host-{self.number}-{len(self.started)}"
         place.mkdir(parents=True)
-        prefix = ("ip", "netns", "exec", self._name)
+        prefix = ("ip", "netns", "exec", self.name)
         self.started.append(Started(place, *arguments, env=env, prefix=prefix))
         return self.started[-1]
 
@@ -100,7 +100,7 @@ class Host:
 
     def kill_all(self) -> None:
         for _ in range(20):
-            pids = [int(pid) for pid in _run("ip", "netns", "pids", self._name).stdout.split()]
+            pids = [int(pid) for pid in _run("ip", "netns", "pids", self.name).stdout.split()]
             if not pids:
                 break
             for pid in pids:
@@ -112,7 +112,7 @@ class Host:
 
     def processes(self) -> list[int]:
         """Return the process numbers of all that runs on this host."""
-        return [int(pid) for pid in _run("ip", "netns", "pids", self._name).stdout.split()]
+        return [int(pid) for pid in _run("ip", "netns", "pids", self.name).stdout.split()]
 
     def remove(self) -> None:
         self.kill_all()
@@ -120,7 +120,7 @@ class Host:
             started.clear()
         if self.wire:
             self.wire.close()
-        _run("ip", "netns", "del", self._name, check=False)
+        _run("ip", "netns", "del", self.name, check=False)
 
 
 class Loopback:

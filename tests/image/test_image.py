@@ -1,0 +1,256 @@
+"""The image's CPU shape, built for real: what is in it, what is not, and that it trains as any user."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import ROOT, clean_environment
+from tests.image.conftest import Built
+from tests.image.container import Container
+from tests.image.image import REVISION, VERSION, Image
+
+# The first of these to run builds the image; on a busy machine that takes its time.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+OWN_BYTES = 150 * 10**6
+
+
+def files(root: Path, *below: str) -> Iterator[Path]:
+    for place in below or ("",):
+        for folder, _, names in os.walk(root / place):
+            yield from (Path(folder, name) for name in names)
+
+
+def site(image: Image) -> Path:
+    (found,) = image.root.glob("opt/venv/lib/python3*/site-packages")
+    return found
+
+
+def test_it_says_what_it_is_and_how_it_is_run(built: Built) -> None:
+    config = built.image.config
+    assert config["User"] == "65532:65532"
+    assert config["Entrypoint"] == ["python", "-m", "trainer.launch"]
+    assert not config.get("Cmd")
+    assert config["WorkingDir"] == "/workspace"
+    assert config["Labels"].items() >= {
+        ("org.opencontainers.image.version", VERSION),
+        ("org.opencontainers.image.revision", REVISION),
+        ("org.opencontainers.image.licenses", "Apache-2.0"),
+    }
+    assert config["Healthcheck"]["Test"] == ["CMD", "python", "-m", "trainer.health"]
+
+
+def test_it_holds_nothing_that_installs_or_compiles_and_no_cache(built: Built) -> None:
+    root = built.image.root
+    tools = r"(pip[\d.]*|uv|uvx|(.*-)?(gcc|g\+\+|cc|c\+\+|clang|ld|make)(-\d+)?)"
+    bins = ("bin", "usr/bin", "usr/local/bin", "opt/venv/bin")
+    assert [one.name for one in files(root, *bins) if re.fullmatch(tools, one.name)] == []
+    installers = {"pip", "ensurepip", "uv"}
+    packages = [p for p in root.glob("**/python3*/**/__init__.py") if p.parent.name in installers]
+    assert [one for one in packages if "torch" not in str(one)] == []
+    assert not (root / "opt/uv").exists()
+    left = [
+        *files(root, "root", "tmp", "run", "home", "var/cache/apt/archives", "var/lib/apt/lists")
+    ]
+    expected = {".bashrc", ".profile", "lock"}
+    assert [str(one) for one in left if one.name not in expected and one.stat().st_size] == []
+    assert not any(one.name in (".cache", "__pypackages__") for one in root.glob("*/*"))
+
+
+def test_it_holds_no_secret(built: Built) -> None:
+    image = built.image
+    names = r"(id_\w+|.*\.(key|p12|pfx)|\.env|\.netrc|\.git|pip\.conf|uv\.toml|credentials)"
+    own = [*files(image.root, "opt", "workspace", "root", "home", "tmp", "run")]
+    assert [str(one) for one in own if re.fullmatch(names, one.name)] == []
+    allowed = {"PATH", "HOME", "USER", "TRAINER_OUT", "TRAINER_HEALTH", "PYTORCH_ALLOC_CONF"}
+    prefixes = ("PYTHON", "NVIDIA_", "LANG", "GPG_KEY")  # the last two are the base's
+    assert [n for n in image.environment if n not in allowed and not n.startswith(prefixes)] == []
+
+
+def test_anyone_may_read_it_and_nobody_but_root_write_it(built: Built) -> None:
+    wrong = []
+    for path in files(built.image.root, "opt/venv", "workspace"):
+        mode = path.lstat().st_mode
+        if not stat.S_ISLNK(mode) and (mode & 0o444 != 0o444 or mode & 0o022):
+            wrong.append(str(path))
+    assert wrong == []
+
+
+def test_every_module_has_its_bytecode(built: Built) -> None:
+    """A read-only root can take none: each start would compile hundreds of modules again."""
+    tag = f"cpython-{site(built.image).parent.name.removeprefix('python').replace('.', '')}"
+    modules = [p for p in files(built.image.root, "workspace/trainer") if p.suffix == ".py"]
+    for package in ("torch", "numpy", "pydantic", "rich"):
+        modules += [p for p in files(site(built.image), package) if p.suffix == ".py"]
+    assert len(modules) > 1000
+    missing = [
+        m for m in modules if not (m.parent / "__pycache__" / f"{m.stem}.{tag}.pyc").exists()
+    ]
+    # What is a template, or another Python's.
+    assert len(missing) <= 0.001 * len(modules), missing
+
+
+def test_its_own_layers_are_small(built: Built) -> None:
+    """Own is what neither torch nor torchvision brings: the code, and packages that only it needs."""
+    lock = (ROOT / "docker/requirements-torch.txt").read_text(encoding="utf-8")
+    of_torch = set(re.findall(r"^([a-z0-9-]+)==", lock, flags=re.MULTILINE))
+    own = sum(path.lstat().st_size for path in files(built.image.root, "workspace"))
+    seen = set()
+    for package in metadata.distributions(path=[str(site(built.image))]):
+        name = package.name.lower().replace("_", "-")
+        seen.add(name)
+        if name not in of_torch:
+            tops = {Path(str(file)).parts[0] for file in package.files or ()} - {".."}
+            for top in tops:
+                place = site(built.image) / top
+                inside = files(place) if place.is_dir() else [place]
+                own += sum(path.lstat().st_size for path in inside)
+    assert {"pydantic", "scikit-learn", "torch"} <= seen
+    print(f"own layers: {own / 1e6:.0f} MB, TORCH_BACKEND={built.image.backend}")
+    assert own < OWN_BYTES
+
+
+def test_a_change_of_code_makes_one_small_layer(built: Built) -> None:
+    before, after = built.image, built.changed
+    assert before.layers[:-1] == after.layers[:-1]
+    assert before.layers[-1] != after.layers[-1]
+    assert sum(path.stat().st_size for path in files(after.root, "workspace")) < 5 * 10**6
+    assert after.config["Labels"]["org.opencontainers.image.revision"] == "f" * 40
+
+
+def as_container(image: Image, **changes: Any) -> Container:
+    """Return the image as its configuration says it is run, with changes."""
+    environment = image.environment | {"OMP_NUM_THREADS": "1"} | changes.pop("environment", {})
+    return Container(
+        **{
+            "root": str(image.root),
+            "command": image.config["Entrypoint"],
+            "environment": environment,
+            "user": image.config["User"],
+            "workdir": image.config["WorkingDir"],
+        }
+        | changes,
+    )
+
+
+def inside(pid: int, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the container whose process 1 is `pid`, as a kubelet runs a probe."""
+    enter = ("nsenter", f"--target={pid}", "--mount", "--pid", "--ipc", "--root", "--wd=/workspace")
+    variables = ("env", "-i", "PATH=/opt/venv/bin:/usr/bin:/bin", "TRAINER_HEALTH=/tmp/health")
+    return subprocess.run(
+        [*enter, *variables, *command], capture_output=True, text=True, check=False
+    )
+
+
+def test_any_user_trains_on_a_read_only_root_and_a_stop_saves(built: Built, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    os.chown(out, 54321, 54321)
+    settings = {"TRAINER_OUT": "/out", "TRAINER_EPOCHS": "100000", "TRAINER_EVAL_STEPS": "20"}
+    one = as_container(
+        built.image,
+        user="54321:54321",
+        read_only=True,
+        tmpfs=["/tmp"],
+        mounts=[(str(out), "/out", False)],
+        environment=settings | {"PET_NPROC_PER_NODE": "2", "TRAINER_MODE": "ddp"},
+    )
+    with (tmp_path / "words").open("w") as words:
+        started = subprocess.Popen(
+            one.start(tmp_path / "spec.json"),
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            text=True,
+        )
+    try:
+        assert started.stdout is not None
+        lines = iter(started.stdout.readline, "")
+        assert any('"event": "eval"' in line for line in lines), (tmp_path / "words").read_text()
+        (first,) = psutil.Process(started.pid).children()
+        assert first.uids().real == 54321
+        assert inside(first.pid, "python", "-m", "trainer.health").returncode == 0
+        assert inside(first.pid, "touch", "/workspace/new").returncode != 0
+        # An orphan: who adopts it is process 1, which must not keep it as a zombie.
+        before = {process.pid for process in first.children(recursive=True)}
+        inside(first.pid, "sh", "-c", "(sleep 1; exit 3) & exit 0")
+        (orphan,) = {process.pid for process in first.children()} - before
+        end = time.monotonic() + 30
+        while psutil.pid_exists(orphan):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        first.send_signal(signal.SIGTERM)
+        started.stdout.read()
+        assert started.wait(120) == 143, (tmp_path / "words").read_text()
+    finally:
+        started.kill()
+        started.wait()
+    (saved,) = (out / "checkpoints").glob("step-*")
+    assert saved.stat().st_uid == 54321
+
+
+# Long enough that a network which learns nothing, or ranks which do not talk, would show.
+JOB = {"epochs": 8, "steps_per_epoch": 45}
+
+
+def summaries(folder: Path) -> Iterator[dict[str, Any]]:
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        if event["event"] == "summary":
+            yield event
+
+
+def test_make_run_docker_and_compose_end_with_the_same_accuracy(
+    built: Built, tmp_path: Path
+) -> None:
+    """One job file, one seed: as processes, in one container, and in one for each node."""
+    name = f"image-test-{os.getpid()}"
+    job = tmp_path / "job.yaml"
+    example = (ROOT / "k8s/jobs/digits-ddp.yaml").read_text(encoding="utf-8")
+    example = example.replace("name: digits-ddp", f"name: {name}")
+    job.write_text(example.replace("epochs: 30", f"epochs: {JOB['epochs']}\n  seed: 5"))
+    image = as_container(built.image)
+    kept = ("root", "command", "environment", "user", "workdir")
+    (tmp_path / "image.json").write_text(json.dumps({key: getattr(image, key) for key in kept}))
+    stand_in = tmp_path / "docker"
+    stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.image.docker "$@"\n')
+    stand_in.chmod(0o755)
+    environment = clean_environment(
+        PATH=f"{tmp_path}:{os.environ['PATH']}", MUSTER_TEST_IMAGE=str(tmp_path / "image.json")
+    )
+    folder = ROOT / "build" / name
+    runs = {"run": "run", "docker-run": "docker", "compose-run": f"{name}-run"}
+    try:
+        accuracy = {}
+        for target, place in runs.items():
+            done = subprocess.run(
+                ["make", target, f"JOB={job}", "LAUNCHERS="],
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, f"{target}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+            (summary,) = summaries(folder / place)
+            assert (summary["world_size"], summary["mode"]) == (2, "ddp")
+            accuracy[target] = summary["accuracy"]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(accuracy)
+    assert min(accuracy.values()) > 0.9
+    assert max(accuracy.values()) - min(accuracy.values()) <= 0.005

@@ -1,0 +1,61 @@
+"""What the image's lock says: torch's part of it agrees with the whole, its bill is complete."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from tests.conftest import ROOT
+
+DOCKER = ROOT / "docker"
+
+
+def pins(name: str) -> set[str]:
+    text = (DOCKER / name).read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z0-9-]+==[^ ]+)", text, flags=re.MULTILINE))
+
+
+def test_the_locks_agree() -> None:
+    assert pins("requirements-torch.txt") < pins("requirements.txt") < pins("requirements-dev.txt")
+
+
+def test_no_lock_names_an_index() -> None:
+    for lock in DOCKER.glob("requirements*.txt"):
+        assert "://" not in lock.read_text(encoding="utf-8"), lock
+
+
+def test_the_bill_of_materials_names_every_locked_package_with_its_licence(tmp_path: Path) -> None:
+    target = tmp_path / "sbom.json"
+    done = subprocess.run(
+        [sys.executable, DOCKER / "sbom.py", DOCKER / "requirements.txt", target],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    bill = target.read_text(encoding="utf-8")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill) is None
+    found = json.loads(bill)
+    names = {component["name"]: component for component in found["components"]}
+    assert {"torch", "torchvision", "pydantic", "numpy"} <= names.keys()
+    assert "pytest" not in names
+    assert names["pydantic"]["licenses"][0]["license"]["id"] == "MIT"
+    needs = {one["ref"]: one.get("dependsOn", []) for one in found["dependencies"]}
+    assert {ref.split("==")[0] for ref in needs["muster"]} >= {"torch", "pydantic", "scikit-learn"}
+
+
+def test_a_bill_of_what_is_not_installed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "lock.txt").write_text("pydantic==1.0.0 \\\n    --hash=sha256:0\n")
+    done = subprocess.run(
+        [sys.executable, DOCKER / "sbom.py", tmp_path / "lock.txt", tmp_path / "sbom.json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 64
+    assert done.stderr.startswith("sbom: pydantic==1.0.0 is locked, but 2")
+    assert not (tmp_path / "sbom.json").exists()

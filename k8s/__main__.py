@@ -5,20 +5,21 @@ python -m k8s status digits-ddp
 """
 
 import dataclasses
-import json
+import os
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
-from rich.table import Table
+from rich.live import Live
 
-from k8s.cluster import api, doctor, jobs, logs
+from k8s.cluster import control, doctor, forward, jobs, logs, progress, save, show, submission
 from k8s.cluster.api import Cluster
+from k8s.cluster.connect import connect
 from k8s.cluster.state import State
 from trainer.exits import Exit, Fault
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(help="the job's name, as in its job file")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+Since = Annotated[int | None, typer.Option(min=1, help="only the last so many seconds")]
 
 
 @app.callback()
@@ -41,14 +43,16 @@ def _common(
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", help="default: the context's own")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="seconds that a request may take")] = 30.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="seconds that a request may take, all attempts together")
+    ] = 30.0,
 ) -> None:
-    def connect() -> Cluster:
-        found = api.connect(context=cluster, namespace=namespace, timeout=timeout)
+    def connected() -> Cluster:
+        found = connect(context=cluster, namespace=namespace, timeout=timeout)
         _say(found.where)
         return found
 
-    context.obj = connect
+    context.obj = connected
 
 
 def _say(words: str) -> None:
@@ -60,37 +64,30 @@ def _tell(state: State) -> None:
     _say(f"{state.phase}{restarts}{': ' if state.reason else ''}{state.reason}")
 
 
+def _show(line: str) -> None:
+    print(line, flush=True)
+
+
 @app.command()
 def submit(
     context: typer.Context,
     manifest: Annotated[Path, typer.Argument(help="what render.py wrote; - reads standard input")],
     *,
     wait_: Annotated[bool, typer.Option("--wait", help="wait for the end; exit as it did")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="show the logs meanwhile")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="show the logs until the end; exit as it did")
+    ] = False,
     force: Annotated[bool, typer.Option(help="take fields over from other owners")] = False,
 ) -> None:
     """Apply a rendered job: on the server's side, after a dry run there."""
-    manifests = _read(manifest)
+    manifests = submission.read(manifest)
     cluster = context.obj()
-    name = jobs.submit(cluster, manifests, force=force)
+    name = submission.submit(cluster, manifests, force=force)
     _say(f"submitted {name}")
     if follow:
-        _follow(cluster, name, query={"follow": "true"}, nodes=None)
+        logs.follow(cluster, jobs.look(cluster, name), _show, query={"follow": "true"})
     if wait_ or follow:
         raise typer.Exit(jobs.wait(cluster, name, timeout=None, told=_tell))
-
-
-def _read(manifest: Path) -> list[dict[str, Any]]:
-    try:
-        text = sys.stdin.read() if str(manifest) == "-" else manifest.read_text(encoding="utf-8")
-        found = [document for document in yaml.safe_load_all(text) if document]
-    except OSError as error:
-        raise Fault(Exit.CONFIG, f"{manifest}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise Fault(Exit.CONFIG, f"{manifest}: not YAML: {' '.join(str(error).split())}") from None
-    if not all(isinstance(document, dict) and "kind" in document for document in found):
-        raise Fault(Exit.CONFIG, f"{manifest}: not a manifest; render.py makes one of a job file")
-    return found
 
 
 @app.command()
@@ -99,40 +96,22 @@ def status(context: typer.Context, name: Name, *, as_json: AsJson = False) -> No
     cluster = context.obj()
     job = jobs.look(cluster, name)
     pods = jobs.pods(cluster, job)
-    progress = jobs.progress(cluster, pods)
+    said = progress.look(cluster, pods)
     warnings = jobs.events(cluster, job, pods)[-5:]
-    if as_json:
-        told = {
-            "name": name,
-            "launcher": job.kind.launcher,
-            **dataclasses.asdict(job.state),
+    if not as_json:
+        return show.status(job, pods, said, warnings)
+    return show.as_json(
+        {
+            **show.row_of(job),
             "pods": [dataclasses.asdict(pod) for pod in pods],
-            "progress": dataclasses.asdict(progress) if progress else None,
+            "progress": dataclasses.asdict(said.progress) if said.progress else None,
             "warnings": warnings,
         }
-        print(json.dumps(told))
-        return
-    console = Console()
-    console.print(
-        f"[b]{name}[/b] ({job.kind.launcher}) is [b]{job.state.phase}[/b]", job.state.reason
     )
-    if progress:
-        left = timedelta(seconds=round(progress.seconds_left))
-        console.print(
-            f"step {progress.step} of {progress.steps}, loss {progress.loss:.4g}, "
-            f"{progress.samples_per_s:.4g} samples/s, {left} left"
-        )
-    table = Table("node", "pod", "on", "phase", "restarts", "reason")
-    for pod in pods:
-        node = "" if pod.node is None else str(pod.node)
-        table.add_row(node, pod.name, pod.host, pod.phase, str(pod.restarts), pod.reason)
-    console.print(table)
-    for warning in warnings:
-        console.print(warning, style="yellow", markup=False)
 
 
 @app.command("logs")
-def show_logs(
+def show_logs(  # noqa: PLR0913  # its options
     context: typer.Context,
     name: Name,
     *,
@@ -140,38 +119,32 @@ def show_logs(
         bool, typer.Option("--follow", "-f", help="go on until the job ends")
     ] = False,
     node: Annotated[list[int] | None, typer.Option(help="only these nodes")] = None,
-    since: Annotated[int | None, typer.Option(help="only the last so many seconds")] = None,
+    rank: Annotated[list[int] | None, typer.Option(help="only the nodes of these ranks")] = None,
+    since: Since = None,
     previous: Annotated[
         bool, typer.Option(help="of the containers before the last restart")
     ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--save", help="write the job, events, pods and all logs to this folder"),
+    ] = None,
 ) -> None:
     """Show what every node says, each line with the node it comes from."""
-    query: dict[str, object] = {}
-    if follow:
-        query["follow"] = "true"
-    if previous:
-        query["previous"] = "true"
-    if since is not None:
-        query["sinceSeconds"] = since
-    _follow(context.obj(), name, query=query, nodes=node)
-
-
-def _follow(
-    cluster: Cluster, name: str, *, query: dict[str, object], nodes: list[int] | None
-) -> None:
-    following = logs.Following(cluster, query=query)
-    try:
-        while True:
-            job = jobs.look(cluster, name)
-            for pod in jobs.pods(cluster, job):
-                if pod.phase != "Pending" and (nodes is None or pod.node in nodes):
-                    following.add(pod)
-            following.drain(print, seconds=1.0)
-            if not following.reading and ("follow" not in query or job.state.phase.ended):
-                following.drain(print, seconds=0.1)
-                return
-    finally:
-        following.close()
+    if folder and (follow or previous):
+        raise Fault(
+            Exit.CONFIG, "--save: takes what there is, previous logs too; leave out the rest"
+        )
+    cluster = context.obj()
+    job = jobs.look(cluster, name)
+    wanted = logs.wanted(cluster, job, node, rank)
+    if folder:
+        for path in save.save(cluster, job, folder, wanted=wanted, since=since):
+            _say(f"wrote {path}")
+        return
+    query: dict[str, object] = {"follow": "true"} if follow else {}
+    query |= {"previous": "true"} if previous else {}
+    query |= {"sinceSeconds": since} if since is not None else {}
+    logs.follow(cluster, job, _show, query=query, wanted=wanted)
 
 
 @app.command("wait")
@@ -189,14 +162,93 @@ def wait_for(
 def suspend(context: typer.Context, name: Name) -> None:
     """Stop a job's pods, which save a checkpoint first, and keep the job."""
     cluster = context.obj()
-    jobs.suspend(cluster, jobs.look(cluster, name), on=True)
+    control.suspend(cluster, jobs.look(cluster, name), on=True)
 
 
 @app.command()
 def resume(context: typer.Context, name: Name) -> None:
-    """Let a suspended job go on."""
+    """Let a suspended or cancelled job go on."""
     cluster = context.obj()
-    jobs.suspend(cluster, jobs.look(cluster, name), on=False)
+    control.suspend(cluster, jobs.look(cluster, name), on=False)
+
+
+@app.command()
+def cancel(
+    context: typer.Context,
+    name: Name,
+    *,
+    folder: Annotated[
+        Path | None, typer.Option("--save", help="first write events, pods and logs to this folder")
+    ] = None,
+) -> None:
+    """End a job and keep its objects: its pods save a checkpoint; it then counts as ended, with 143."""
+    cluster = context.obj()
+    job = jobs.look(cluster, name)
+    if folder:
+        for path in save.save(cluster, job, folder):
+            _say(f"wrote {path}")
+    control.cancel(cluster, job)
+    _say(f"cancelled {name}; delete {name} removes it")
+
+
+@app.command()
+def scale(
+    context: typer.Context, name: Name, nodes: Annotated[int, typer.Argument(help="how many")]
+) -> None:
+    """Give an elastic job another number of nodes, within its min and max."""
+    cluster = context.obj()
+    control.scale(cluster, jobs.look(cluster, name), nodes)
+    _say(f"{name} has {nodes} nodes to go to")
+
+
+@app.command()
+def top(
+    context: typer.Context,
+    name: Name,
+    *,
+    every: Annotated[float, typer.Option(min=0.2, help="seconds between two looks")] = 5.0,
+    once: Annotated[bool, typer.Option(help="look once")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what every rank uses: GPUs by the job's words, CPU and memory by the cluster's metrics."""
+    cluster = context.obj()
+    job = jobs.look(cluster, name)
+
+    def look() -> Any:
+        now = jobs.again(cluster, job)
+        pods = jobs.pods(cluster, now)
+        said = progress.look(cluster, pods)
+        measured = progress.metrics(cluster, name)
+        rows = show.usage_rows(pods, said, measured)
+        if as_json:
+            return rows
+        return show.usage(now, said, rows, measured=measured is not None)
+
+    if as_json:
+        return show.as_json(look())
+    if once or not sys.stdout.isatty():
+        return Console().print(look())
+    with Live(look(), auto_refresh=False) as live:
+        while True:
+            time.sleep(every)
+            live.update(look(), refresh=True)
+
+
+@app.command("port-forward")
+def port_forward(
+    context: typer.Context,
+    name: Name,
+    *,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of this machine; 0: any")] = 6006,
+) -> None:
+    """Open the job's TensorBoard on a port of this machine, until interrupted."""
+    cluster = context.obj()
+    pod = forward.tensorboard(cluster, name)
+
+    def ready(opened: int) -> None:
+        _say(f"http://127.0.0.1:{opened} leads to TensorBoard in {pod}; interrupt to end")
+
+    forward.forward(cluster, pod, remote=6006, local=port, ready=ready, failed=_say)
 
 
 @app.command()
@@ -212,32 +264,23 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
     """List the jobs of the namespace."""
     found = jobs.all_of(context.obj())
     if as_json:
-        rows = [
-            {"name": job.name, "launcher": job.kind.launcher, **dataclasses.asdict(job.state)}
-            for job in found
-        ]
-        print(json.dumps(rows))
-        return
-    table = Table("name", "launcher", "state", "restarts", "reason")
-    for job in found:
-        state = job.state
-        table.add_row(job.name, job.kind.launcher, state.phase, str(state.restarts), state.reason)
-    Console().print(table)
+        return show.as_json([show.row_of(job) for job in found])
+    return show.listed(found)
 
 
 @app.command()
 def gc(
     context: typer.Context,
     *,
-    older_than: Annotated[float, typer.Option(help="hours since the end")] = 24.0,
+    older_than: Annotated[float, typer.Option(min=0, help="hours since the end")] = 24.0,
     dry_run: Annotated[bool, typer.Option(help="only say what would go")] = False,
 ) -> None:
-    """Delete the jobs that ended long enough ago."""
+    """Delete the jobs that ended, or were cancelled, long enough ago."""
     cluster = context.obj()
     moment = datetime.now(UTC) - timedelta(hours=older_than)
     for job in jobs.finished_before(jobs.all_of(cluster), moment):
         if dry_run:
-            _say(f"would delete {job.name}, which {job.state.phase} at {job.state.ended_at}")
+            _say(f"would delete {job.name}, {job.state.phase} at {job.state.ended_at}")
             continue
         for gone in jobs.delete(cluster, job):
             _say(f"deleted {gone}")
@@ -246,15 +289,10 @@ def gc(
 @app.command("doctor")
 def examine(context: typer.Context, *, as_json: AsJson = False) -> None:
     """Say what the cluster can take: launchers, devices, storage, queues, quota, security."""
-    findings = doctor.examine(context.obj())
+    found = [*doctor.examine(context.obj())]
     if as_json:
-        print(json.dumps([dataclasses.asdict(finding) for finding in findings]))
-        return
-    marks = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}
-    table = Table("", "about", "found")
-    for finding in findings:
-        table.add_row(marks[finding.good], finding.about, finding.words)
-    Console().print(table)
+        return show.as_json([dataclasses.asdict(finding) for finding in found])
+    return show.findings(found)
 
 
 def main() -> int:
@@ -262,11 +300,16 @@ def main() -> int:
     try:
         command: Callable[..., Any] = typer.main.get_command(app)
         code = command(standalone_mode=False)
+        sys.stdout.flush()
     except Fault as fault:
         _say(f"{fault} (exit {fault.code})")
         return fault.code
     except typer.Abort:
         return 130
+    except BrokenPipeError:
+        # Whoever read the output has enough. Python would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.DONE
     except typer.TyperException as error:
         _say(f"{error.format_message()} (exit {Exit.CONFIG}); --help lists what there is")
         return Exit.CONFIG

@@ -86,7 +86,13 @@ def _files(planned: list[Planned], asked: argparse.Namespace) -> list[tuple[str,
 
 
 def _show(planned: list[Planned], asked: argparse.Namespace) -> int:
-    if asked.check:
+    if asked.rbac is not None:
+        from k8s import rbac  # noqa: PLC0415  # hardly ever wanted, and loads the client
+        from k8s.yamltext import dump  # noqa: PLC0415
+
+        made = rbac.render([(plan, launcher) for plan, launcher, _ in planned], asked.rbac)
+        sys.stdout.buffer.write(dump(made).encode())
+    elif asked.check:
         print(f"{planned[0][0].name}: ok for {', '.join(p.launcher for p, _, _ in planned)}")
     elif asked.plan:
         from k8s import report  # noqa: PLC0415  # its estimate takes time to load

@@ -30,6 +30,7 @@ _EXAMPLES = """examples:
   render.py job.yaml --split -o build                 one file per object, and a kustomization.yaml
   render.py job.yaml --diff build/job.yaml            what would change
   render.py --migrate pytorchjob.yaml > job.yaml      a job file from a PyTorchJob
+  render.py job.yaml --rbac user:jane                 the Role that `python -m k8s` takes on it, for jane
   render.py --explain scheduling.queue                what a key means
   render.py --schema > job.schema.json                for an editor
 
@@ -82,6 +83,11 @@ def parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="with --plan: for programs")
     add(
         "--diff", metavar="OLD", type=Path, help="what would change in OLD; exit code 1 if anything"
+    )
+    add(
+        "--rbac",
+        metavar="WHO",
+        help="the Role to operate the job: user:NAME, group:NAME or serviceaccount:NAMESPACE:NAME",
     )
     add("--explain", metavar="KEY", help="say what a key means, e.g. scheduling.queue")
     add("--migrate", metavar="FILE", type=Path, help="print the job file that a PyTorchJob is")

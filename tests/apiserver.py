@@ -1,9 +1,15 @@
 """The part of a cluster's API that the verbs use, over real HTTP, for machines without a cluster.
 
-It stores what is applied and serves it again; nothing acts on it, so a test sets the status itself.
+It stores what is applied and serves it again, lists and watches; nothing acts on it, so a test sets the
+status itself. `requests` is what was asked for, for who compares it with a Role.
 """
 
+import base64
+import hashlib
 import json
+import queue
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,120 +19,302 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 Object = dict[str, Any]
+Answer = tuple[int, dict[str, str], str]
 
 GROUPS = {
-    "v1": {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Event": "events"},
+    "v1": {
+        "Pod": "pods",
+        "Service": "services",
+        "ConfigMap": "configmaps",
+        "Event": "events",
+        "ResourceQuota": "resourcequotas",
+        "PersistentVolumeClaim": "persistentvolumeclaims",
+        "Namespace": "namespaces",
+        "Node": "nodes",
+    },
+    "apps/v1": {"Deployment": "deployments"},
     "batch/v1": {"Job": "jobs"},
+    "batch.volcano.sh/v1alpha1": {"Job": "jobs"},
+    "bus.volcano.sh/v1alpha1": {"Command": "commands"},
     "jobset.x-k8s.io/v1alpha2": {"JobSet": "jobsets"},
     "kubeflow.org/v1": {"PyTorchJob": "pytorchjobs"},
+    "kueue.x-k8s.io/v1beta2": {"LocalQueue": "localqueues", "Workload": "workloads"},
+    "metrics.k8s.io/v1beta1": {"PodMetrics": "pods"},
+    "monitoring.coreos.com/v1": {"PodMonitor": "podmonitors"},
     "networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies"},
-    "batch.volcano.sh/v1alpha1": {"Job": "jobs"},
+    "node.k8s.io/v1": {"RuntimeClass": "runtimeclasses"},
+    "policy/v1": {"PodDisruptionBudget": "poddisruptionbudgets"},
+    "scheduling.x-k8s.io/v1alpha1": {"PodGroup": "podgroups"},
+    "storage.k8s.io/v1": {"StorageClass": "storageclasses"},
+    "trainer.kubeflow.org/v1alpha1": {
+        "TrainJob": "trainjobs",
+        "TrainingRuntime": "trainingruntimes",
+    },
 }
+EVERYWHERE = {"Namespace", "Node", "RuntimeClass", "StorageClass"}
 
 
 class Server:
-    """`objects` by path; `logs` by pod; `answer`, when set, is asked first: (status, headers, body)."""
+    """`objects` by path; `logs` by pod; `answer`, when set, is asked first: (status, headers, body).
+
+    `groups` is what it serves. `forget()` makes it answer a watch from an old version with 410,
+    `hang_up()` ends every watch.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
         self.logs: dict[str, str] = {}
+        self.groups = dict(GROUPS)
         self.requests: list[tuple[str, str]] = []
-        self.answer: Callable[[str, str], tuple[int, dict[str, str], str] | None] = lambda _, __: (
-            None
+        self.answer: Callable[[str, str], Answer | None] = lambda _, __: None
+        self.version = 1
+        self.oldest = 0
+        self.watches: list[tuple[str, dict[str, str], queue.SimpleQueue[Object | None]]] = []
+        self.http = _Http(("127.0.0.1", 0), _Handler)
+        self.http.api = self
+
+    def path(self, api_version: str, kind: str, name: str = "") -> str:
+        prefix = "/apis" if "/" in api_version else "/api"
+        place = "" if kind in EVERYWHERE else "/namespaces/lab"
+        return f"{prefix}/{api_version}{place}/{GROUPS[api_version][kind]}" + (
+            f"/{name}" if name else ""
         )
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.http.daemon_threads = True
 
     def put(self, api_version: str, kind: str, found: Object) -> None:
-        prefix = "/apis" if "/" in api_version else "/api"
-        plural = GROUPS[api_version][kind]
-        path = f"{prefix}/{api_version}/namespaces/lab/{plural}/{found['metadata']['name']}"
-        self.objects[path] = {"apiVersion": api_version, "kind": kind} | found
+        path = self.path(api_version, kind, found["metadata"]["name"])
+        self.store(path, {"apiVersion": api_version, "kind": kind} | found)
 
-    def respond(self, method: str, target: str, body: Object | None) -> tuple[int, Object | str]:
+    def store(self, path: str, found: Object) -> None:
+        self.version += 1
+        change = "MODIFIED" if path in self.objects else "ADDED"
+        metadata = {"uid": f"uid-{path.rsplit('/', 1)[1]}"} | found["metadata"]
+        found = found | {"metadata": metadata | {"resourceVersion": str(self.version)}}
+        self.objects[path] = found
+        self._tell(path, change, found)
+
+    def remove(self, path: str) -> Object:
+        found = self.objects.pop(path)
+        self.version += 1
+        self._tell(path, "DELETED", found)
+        return found
+
+    def _tell(self, path: str, change: str, found: Object) -> None:
+        for place, query, events in self.watches:
+            if place == path.rsplit("/", 1)[0] and _selected(found, query):
+                events.put({"type": change, "object": found})
+
+    def forget(self) -> None:
+        self.version += 1
+        self.oldest = self.version
+        for _, _, events in self.watches:
+            events.put({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
+
+    def hang_up(self) -> None:
+        for _, _, events in self.watches:
+            events.put(None)
+
+    def respond(self, method: str, target: str, body: Any) -> tuple[int, Object | str]:
         parts = urlsplit(target)
         path, query = parts.path, {k: v[0] for k, v in parse_qs(parts.query).items()}
+        if path == "/version":
+            return 200, {"major": "1", "minor": "34+", "gitVersion": "v1.34.2"}
         if path.endswith("/log"):
-            name = path.split("/")[-2]
-            return (200, self.logs[name]) if name in self.logs else (400, {"message": "no log yet"})
+            return self._log(path.split("/")[-2], query)
         if method == "GET" and (listed := self._discover(path) or self._list(path, query)):
             return 200, listed
         if method == "PATCH" and query.get("dryRun") == "All":
             return 200, body or {}
-        if method == "PATCH":
-            self.objects[path] = _merge(self.objects.get(path, {}), body or {})
+        if method == "PATCH" and (path in self.objects or not isinstance(body, list)):
+            self.store(path, self._patched(path, body))
         if path not in self.objects:
             return 404, {"message": f"{path} not found"}
-        return 200, self.objects.pop(path) if method == "DELETE" else self.objects[path]
+        return 200, self.remove(path) if method == "DELETE" else self.objects[path]
+
+    def _patched(self, path: str, body: Any) -> Object:
+        if not isinstance(body, list):
+            return _merge(self.objects.get(path, {}), body)
+        changed: Object = json.loads(json.dumps(self.objects[path]))
+        for operation in body:
+            _replace(changed, operation["path"], operation["value"])
+        return changed
+
+    def _log(self, name: str, query: dict[str, str]) -> tuple[int, Object | str]:
+        key = f"{name}.previous" if query.get("previous") else name
+        if key not in self.logs:
+            return 400, {"message": "no log yet"}
+        lines = self.logs[key].splitlines(keepends=True)
+        if query.get("timestamps"):
+            stamped = [f"2026-01-01T00:00:{n:02}.000000000Z {line}" for n, line in enumerate(lines)]
+            lines = [line for line in stamped if line[:30] >= query.get("sinceTime", "")]
+        return 200, "".join(lines)
 
     def _discover(self, path: str) -> Object | None:
         version = path.removeprefix("/apis/").removeprefix("/api/")
-        if version in GROUPS:
-            kinds = GROUPS[version].items()
-            return {"resources": [{"kind": k, "name": n, "namespaced": True} for k, n in kinds]}
-        mine = [group for group in GROUPS if group.startswith(f"{version}/")]
+        if version in self.groups:
+            kinds = self.groups[version].items()
+            return {
+                "resources": [
+                    {"kind": k, "name": n, "namespaced": k not in EVERYWHERE} for k, n in kinds
+                ]
+            }
+        mine = [group for group in self.groups if group.startswith(f"{version}/")]
         return {"versions": [{"version": group.split("/")[1]} for group in mine]} if mine else None
 
     def _list(self, path: str, query: dict[str, str]) -> Object | None:
-        plurals = {plural for kinds in GROUPS.values() for plural in kinds.values()}
-        if path.rsplit("/", 1)[1] not in plurals:
+        if "/" not in path or path.rsplit("/", 1)[1] not in PLURALS:
             return None
-        return {"items": list(self._select(path, query)), "metadata": {}}
+        here = (found for place, found in self.objects.items() if place.rsplit("/", 1)[0] == path)
+        # the items of a list do not say what they are
+        items = [
+            {k: v for k, v in found.items() if k not in ("apiVersion", "kind")}
+            for found in here
+            if _selected(found, query)
+        ]
+        return {"items": items, "metadata": {"resourceVersion": str(self.version)}}
 
-    def _select(self, path: str, query: dict[str, str]) -> Iterator[Object]:
-        wanted = [pair.split("=") for pair in query.get("labelSelector", "").split(",") if pair]
-        for place, found in self.objects.items():
-            labels = found["metadata"].get("labels", {})
-            if place.rsplit("/", 1)[0] == path and all(labels.get(k) == v for k, v in wanted):
-                yield found
+
+PLURALS = {plural for kinds in GROUPS.values() for plural in kinds.values()}
+
+
+def _selected(found: Object, query: dict[str, str]) -> bool:
+    labels = found["metadata"].get("labels", {})
+    wanted = [pair.split("=") for pair in query.get("labelSelector", "").split(",") if pair]
+    field, _, value = query.get("fieldSelector", "").partition("=")
+    named = found["metadata"]["name"] == value if field == "metadata.name" else True
+    typed = found.get("type") == value if field == "type" else True
+    return named and typed and all(labels.get(k) == v for k, v in wanted)
 
 
 def _merge(one: Object, other: Object) -> Object:
-    merged = dict(one)
+    """RFC 7386: null removes."""
+    merged = {key: value for key, value in one.items() if other.get(key, value) is not None}
     for key, value in other.items():
-        merged[key] = _merge(one.get(key, {}), value) if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            merged[key] = _merge(one.get(key) or {}, value)
+        elif value is not None:
+            merged[key] = value
     return merged
 
 
-def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+def _replace(found: Any, pointer: str, value: Any) -> None:
+    *parents, last = pointer.strip("/").split("/")
+    for part in parents:
+        found = found[int(part) if isinstance(found, list) else part]
+    assert last in found, f"{pointer} is not there"
+    found[last] = value
 
-        def handle_any(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
-            server.requests.append((self.command, self.path))
-            headers: dict[str, str] = {}
-            if (told := server.answer(self.command, self.path)) is not None:
-                status, headers, text = told
-            else:
-                status, found = server.respond(self.command, self.path, body)
-                text = found if isinstance(found, str) else json.dumps(found)
-            data = text.encode()
-            self.send_response(status)
-            for name, value in (headers | {"Content-Length": str(len(data))}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data)
 
-        do_GET = do_PATCH = do_DELETE = do_POST = handle_any  # noqa: N815
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    api: Server
 
-        def log_message(self, *_: object) -> None:
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Http
+    protocol_version = "HTTP/1.1"
+
+    def handle_any(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        self.server.api.requests.append((self.command, self.path))
+        headers: dict[str, str] = {}
+        if (told := self.server.api.answer(self.command, self.path)) is not None:
+            status, headers, text = told
+        elif self.headers.get("Upgrade") == "websocket":
+            self.forward()
+            return
+        elif "watch=true" in self.path:
+            self.watch()
+            return
+        else:
+            status, found = self.server.api.respond(self.command, self.path, body)
+            text = found if isinstance(found, str) else json.dumps(found)
+        data = text.encode()
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(data))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def watch(self) -> None:
+        parts = urlsplit(self.path)
+        query = {k: v[0] for k, v in parse_qs(parts.query).items()}
+        events: queue.SimpleQueue[Object | None] = queue.SimpleQueue()
+        watched = (parts.path, query, events)
+        if int(query["resourceVersion"]) < self.server.api.oldest:
+            events.put({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
+        self.server.api.watches.append(watched)
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        try:
+            while (event := events.get(timeout=float(query["timeoutSeconds"]))) is not None:
+                self.wfile.write(json.dumps(event).encode() + b"\n")
+        except (queue.Empty, OSError):
             pass
+        self.server.api.watches.remove(watched)
 
-    return Handler
+    def forward(self) -> None:
+        """Speak the port-forward protocol: what comes for the port goes back in capitals."""
+        key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        accept = base64.b64encode(
+            hashlib.sha1(key.encode(), usedforsecurity=False).digest()
+        ).decode()
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept", accept)
+        self.send_header("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
+        self.end_headers()
+        port = struct.pack("<H", 6006)
+        for channel in (b"\0", b"\1"):
+            self.wfile.write(_frame(channel + port))
+        self.close_connection = True
+        while (data := _received(self.rfile)) is not None:
+            self.wfile.write(_frame(data[:1] + data[1:].upper()))
+
+    do_GET = do_PATCH = do_DELETE = do_POST = handle_any  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def _frame(data: bytes) -> bytes:
+    assert len(data) < 126
+    return bytes([0x82, len(data)]) + data
+
+
+def _received(file: Any) -> bytes | None:
+    """Return a client's frame of data, None at its end."""
+    head = file.read(2)
+    if len(head) < 2 or head[0] & 0x0F != 2:
+        return None
+    size = head[1] & 0x7F
+    if size == 126:
+        size = struct.unpack(">H", file.read(2))[0]
+    mask, data = file.read(4), file.read(size)
+    return bytes(byte ^ mask[place % 4] for place, byte in enumerate(data))
 
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[Server, Path]]:
     """Serve, and yield the server with a kubeconfig that leads to it."""
     server = Server()
-    threading.Thread(target=server.http.serve_forever, daemon=True).start()
+    threading.Thread(target=server.http.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield server, kubeconfig(folder, f"http://127.0.0.1:{server.http.server_port}")
     finally:
+        server.hang_up()
         server.http.shutdown()
         server.http.server_close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
 
 
 def kubeconfig(folder: Path, address: str, *, namespace: str | None = "lab") -> Path:

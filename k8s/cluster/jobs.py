@@ -1,29 +1,36 @@
-"""What is done with a job: submit, look, wait, suspend, cancel, delete. Used by `python -m k8s`."""
+"""The jobs of a cluster, of whatever launcher: found, looked at, waited for, deleted.
 
-import json
+job = look(cluster, "digits")
+"""
+
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
-from k8s.cluster import api, logs, state
-from k8s.cluster.api import Cluster, Object
+from k8s.cluster import objects, state
+from k8s.cluster.api import Cluster, Forbidden, Object
+from k8s.cluster.objects import NotServed
 from k8s.cluster.state import Kind, Pod, State
+from k8s.cluster.watch import changes
 from trainer.exits import Exit, Fault
 
-_OURS = {"app.kubernetes.io/managed-by": "muster"}
-_PAUSE = 2.0  # seconds between two looks at a job that is waited for
-_OURS_KINDS = (  # what a render makes beside the job
-    ("v1", "Service"),
-    ("v1", "ConfigMap"),
-    ("apps/v1", "Deployment"),
-    ("networking.k8s.io/v1", "NetworkPolicy"),
-    ("policy/v1", "PodDisruptionBudget"),
-    ("monitoring.coreos.com/v1", "PodMonitor"),
-    ("scheduling.x-k8s.io/v1alpha1", "PodGroup"),
-    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"),
-)
+OURS = {"app.kubernetes.io/managed-by": "muster"}
+_BESIDE = {  # what a render makes beside the job, and of which launchers alone
+    ("v1", "Service"): None,
+    ("v1", "ConfigMap"): None,
+    ("apps/v1", "Deployment"): None,
+    ("networking.k8s.io/v1", "NetworkPolicy"): None,
+    ("policy/v1", "PodDisruptionBudget"): None,
+    ("monitoring.coreos.com/v1", "PodMonitor"): None,
+    ("scheduling.x-k8s.io/v1alpha1", "PodGroup"): ("job", "jobset"),
+    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"): ("trainjob",),
+}
+
+
+def beside(launcher: str) -> list[tuple[str, str]]:
+    """Return the kinds of object that may stand beside a launcher's job, and are deleted with it."""
+    return [kind for kind, only in _BESIDE.items() if only is None or launcher in only]
 
 
 @dataclass(frozen=True)
@@ -40,120 +47,98 @@ class Job:
         return name
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What the main rank last said of itself; `seconds_left` is an estimate."""
-
-    step: int
-    steps: int
-    loss: float
-    samples_per_s: float
-    seconds_left: float
-
-
-def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
-    """Apply the manifests, all or, when the server refuses one of them, none; return the job's name."""
-    _, job = state.find_kind(manifests)
-    for manifest in manifests:
-        api.resource(cluster, manifest["apiVersion"], manifest["kind"])
-        own = manifest["metadata"].get("namespace", cluster.namespace)
-        if own != cluster.namespace:
-            raise Fault(
-                Exit.CONFIG,
-                f"{manifest['kind']} {manifest['metadata']['name']} is for namespace {own}, not "
-                f"{cluster.namespace}; say --namespace {own}",
-            )
-    for manifest in manifests:
-        api.apply(cluster, manifest, dry_run=True, force=force)
-    for manifest in manifests:
-        api.apply(cluster, manifest, force=force)
-    name: str = job["metadata"]["name"]
-    return name
-
-
 def served(cluster: Cluster) -> Iterator[Kind]:
     """Yield the kinds of job that the cluster serves."""
     for kind in state.kinds():
         try:
-            api.resource(cluster, kind.api_version, kind.kind)
-        except Fault as fault:
-            if fault.code != Exit.CONFIG:
-                raise
-        else:
-            yield kind
+            objects.resource(cluster, kind.api_version, kind.kind)
+        except NotServed:
+            continue
+        yield kind
 
 
 def look(cluster: Cluster, name: str) -> Job:
     """Return the job `name`, of whatever launcher. Raises Fault(64) when there is none."""
+    hidden: Fault | None = None
     for kind in served(cluster):
-        found = api.get(cluster, kind.api_version, kind.kind, name)
+        try:
+            found = objects.get(cluster, kind.api_version, kind.kind, name)
+        except Forbidden as refusal:  # whoever may use one launcher need not see the others
+            hidden = refusal
+            continue
         # a JobSet's or a TrainJob's own Jobs have other names, but a stranger's may have this one
         if found is not None and _is_ours(found):
-            return Job(kind, found, kind.read(found))
-    raise Fault(Exit.CONFIG, f"{cluster.where}: no job {name!r} of muster's here; see `list`")
+            return Job(kind, found, state.read(kind, found))
+    seen = f" among what may be seen ({hidden})" if hidden else ""
+    raise Fault(Exit.CONFIG, f"{cluster.where}: no job {name!r} of muster's here{seen}; see `list`")
+
+
+def again(cluster: Cluster, job: Job) -> Job:
+    """Return a job as it is now. Raises Fault(64) when it is there no longer."""
+    found = objects.get(cluster, job.kind.api_version, job.kind.kind, job.name)
+    return _as(cluster, job, found)
+
+
+def _as(cluster: Cluster, job: Job, found: Object | None) -> Job:
+    if found is None:
+        raise Fault(Exit.CONFIG, f"{cluster.where}: job {job.name!r} was deleted meanwhile")
+    return Job(job.kind, found, state.read(job.kind, found))
 
 
 def _is_ours(found: Object) -> bool:
     labels = found["metadata"].get("labels") or {}
-    return all(labels.get(name) == value for name, value in _OURS.items())
+    return all(labels.get(name) == value for name, value in OURS.items())
 
 
 def all_of(cluster: Cluster) -> list[Job]:
-    """Return muster's jobs in the namespace, by name."""
-    jobs = [
-        Job(kind, found, kind.read(found))
-        for kind in served(cluster)
-        for found in api.find(cluster, kind.api_version, kind.kind, _OURS)
+    """Return muster's jobs in the namespace, by name; those of kinds that may be seen."""
+    jobs: list[Job] = []
+    hidden: Fault | None = None
+    for kind in served(cluster):
+        try:
+            items = objects.find(cluster, kind.api_version, kind.kind, OURS)
+        except Forbidden as refusal:
+            hidden = refusal
+            continue
         # what another object of the list made is not listed beside it
-        if not found["metadata"].get("ownerReferences")
-    ]
+        own = (item for item in items if not item["metadata"].get("ownerReferences"))
+        # a list's items do not say what they are
+        named = ({"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in own)
+        jobs += [Job(kind, item, state.read(kind, item)) for item in named]
+    if hidden and not jobs:
+        raise hidden
     return sorted(jobs, key=lambda job: job.name)
+
+
+def pods_of(cluster: Cluster, job: Job) -> list[Object]:
+    """Return the objects of the job's pods."""
+    labels = {"app.kubernetes.io/instance": job.name, "app.kubernetes.io/component": "trainer"}
+    return objects.find(cluster, "v1", "Pod", labels)
 
 
 def pods(cluster: Cluster, job: Job) -> list[Pod]:
     """Return the job's pods, by node."""
-    labels = {"app.kubernetes.io/instance": job.name, "app.kubernetes.io/component": "trainer"}
-    found = [state.pod(item, job.kind) for item in api.find(cluster, "v1", "Pod", labels)]
+    found = [state.pod(item, job.kind) for item in pods_of(cluster, job)]
     return sorted(found, key=lambda pod: (pod.node is None, pod.node, pod.name))
+
+
+def events_of(cluster: Cluster, job: Job, names: set[str], *, fields: str = "") -> list[Object]:
+    """Return the events of the job and of what is called `names`, oldest first."""
+    items = objects.find(cluster, "v1", "Event", fields=fields)
+    wanted = {job.name, *names}
+    mine = [e for e in items if e.get("involvedObject", {}).get("name") in wanted]
+    return sorted(mine, key=_moment)
+
+
+def _moment(event: Object) -> str:
+    moment: str = event.get("lastTimestamp") or event.get("eventTime") or ""
+    return moment
 
 
 def events(cluster: Cluster, job: Job, of: list[Pod]) -> list[str]:
     """Return the warnings of the job and its pods, newest last, a line each."""
-    names = {job.name, *(pod.name for pod in of)}
-    path = api.path_of(cluster, "v1", "Event")
-    items = api.call(cluster, "GET", path, query={"fieldSelector": "type=Warning"})["items"]
-    mine = [e for e in items if e["involvedObject"].get("name") in names]
-    mine.sort(key=lambda e: e.get("lastTimestamp") or e.get("eventTime") or "")
-    return [f"{e['involvedObject']['name']}: {e['reason']}: {e['message']}" for e in mine]
-
-
-def progress(cluster: Cluster, of: list[Pod]) -> Progress | None:
-    """Return what the first node's newest step event says, None when there is none yet."""
-    first = next((pod for pod in of if pod.node == 0 and pod.phase == "Running"), None)
-    if first is None:
-        return None
-    return newest_step(logs.tail(cluster, first.name, lines=200))
-
-
-def newest_step(lines: list[str]) -> Progress | None:
-    """Return the newest step event among a log's lines."""
-    for line in reversed(lines):
-        event = _event(line)
-        if event.get("event") == "step":
-            left = event["steps"] - event["step"]
-            seconds = event["samples"] / event["step"] * left / event["samples_per_s"]
-            return Progress(
-                event["step"], event["steps"], event["loss"], event["samples_per_s"], seconds
-            )
-    return None
-
-
-def _event(line: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    found = events_of(cluster, job, {pod.name for pod in of}, fields="type=Warning")
+    return [f"{e['involvedObject']['name']}: {e.get('reason')}: {e.get('message')}" for e in found]
 
 
 def wait(
@@ -164,51 +149,30 @@ def wait(
     `told` hears every change of state. Raises Fault(69) after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout if timeout is not None else float("inf")
+    job = look(cluster, name)
     before = None
-    while True:
-        job = look(cluster, name)
+    for found in changes(cluster, job.kind.api_version, job.kind.kind, name, deadline=deadline):
+        job = _as(cluster, job, found)
         if job.state != before:
             told(job.state)
             before = job.state
         if job.state.phase.ended:
             return state.exit_code(job.state, pods(cluster, job))
-        if time.monotonic() + _PAUSE > deadline:
-            raise Fault(Exit.PEER, f"job {name} is {job.state.phase} after {timeout:g} s")
-        time.sleep(_PAUSE)
-
-
-def suspend(cluster: Cluster, job: Job, *, on: bool) -> None:
-    """Suspend a job, or let it go on; its pods end with a checkpoint, and come back to it.
-
-    Raises Fault(64) for a job that has ended, or whose controller suspends by other means.
-    """
-    if job.state.phase.ended:
-        raise Fault(Exit.CONFIG, f"job {job.name} has {job.state.phase}: too late")
-    if not job.kind.suspend:
-        verb = "suspend" if on else "resume"
-        raise Fault(
-            Exit.CONFIG, f"{job.kind.kind} of {job.kind.api_version}: use `vcctl job {verb}`"
-        )
-    change: Any = on
-    for part in reversed(job.kind.suspend):
-        change = {part: change}
-    api.patch(cluster, job.found, change)
+    raise Fault(Exit.PEER, f"job {name} is {job.state.phase} after {timeout:g} s")
 
 
 def delete(cluster: Cluster, job: Job) -> list[str]:
     """Delete a job and what was rendered with it; return what went, in words."""
-    labels = _OURS | {"app.kubernetes.io/instance": job.name}
-    api.delete(cluster, job.found)
+    labels = OURS | {"app.kubernetes.io/instance": job.name}
+    objects.delete(cluster, job.found)
     gone = [f"{job.kind.kind}/{job.name}"]
-    for api_version, kind in _OURS_KINDS:
+    for api_version, kind in beside(job.kind.launcher):
         try:
-            beside = api.find(cluster, api_version, kind, labels)
-        except Fault as fault:
-            if fault.code != Exit.CONFIG:
-                raise
-            continue  # not served, or not ours to see: then there is none of ours
-        for found in beside:
-            api.delete(cluster, {"apiVersion": api_version, "kind": kind} | found)
+            others = objects.find(cluster, api_version, kind, labels)
+        except (NotServed, Forbidden):
+            continue  # not there, or not ours to see: then there is none of ours
+        for found in others:
+            objects.delete(cluster, {"apiVersion": api_version, "kind": kind} | found)
             gone.append(f"{kind}/{found['metadata']['name']}")
     return gone
 

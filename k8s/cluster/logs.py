@@ -1,46 +1,99 @@
-"""The words of every rank: read once or followed, each line with the node it comes from."""
+"""The words of every rank: read once or followed, each line with the node it comes from.
 
+follow(cluster, look(cluster, "digits"), print, query={"follow": "true"})
+"""
+
+import contextlib
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import urllib3
-from kubernetes.client.exceptions import ApiException
 
-from k8s.cluster import api
-from k8s.cluster.api import Cluster
+from k8s.cluster import api, jobs, objects
+from k8s.cluster.api import Cluster, Missing, Refused
+from k8s.cluster.jobs import Job
 from k8s.cluster.state import Pod
+from trainer.exits import Exit, Fault
 
-_SILENCE = 3600  # seconds that a followed log may say nothing before its connection is given up
+_SILENCE = 600  # seconds that a followed log may say nothing before its connection is made anew
+_LOOK = 1.0  # seconds between two looks at which pods there are
+_BROKEN = (OSError, ValueError, urllib3.exceptions.HTTPError)
 
 
-def tail(cluster: Cluster, pod: str, *, lines: int) -> list[str]:
+def tail(cluster: Cluster, pod: Pod, *, lines: int) -> list[str]:
     """Return the last lines of a pod's log, none when its container has not started."""
+    return text(cluster, pod.name, pod.container, {"tailLines": lines}).splitlines()
+
+
+def text(cluster: Cluster, pod: str, container: str, query: Mapping[str, object]) -> str:
+    """Return a container's log, nothing when there is none: not started, or gone.
+
+    Raises as `api.call` does.
+    """
+    path = _path(cluster, pod)
     try:
-        response = _open(cluster, pod, {"tailLines": lines}, timeout=cluster.timeout)
-    except ApiException:
-        return []
-    with response:
-        text: str = response.read().decode(errors="replace")
-    return text.splitlines()
+        response = api.stream(cluster, path, _of(container, query), silence=cluster.timeout)
+    except (Refused, Missing):
+        return ""
+    with contextlib.closing(response):
+        try:
+            return response.read().decode(errors="replace")
+        except urllib3.exceptions.HTTPError as error:
+            words = f"{cluster.where}: GET {path}: {api.in_one_line(error)}"
+            raise Fault(Exit.PEER, words) from None
 
 
-def _open(cluster: Cluster, pod: str, query: Mapping[str, object], *, timeout: float) -> Any:
-    return cluster.client.call_api(
-        api.path_of(cluster, "v1", "Pod", pod) + "/log",
-        "GET",
-        query_params=list(query.items()),
-        auth_settings=["BearerToken"],
-        _return_http_data_only=True,
-        _preload_content=False,
-        _request_timeout=(cluster.timeout, timeout),
-    )
+def _path(cluster: Cluster, pod: str) -> str:
+    return objects.path_of(cluster, "v1", "Pod", pod) + "/log"
+
+
+def _of(container: str, query: Mapping[str, object]) -> dict[str, object]:
+    return {**query, "container": container} if container else dict(query)
 
 
 def prefix(pod: Pod) -> str:
     """Return what a pod's lines begin with: its node, or its name where that is not known."""
     return f"[node {pod.node}] " if pod.node is not None else f"[{pod.name}] "
+
+
+def wanted(
+    cluster: Cluster, job: Job, nodes: list[int] | None, ranks: list[int] | None
+) -> Callable[[Pod], bool]:
+    """Return which pods were asked for. Raises Fault(64) for a rank that no pod has."""
+    if nodes is None and ranks is None:
+        return lambda _: True
+    known = {rank for pod in jobs.pods(cluster, job) for rank in pod.ranks}
+    if unknown := sorted(set(ranks or ()) - known):
+        there = f"{min(known)} to {max(known)}" if known else "no pods that say theirs"
+        raise Fault(Exit.CONFIG, f"--rank {unknown[0]}: job {job.name} has {there}")
+    return lambda pod: pod.node in (nodes or ()) or bool(set(pod.ranks) & set(ranks or ()))
+
+
+def follow(
+    cluster: Cluster,
+    job: Job,
+    show: Callable[[str], object],
+    *,
+    query: Mapping[str, object],
+    wanted: Callable[[Pod], bool] = lambda _: True,
+) -> None:
+    """Show the lines of the job's wanted pods: those there are, or with `follow` until the job ends."""
+    following = Following(cluster, query=query)
+    try:
+        while True:
+            job = jobs.again(cluster, job)
+            for pod in jobs.pods(cluster, job):
+                if pod.phase != "Pending" and wanted(pod):
+                    following.add(pod)
+            following.drain(show, seconds=_LOOK)
+            if not following.reading and ("follow" not in query or job.state.phase.ended):
+                following.drain(show, seconds=0.1)
+                return
+    finally:
+        following.close()
 
 
 class Following:
@@ -51,17 +104,19 @@ class Following:
 
     def __init__(self, cluster: Cluster, *, query: Mapping[str, object]) -> None:
         self._cluster = cluster
-        self._query = query
+        self._query = dict(query)
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._readers: dict[str, threading.Thread] = {}
-        self._responses: list[Any] = []
+        self._responses: dict[str, Any] = {}
         self._closing = threading.Event()
 
     def add(self, pod: Pod) -> None:
         """Begin to read a pod's log."""
-        if pod.name not in self._readers:
-            reader = threading.Thread(target=self._read, args=(pod,), daemon=True)
-            self._readers[pod.name] = reader
+        if pod.uid not in self._readers:  # a pod that replaces another may have its name
+            reader = threading.Thread(
+                target=self._read, args=(pod,), name=f"log of {pod.name}", daemon=True
+            )
+            self._readers[pod.uid] = reader
             reader.start()
 
     @property
@@ -69,38 +124,78 @@ class Following:
         """Whether any log has not come to its end."""
         return any(reader.is_alive() for reader in self._readers.values())
 
-    def drain(self, show: Callable[[str], None], *, seconds: float) -> None:
-        """Show the lines that come within `seconds`."""
+    def drain(self, show: Callable[[str], object], *, seconds: float) -> None:
+        """Show the lines that come, until none has come for `seconds` or no log is read any more."""
         try:
             while True:
-                show(self._lines.get(timeout=seconds))
+                show(self._lines.get(timeout=seconds if self.reading else 0.05))
         except Empty:
             return
 
     def close(self) -> None:
         """End every connection, and with it the thread that reads it."""
         self._closing.set()
-        for response in [*self._responses]:
-            response.close()
+        for response in [*self._responses.values()]:
+            _cut(response)
         for reader in self._readers.values():
             reader.join(timeout=5)
 
     def _read(self, pod: Pod) -> None:
+        """Read a log to its end; with `follow`, go on where a connection broke off."""
+        query = _of(pod.container, self._query)
+        resumable = "follow" in query
+        if resumable:
+            query["timestamps"] = "true"
+        last = ""
+        while not self._closing.is_set():
+            try:
+                response = api.stream(
+                    self._cluster, _path(self._cluster, pod.name), query, silence=_SILENCE
+                )
+            except Fault as fault:
+                self._lines.put(f"{prefix(pod)}(no log: {fault})")
+                return
+            self._responses[pod.uid] = response
+            if self._closing.is_set():  # opened while `close` looked through the others
+                _cut(response)
+            last, whole = self._show(pod, response, last, stamped=resumable)
+            if whole or not resumable:
+                return
+            if last:
+                query.pop("sinceSeconds", None)
+                query["sinceTime"] = last
+
+    def _show(self, pod: Pod, response: Any, last: str, *, stamped: bool) -> tuple[str, bool]:
+        """Queue an answer's lines after the time `last`; return the newest, and whether that was all."""
+        before, rest, whole = last, b"", False
         try:
-            response = _open(self._cluster, pod.name, self._query, timeout=_SILENCE)
-        except (ApiException, urllib3.exceptions.HTTPError) as error:
-            self._lines.put(f"{prefix(pod)}(no log: {' '.join(str(error).split())[:120]})")
-            return
-        self._responses.append(response)
-        rest = b""
-        try:
-            while not self._closing.is_set() and (piece := response.read1(65536)):
+            while not self._closing.is_set():
+                piece = response.read1(65536)
                 *lines, rest = (rest + piece).split(b"\n")
+                if not piece and rest:
+                    lines, rest = [rest], b""
                 for line in lines:
-                    self._lines.put(prefix(pod) + line.decode(errors="replace"))
-        except (OSError, ValueError, urllib3.exceptions.HTTPError):
-            pass  # closed from here, or cut off: what came is shown
+                    words = line.decode(errors="replace")
+                    if stamped:
+                        last, _, words = words.partition(" ")
+                        if last <= before:  # shown before the connection broke
+                            continue
+                    self._lines.put(prefix(pod) + words)
+                if not piece:
+                    whole = True
+                    break
+        except _BROKEN:
+            pass  # closed from here, or cut off
         finally:
-            if rest:
-                self._lines.put(prefix(pod) + rest.decode(errors="replace"))
             response.close()
+        if rest and not stamped:
+            self._lines.put(prefix(pod) + rest.decode(errors="replace"))
+        return last, whole
+
+
+def _cut(response: Any) -> None:
+    """Wake the thread that waits for more of an answer; closing it would wait for the thread."""
+    sock = getattr(getattr(response, "connection", None), "sock", None)
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)

@@ -24,10 +24,11 @@ class Phase(StrEnum):
     RESTARTING = "restarting"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    CANCELLED = "cancelled"
 
     @property
     def ended(self) -> bool:
-        return self in (Phase.SUCCEEDED, Phase.FAILED)
+        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,23 @@ class State:
 
 
 @dataclass(frozen=True)
+class Change:
+    """What makes a job larger or smaller: JSON Patch operations for an object of it."""
+
+    api_version: str
+    kind: str
+    name: str
+    operations: list[Object]
+
+
+@dataclass(frozen=True)
 class Kind:
-    """What is known of a launcher's job object."""
+    """What is known of a launcher's job object.
+
+    `suspend` is the path of the field that stops its pods, empty where a Command of Volcano does;
+    `elastic` the least and the most nodes of an elastic job, None for a job of fixed size; `scale`
+    what gives it another number of nodes, the first change that the cluster takes.
+    """
 
     launcher: str
     api_version: str
@@ -50,6 +66,32 @@ class Kind:
     suspend: tuple[str, ...]
     read: Callable[[Object], State]
     node: Callable[[Object], int | None]
+    elastic: Callable[[Object], tuple[int, int] | None]
+    scale: Callable[[Object, int], list[Change]]
+
+
+CANCELLED = "muster/cancelled"  # the annotation that says when a job was cancelled
+
+
+def read(kind: Kind, job: Object) -> State:
+    """Return how a job is: what its controller says, and whether somebody has cancelled it."""
+    state = kind.read(job)
+    at = (job["metadata"].get("annotations") or {}).get(CANCELLED)
+    if at is None or state.phase.ended:
+        return state
+    return State(Phase.CANCELLED, f"at {at}; `resume` would let it go on", state.restarts, at)
+
+
+def nodes_in(template: Object) -> tuple[int, int] | None:
+    """Return the least and the most nodes that a pod's template says, None when they are fixed."""
+    names = [
+        variable.get("value", "")
+        for container in template.get("spec", {}).get("containers", [])
+        for variable in container.get("env", [])
+        if variable["name"] == "PET_NNODES"
+    ]
+    least, colon, most = (names or [""])[0].partition(":")
+    return (int(least), int(most)) if colon else None
 
 
 # A launcher's API may be missing in a cluster; these are asked for in this order.
@@ -75,7 +117,10 @@ def ended(found: Object, phase: Phase, restarts: int = 0) -> State:
 
 @dataclass(frozen=True)
 class Pod:
-    """A node's pod. `codes` are the exit codes its containers ended with, newest last."""
+    """A node's pod. `codes` are the exit codes its containers ended with, newest last.
+
+    `container` is the one that trains, with `procs` ranks.
+    """
 
     name: str
     node: int | None
@@ -84,6 +129,16 @@ class Pod:
     reason: str
     restarts: int
     codes: tuple[int, ...]
+    procs: int | None
+    uid: str
+    container: str
+
+    @property
+    def ranks(self) -> range:
+        """The ranks it runs; none where its node or their number is not known."""
+        if self.node is None or self.procs is None:
+            return range(0)
+        return range(self.node * self.procs, (self.node + 1) * self.procs)
 
 
 def pod(found: Object, kind: Kind) -> Pod:
@@ -105,6 +160,7 @@ def pod(found: Object, kind: Kind) -> Pod:
         ),
         "",
     )
+    container, procs = _trainer(found)
     reasons = [
         status.get("reason", ""),
         *(w.get("reason", "") for w in waits),
@@ -121,7 +177,21 @@ def pod(found: Object, kind: Kind) -> Pod:
         reason=next(filter(None, reasons), ""),
         restarts=sum(c.get("restartCount", 0) for c in containers),
         codes=tuple(e["exitCode"] for e in ends),
+        procs=procs,
+        uid=found["metadata"].get("uid", found["metadata"]["name"]),
+        container=container,
     )
+
+
+def _trainer(found: Object) -> tuple[str, int | None]:
+    """Return the container that trains, and how many ranks it runs by its environment."""
+    containers = found.get("spec", {}).get("containers") or [{}]
+    for container in containers:
+        for variable in container.get("env", []):
+            text = str(variable.get("value", ""))
+            if variable["name"] == "PET_NPROC_PER_NODE" and text.isdecimal():
+                return container["name"], int(text)
+    return containers[0].get("name", ""), None
 
 
 def label_number(name: str) -> Callable[[Object], int | None]:
@@ -138,6 +208,8 @@ def exit_code(state: State, pods: Iterable[Pod]) -> Exit:
     """Return the code that speaks for a job that has ended: the pods' own, where they left one."""
     if state.phase is Phase.SUCCEEDED:
         return Exit.DONE
+    if state.phase is Phase.CANCELLED:
+        return Exit.STOPPED
     verdict = combine(_unshifted(pod.codes[-1]) for pod in pods if pod.codes)
     return Exit.CODE if verdict is Exit.DONE else verdict
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from k8s.cluster.jobs import newest_step
+from k8s.cluster.progress import newest
 from k8s.cluster.state import Kind, Phase, find_kind, kinds, pod
 from trainer.exits import Fault
 
@@ -127,7 +127,7 @@ def test_progress_is_the_newest_step_among_other_words() -> None:
         '{"event": "step", "step": %d, "steps": 4, "samples": 8, "samples_per_s": 2.0, "loss": 1}'
     )
     lines = ["launch: hello", step % 1, '{"event": "eval"}', step % 2, "[1]", "{broken"]
-    found = newest_step(lines)
+    found = newest(lines).progress
     assert found is not None
     assert (found.step, found.seconds_left) == (2, 4.0)
-    assert newest_step(["nothing"]) is None
+    assert newest(["nothing"]).progress is None

@@ -2,115 +2,59 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.apiserver import Server, kubeconfig, serving
+from tests.apiserver import Server, free_port
+from tests.cluster_objects import (
+    COMPLETED,
+    FAILED,
+    JOBSET,
+    LABELS,
+    RUNNING,
+    STEP,
+    USAGE,
+    Run,
+    ended,
+    fill,
+    golden,
+    jobset,
+    pod,
+)
 from tests.conftest import ROOT, clean_environment
 
-LABELS = {
-    "app.kubernetes.io/managed-by": "muster",
-    "app.kubernetes.io/instance": "digits",
-    "app.kubernetes.io/component": "trainer",
-}
-STEP = json.dumps(
-    {
-        "event": "step",
-        "step": 10,
-        "steps": 40,
-        "samples": 320,
-        "samples_per_s": 96.0,
-        "loss": 0.5,
-    }
-)
-
-Run = Callable[..., tuple[int, str, str]]
+Cluster = tuple[Server, Path]
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    def call(config: Path, *arguments: str) -> tuple[int, str, str]:
-        from k8s.__main__ import main
-
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        monkeypatch.setattr(
-            "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config)
-        )
-        monkeypatch.setattr(sys, "argv", ["k8s", *arguments])
-        code = main()
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
-    with serving(tmp_path) as served:
-        yield served
-
-
-def jobset(**status: Any) -> dict[str, Any]:
-    return {"metadata": {"name": "digits", "labels": LABELS}, "spec": {}, "status": status}
-
-
-def pod(name: str, node: int, **status: Any) -> dict[str, Any]:
-    index = {"batch.kubernetes.io/job-completion-index": str(node)}
-    return {
-        "metadata": {"name": name, "labels": LABELS | index},
-        "spec": {"nodeName": "machine-1"},
-        "status": status,
-    }
-
-
-def ended(code: int) -> dict[str, Any]:
-    state = {"terminated": {"exitCode": code, "reason": "Error"}}
-    return {"phase": "Failed", "containerStatuses": [{"restartCount": 0, "state": state}]}
-
-
-def fill(server: Server, **status: Any) -> None:
-    server.put("jobset.x-k8s.io/v1alpha2", "JobSet", jobset(**status))
-    for node in range(2):
-        server.put("v1", "Pod", pod(f"digits-node-0-{node}", node, phase="Running"))
-        server.logs[f"digits-node-0-{node}"] = f"launch: here\n{STEP}\n"
-
-
-RUNNING = {"replicatedJobsStatus": [{"name": "node", "ready": 1}], "restarts": 2}
-COMPLETED = {
-    "conditions": [
-        {"type": "Completed", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"}
-    ]
-}
-FAILED = {"conditions": [{"type": "Failed", "status": "True", "reason": "FailedJobs"}]}
-
-
-def test_status_tells_state_pods_and_progress(run: Run, cluster: tuple[Server, Path]) -> None:
+def test_status_tells_state_pods_and_progress(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)
     code, out, err = run(config, "status", "digits", "--json")
     told = json.loads(out)
     assert code == 0
     assert (told["phase"], told["launcher"], told["restarts"]) == ("running", "jobset", 2)
-    assert [p["node"] for p in told["pods"]] == [0, 1]
+    assert [(p["node"], p["procs"]) for p in told["pods"]] == [(0, 2), (1, 2)]
     # 30 steps of 32 samples at 96 samples a second
     assert told["progress"]["seconds_left"] == pytest.approx(10)
+    assert told["warnings"] == ["digits-node-0-1: FailedMount: no such volume"]
     assert "context test, namespace lab" in err
     code, out, _ = run(config, "status", "digits")
     assert code == 0
-    assert "step 10 of 40" in out
+    assert "step 10 of 40, loss 0.5, 96 samples/s, 0:00:10 left" in out
 
 
-def test_submit_tries_first_and_then_applies(
-    run: Run, cluster: tuple[Server, Path], tmp_path: Path
-) -> None:
+def test_submit_tries_first_and_then_applies(run: Run, cluster: Cluster) -> None:
     server, config = cluster
-    manifest = ROOT / "tests/golden/digits-ddp/jobset.yaml"
-    code, _, err = run(config, "submit", str(manifest))
+    code, _, err = run(config, "submit", str(golden("jobset")))
     assert code == 0
     assert "submitted digits-ddp" in err
     writes = [path for method, path in server.requests if method == "PATCH"]
@@ -120,27 +64,70 @@ def test_submit_tries_first_and_then_applies(
     assert any(path.endswith("/jobsets/digits-ddp") for path in server.objects)
 
 
-def test_submit_writes_nothing_when_one_object_is_refused(
-    run: Run, cluster: tuple[Server, Path]
-) -> None:
+def test_submit_writes_nothing_when_one_object_is_refused(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     server.answer = lambda method, path: (
-        (422, {}, '{"message": "spec.network: forbidden"}')
+        (422, {}, '{"message": "spec.network:\\n forbidden"}')
         if method == "PATCH" and "/jobsets/" in path
         else None
     )
-    code, _, err = run(config, "submit", str(ROOT / "tests/golden/digits-ddp/jobset.yaml"))
+    code, _, err = run(config, "submit", str(golden("jobset")))
     assert code == 64
     assert "422: spec.network: forbidden" in err
     assert server.objects == {}
 
 
-def test_submit_says_what_to_install(run: Run, cluster: tuple[Server, Path]) -> None:
+@pytest.mark.parametrize(
+    ("served", "words"),
+    [
+        (None, "no TrainingRuntime (trainer.kubeflow.org/v1alpha1) here; install Kubeflow Trainer"),
+        ("v2", "TrainingRuntime is served as v2, the manifest says trainer.kubeflow.org/v1alpha1"),
+    ],
+)
+def test_submit_says_what_to_install(
+    served: str | None, words: str, run: Run, cluster: Cluster
+) -> None:
     server, config = cluster
-    code, _, err = run(config, "submit", str(ROOT / "tests/golden/digits-ddp/trainjob.yaml"))
+    del server.groups["trainer.kubeflow.org/v1alpha1"]
+    if served:
+        server.groups[f"trainer.kubeflow.org/{served}"] = {}
+    code, _, err = run(config, "submit", str(golden("trainjob")))
     assert code == 64
-    assert "install Kubeflow Trainer" in err
+    assert words in err
     assert server.objects == {}
+
+
+def test_a_job_that_has_ended_is_not_submitted_over(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    assert run(config, "submit", str(golden("jobset")))[0] == 0
+    assert run(config, "submit", str(golden("jobset")))[0] == 0  # no change, and it still runs
+    path = server.path(*JOBSET, "digits-ddp")
+    server.store(path, server.objects[path] | {"status": COMPLETED})
+    code, _, err = run(config, "submit", str(golden("jobset")))
+    assert code == 64
+    assert "job digits-ddp is there already and has succeeded; delete it first" in err
+
+
+def test_submit_follows_and_waits(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    labels = LABELS | {"app.kubernetes.io/instance": "digits-ddp"}
+
+    def finish() -> None:
+        path = server.path(*JOBSET, "digits-ddp")
+        while path not in server.objects:
+            time.sleep(0.01)
+        found = pod("p", 0, phase="Running")
+        server.logs["p"] = "trained\n"
+        server.put("v1", "Pod", found | {"metadata": {"name": "p", "labels": labels}})
+        server.store(path, server.objects[path] | {"status": FAILED})
+
+    controller = threading.Thread(target=finish)
+    controller.start()
+    code, out, err = run(config, "submit", str(golden("jobset")), "--follow")
+    controller.join()
+    assert code == 70  # failed, and no pod left a code of its own
+    assert out == "[p] trained\n"
+    assert "failed: FailedJobs" in err
 
 
 @pytest.mark.parametrize(
@@ -153,17 +140,17 @@ def test_submit_says_what_to_install(run: Run, cluster: tuple[Server, Path]) -> 
     ],
 )
 def test_wait_ends_with_the_code_that_speaks_for_the_job(
-    status: Any, pods: list[int], expected: int, run: Run, cluster: tuple[Server, Path]
+    status: Any, pods: list[int], expected: int, run: Run, cluster: Cluster
 ) -> None:
     server, config = cluster
-    server.put("jobset.x-k8s.io/v1alpha2", "JobSet", jobset(**status))
+    server.put(*JOBSET, jobset(**status))
     for node, code in enumerate(pods):
         server.put("v1", "Pod", pod(f"digits-{node}", node, **ended(code)))
     code, _, _ = run(config, "wait", "digits")
     assert code == expected
 
 
-def test_wait_is_bounded(run: Run, cluster: tuple[Server, Path]) -> None:
+def test_wait_is_bounded(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)
     code, _, err = run(config, "wait", "digits", "--timeout", "1")
@@ -171,28 +158,93 @@ def test_wait_is_bounded(run: Run, cluster: tuple[Server, Path]) -> None:
     assert "is running after 1 s" in err
 
 
-def test_logs_come_with_their_node_and_leave_no_thread(
-    run: Run, cluster: tuple[Server, Path]
-) -> None:
-    import threading
-
+def test_logs_come_with_their_node_and_leave_no_thread(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **COMPLETED)
+    words = ("launch: here", USAGE, STEP)
     for arguments in (["logs", "digits"], ["logs", "digits", "--follow"]):
         code, out, _ = run(config, *arguments)
         assert code == 0
         assert sorted(out.splitlines()) == sorted(
-            f"[node {node}] {line}" for node in range(2) for line in ("launch: here", STEP)
+            f"[node {node}] {line}" for node in range(2) for line in words
         )
-    assert not [t for t in threading.enumerate() if "_read" in t.name]
-    code, out, _ = run(config, "logs", "digits", "--node", "1")
-    assert "[node 0]" not in out
+    assert not [t for t in threading.enumerate() if t.name.startswith("log of")]
 
 
-def test_suspend_resume_delete_list_and_gc(run: Run, cluster: tuple[Server, Path]) -> None:
+@pytest.mark.parametrize(
+    ("options", "nodes"),
+    [
+        (["--node", "1"], {1}),
+        (["--rank", "0"], {0}),
+        (["--rank", "3", "--rank", "2"], {1}),
+        (["--rank", "3", "--node", "0"], {0, 1}),
+    ],
+)
+def test_logs_of_some(options: list[str], nodes: set[int], run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **COMPLETED)
+    code, out, _ = run(config, "logs", "digits", *options)
+    assert code == 0
+    assert {int(line[6]) for line in out.splitlines()} == nodes
+
+
+def test_a_rank_that_is_not_there_is_refused(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)
-    path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/lab/jobsets/digits"
+    code, _, err = run(config, "logs", "digits", "--rank", "4")
+    assert code == 64
+    assert "--rank 4: job digits has 0 to 3" in err
+
+
+def test_logs_are_asked_for_since_and_previous(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    server.logs["digits-node-0-1.previous"] = "before\n"
+    code, out, _ = run(config, "logs", "digits", "--since", "60", "--previous", "--node", "1")
+    assert (code, out) == (0, "[node 1] before\n")
+    (asked,) = (path for _, path in server.requests if "/log" in path)
+    assert {"sinceSeconds=60", "previous=true", "container=trainer"} <= set(
+        asked.split("?")[1].split("&")
+    )
+
+
+def test_save_collects_all_that_tells_what_happened(
+    run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    again = pod("digits-node-0-1", 1, phase="Running")
+    again["spec"]["initContainers"] = [{"name": "fetch"}]
+    again["status"]["containerStatuses"] = [{"name": "trainer", "restartCount": 1}]
+    server.put("v1", "Pod", again)
+    server.logs["digits-node-0-1.previous"] = "before\n"
+    folder = tmp_path / "saved"
+    code, out, _ = run(config, "logs", "digits", "--save", str(folder))
+    assert (code, out) == (0, "")
+    assert {path.name for path in folder.iterdir()} == {
+        "job.yaml",
+        "events.txt",
+        "digits-node-0-0.yaml",
+        "digits-node-0-0.log",
+        "digits-node-0-1.yaml",
+        "digits-node-0-1.fetch.log",
+        "digits-node-0-1.trainer.log",
+        "digits-node-0-1.trainer.previous.log",
+    }
+    assert "digits-node-0-1: FailedMount: no such volume" in (folder / "events.txt").read_text()
+    assert "before" in (folder / "digits-node-0-1.trainer.previous.log").read_text()
+    assert yaml.safe_load((folder / "job.yaml").read_text())["kind"] == "JobSet"
+    (tmp_path / "file").touch()
+    code, _, err = run(config, "logs", "digits", "--save", str(tmp_path / "file"))
+    assert code == 64
+    assert "--save" in err
+    assert run(config, "logs", "digits", "--save", str(folder), "-f")[0] == 64
+
+
+def test_suspend_resume_delete_list_and_gc(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    path = server.path(*JOBSET, "digits")
     for verb, expected in (("suspend", True), ("resume", False)):
         assert run(config, verb, "digits")[0] == 0
         assert server.objects[path]["spec"]["suspend"] is expected
@@ -200,102 +252,249 @@ def test_suspend_resume_delete_list_and_gc(run: Run, cluster: tuple[Server, Path
     assert run(config, "gc")[0] == 0
     assert path in server.objects
     fill(server, **COMPLETED)
-    assert run(config, "suspend", "digits")[0] == 64
+    for verb in ("suspend", "resume", "cancel"):
+        assert run(config, verb, "digits")[0] == 64
     assert "would delete digits" in run(config, "gc", "--dry-run")[2]
     server.put("v1", "Service", {"metadata": {"name": "digits", "labels": LABELS}})
     server.put("v1", "Service", {"metadata": {"name": "other"}})
     assert run(config, "gc")[0] == 0
     assert path not in server.objects
     assert [p for p in server.objects if "/services/" in p] == [
-        "/api/v1/namespaces/lab/services/other"
+        server.path("v1", "Service", "other")
     ]
     code, _, err = run(config, "delete", "digits")
     assert code == 64
     assert "no job 'digits'" in err
 
 
-def test_doctor_says_which_launchers_the_cluster_takes(
-    run: Run, cluster: tuple[Server, Path]
-) -> None:
-    _, config = cluster
-    code, out, _ = run(config, "doctor", "--json")
-    findings = {finding["about"]: finding for finding in json.loads(out)}
-    assert code == 0
-    assert findings["launcher jobset"]["good"] is True
-    assert findings["launcher trainjob"]["good"] is False
+def test_cancel_ends_a_job_and_keeps_it(run: Run, cluster: Cluster, tmp_path: Path) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    path = server.path(*JOBSET, "digits")
+    assert run(config, "cancel", "digits", "--save", str(tmp_path / "kept"))[0] == 0
+    assert (tmp_path / "kept" / "digits-node-0-0.log").exists()
+    assert server.objects[path]["spec"]["suspend"] is True
+    assert json.loads(run(config, "list", "--json")[1])[0]["phase"] == "cancelled"
+    assert run(config, "wait", "digits")[0] == 143
+    assert run(config, "cancel", "digits")[0] == 64  # twice
+    assert "would delete digits" in run(config, "gc", "--dry-run", "--older-than", "0")[2]
+    assert run(config, "resume", "digits")[0] == 0  # thought better of it
+    assert server.objects[path]["spec"]["suspend"] is False
+    assert json.loads(run(config, "list", "--json")[1])[0]["phase"] == "running"
 
 
-VERBS = (
-    ["status", "digits"],
-    ["logs", "digits"],
-    ["wait", "digits"],
-    ["suspend", "digits"],
-    ["resume", "digits"],
-    ["delete", "digits"],
-    ["list"],
-    ["gc"],
-    ["doctor"],
-    ["submit", str(ROOT / "tests/golden/digits-ddp/job.yaml")],
-)
-BAD = {
-    "500": (500, {}, '{"message": "etcd is away"}'),
-    "429": (429, {"Retry-After": "1"}, "slow down"),
-    "garbage": (200, {}, "<html>a proxy</html>"),
+def test_a_queued_job_is_stopped_by_its_workload(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    queued = jobset(**RUNNING)
+    queued["metadata"] |= {"labels": LABELS | {"kueue.x-k8s.io/queue-name": "team"}, "uid": "u1"}
+    server.put(*JOBSET, queued)
+    code, _, err = run(config, "suspend", "digits")
+    assert (code, "no Workload for it yet" in err) == (69, True)
+    kueue = ("kueue.x-k8s.io/v1beta2", "Workload")
+    metadata = {"name": "w", "labels": {"kueue.x-k8s.io/job-uid": "u1"}}
+    server.put(*kueue, {"metadata": metadata, "spec": {"active": True}})
+    for verb, active in (("suspend", False), ("resume", True), ("cancel", False)):
+        assert run(config, verb, "digits")[0] == 0
+        assert server.objects[server.path(*kueue, "w")]["spec"]["active"] is active
+    # Kueue would undo it within the second
+    assert "suspend" not in server.objects[server.path(*JOBSET, "digits")]["spec"]
+
+
+def test_volcano_is_told_by_a_command(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    assert run(config, "submit", str(golden("volcano")))[0] == 0
+    for verb, action in (("suspend", "AbortJob"), ("resume", "ResumeJob"), ("cancel", "AbortJob")):
+        assert run(config, verb, "digits-ddp")[0] == 0
+        name = f"digits-ddp-{action.lower()}"
+        command = server.remove(server.path("bus.volcano.sh/v1alpha1", "Command", name))
+        assert command["action"] == action
+        assert (command["target"]["kind"], command["target"]["uid"]) == ("Job", "uid-digits-ddp")
+
+
+# launcher, and where the number of nodes stands once it is 3
+SCALED = {
+    "job": ("/jobs/elastic", ["spec", "completions"]),
+    "jobset": (
+        "/jobsets/elastic",
+        ["spec", "replicatedJobs", 0, "template", "spec", "parallelism"],
+    ),
+    "pytorchjob": (
+        "/pytorchjobs/elastic",
+        ["spec", "pytorchReplicaSpecs", "Worker", "replicas"],
+    ),
+    "volcano": ("/jobs/elastic", ["spec", "tasks", 0, "replicas"]),
 }
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
-@pytest.mark.parametrize("kind", [*BAD, "closed"])
-def test_a_cluster_that_does_not_answer_is_one_line_and_69(
-    verb: list[str], kind: str, run: Run, tmp_path: Path
+@pytest.mark.parametrize("launcher", SCALED)
+def test_scale_an_elastic_job(launcher: str, run: Run, cluster: Cluster, tmp_path: Path) -> None:
+    from tests.rendering import job, render
+
+    server, config = cluster
+    rendered = tmp_path / "job.yaml"
+    values = job(name="elastic", nodes={"min": 2, "max": 4}, trainer={"globalBatch": 48})
+    rendered.write_text(render(values, launcher).text)
+    assert run(config, "submit", str(rendered))[0] == 0
+    for wrong in ("1", "5"):
+        code, _, err = run(config, "scale", "elastic", wrong)
+        assert (code, f"takes 2 to 4 nodes, not {wrong}" in err) == (64, True)
+    assert run(config, "scale", "elastic", "3")[0] == 0
+    path, keys = SCALED[launcher]
+    found: Any = next(o for place, o in server.objects.items() if place.endswith(path))
+    for key in keys:
+        found = found[key]
+    assert found == 3
+
+
+def test_scale_goes_to_the_child_where_the_jobset_may_not_change(
+    run: Run, cluster: Cluster, tmp_path: Path
 ) -> None:
-    with serving(tmp_path) as (server, config):
-        if kind != "closed":
-            server.answer = lambda _, __: BAD[kind]
-            code, out, err = run(config, "--timeout", "1", *verb)
-    if kind == "closed":
-        code, out, err = run(config, "--timeout", "1", *verb)
-    assert code == 69
-    assert out == ""
-    assert len(err.splitlines()) == 2  # where, and what went wrong
-    assert err.endswith("(exit 69)\n")
+    from tests.rendering import job, render
+
+    server, config = cluster
+    rendered = tmp_path / "job.yaml"
+    values = job(name="elastic", nodes={"min": 2, "max": 4}, trainer={"globalBatch": 48})
+    rendered.write_text(render(values, "jobset").text)
+    assert run(config, "submit", str(rendered))[0] == 0
+    child = {"metadata": {"name": "elastic-node-0"}, "spec": {"completions": 4, "parallelism": 4}}
+    server.put("batch/v1", "Job", child)
+    server.answer = lambda method, path: (
+        (422, {}, '{"message": "field is immutable"}')
+        if method == "PATCH" and "/jobsets/" in path
+        else None
+    )
+    assert run(config, "scale", "elastic", "3")[0] == 0
+    spec = server.objects[server.path("batch/v1", "Job", "elastic-node-0")]["spec"]
+    assert spec == {"completions": 3, "parallelism": 3}
 
 
-def test_a_429_is_tried_again(run: Run, cluster: tuple[Server, Path]) -> None:
+@pytest.mark.parametrize("launcher", ["job", "jobset", "pytorchjob", "trainjob", "volcano"])
+def test_a_job_of_fixed_size_is_not_scaled(launcher: str, run: Run, cluster: Cluster) -> None:
+    _, config = cluster
+    assert run(config, "submit", str(golden(launcher)))[0] == 0
+    code, _, err = run(config, "scale", "digits-ddp", "2")
+    assert code == 64
+    assert "of fixed size" in err
+
+
+def test_top_tells_every_rank(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)
-    told = iter([BAD["429"], BAD["500"]])
-    server.answer = lambda _, __: next(told, None)
-    assert run(config, "status", "digits")[0] == 0
+    rows = json.loads(run(config, "top", "digits", "--json")[1])
+    assert [(r["rank"], r["node"], r["gpu"], r["pod_cpu"]) for r in rows] == [
+        (0, 0, 0.0, 1.5),
+        (1, 0, 0.25, 1.5),
+        (2, 1, 0.5, 1.5),
+        (3, 1, 0.75, 1.5),
+    ]
+    code, out, _ = run(config, "top", "digits")
+    assert code == 0
+    assert "75%" in out
+    assert "step 10 of 40" in out
+    del server.groups["metrics.k8s.io/v1beta1"]
+    assert "no metrics of pods" in run(config, "top", "digits")[1]
 
 
-def test_no_namespace_is_guessed(run: Run, tmp_path: Path) -> None:
-    config = kubeconfig(tmp_path, "http://127.0.0.1:1", namespace=None)
-    code, _, err = run(config, "list")
-    assert code == 64
-    assert "context test names no namespace; say which: --namespace NAME" in err
+def test_port_forward_carries_bytes_both_ways_until_interrupted(cluster: Cluster) -> None:
+    server, config = cluster
+    labels = {"app.kubernetes.io/instance": "digits", "app.kubernetes.io/component": "tensorboard"}
+    board = {"metadata": {"name": "board", "labels": labels}, "status": {"phase": "Running"}}
+    server.put("v1", "Pod", board)
+    port = free_port()
+    command = [sys.executable, "-m", "k8s", "port-forward", "digits", "--port", str(port)]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=clean_environment(KUBECONFIG=str(config)),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr
+        while "leads to" not in (line := process.stderr.readline()):
+            assert line
+        for words in (b"hello", b"again"):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(words)
+                assert connection.recv(100) == words.upper()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["stats"], "No such command 'stats'"),
-        (["status"], "Missing argument"),
-        (["submit", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
-        (["--context", "moon", "list"], "--context moon"),
-    ],
-)
-def test_wrong_words_are_one_line_and_64(
-    arguments: list[str], words: str, run: Run, cluster: tuple[Server, Path]
-) -> None:
-    code, _, err = run(cluster[1], *arguments)
-    assert code == 64
-    assert words in err
-    assert len(err.splitlines()) <= 2
+def test_port_forward_says_what_is_missing(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    code, _, err = run(config, "port-forward", "digits")
+    assert (code, "no TensorBoard of job 'digits'" in err) == (64, True)
+    labels = {"app.kubernetes.io/instance": "digits", "app.kubernetes.io/component": "tensorboard"}
+    server.put("v1", "Pod", {"metadata": {"name": "b", "labels": labels}})
+    assert run(config, "port-forward", "digits")[0] == 69
+    server.put(
+        "v1", "Pod", {"metadata": {"name": "b", "labels": labels}, "status": {"phase": "Running"}}
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run(config, "port-forward", "digits", "--port", str(port))
+    assert (code, "0 takes a free one" in err) == (64, True)
+
+
+def test_doctor_says_what_the_cluster_takes(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    del server.groups["batch.volcano.sh/v1alpha1"]
+    allocatable = {"nvidia.com/gpu": "8", "cpu": "4"}
+    server.put("v1", "Node", {"metadata": {"name": "n"}, "status": {"allocatable": allocatable}})
+    level = {"pod-security.kubernetes.io/enforce": "restricted"}
+    server.put("v1", "Namespace", {"metadata": {"name": "lab", "labels": level}})
+    server.put("node.k8s.io/v1", "RuntimeClass", {"metadata": {"name": "nvidia"}})
+    storage = {"metadata": {"name": "shared"}, "provisioner": "nfs.csi.k8s.io"}
+    server.put("storage.k8s.io/v1", "StorageClass", storage)
+    queue = {"metadata": {"name": "team"}, "spec": {"clusterQueue": "all"}}
+    server.put("kueue.x-k8s.io/v1beta2", "LocalQueue", queue)
+    quota = {"hard": {"pods": "9"}, "used": {"pods": "2"}}
+    server.put("v1", "ResourceQuota", {"metadata": {"name": "q"}, "status": quota})
+    code, out, _ = run(config, "doctor", "--json")
+    found = {finding["about"]: finding for finding in json.loads(out)}
+    assert code == 0
+    assert found["kubernetes"]["good"] is True
+    assert found["launcher jobset"]["good"] is True
+    assert found["launcher volcano"]["good"] is False
+    assert "install Volcano" in found["launcher volcano"]["words"]
+    assert found["nodes"]["words"] == "1 nodes with 8 nvidia.com/gpu"
+    assert found["runtime classes"]["words"] == "nvidia"
+    assert found["storage classes"]["words"] == "shared (ReadWriteMany)"
+    assert found["queues"]["words"] == "Kueue's: team (all)"
+    assert found["quota"]["words"] == "pods 2 of 9"
+    assert "enforced: restricted" in found["pod security"]["words"]
+    assert found["launchers"]["words"] == (
+        "this cluster can take job, jobset, pytorchjob, trainjob"
+    )
+    assert "RuntimeClass" not in run(config, "doctor")[2]
 
 
 @pytest.mark.slow
-def test_the_command_line_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", [["logs", "digits", "-f"], ["wait", "digits"]])
+def test_an_interrupt_ends_it_at_once(verb: list[str], cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "k8s", *verb],
+        cwd=ROOT,
+        env=clean_environment(KUBECONFIG=str(config)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout
+    while "running" not in (line := process.stdout.readline()) and "step" not in line:
+        assert line
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    rest, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 6
+    assert "Traceback" not in rest
+
+
+@pytest.mark.slow
+def test_the_command_line_itself(cluster: Cluster) -> None:
     environment = clean_environment(KUBECONFIG=os.devnull)
     command = [sys.executable, "-m", "k8s", "list"]
     ran = subprocess.run(

@@ -1,6 +1,16 @@
 """How an Indexed Job of batch/v1 says how it is."""
 
-from k8s.cluster.state import Kind, Object, Phase, State, condition, ended, label_number
+from k8s.cluster.state import (
+    Change,
+    Kind,
+    Object,
+    Phase,
+    State,
+    condition,
+    ended,
+    label_number,
+    nodes_in,
+)
 
 
 def _read(job: Object) -> State:
@@ -17,6 +27,19 @@ def _read(job: Object) -> State:
     return State(Phase.RESTARTING if failed else Phase.PENDING, restarts=failed)
 
 
+def _elastic(job: Object) -> tuple[int, int] | None:
+    return nodes_in(job["spec"].get("template", {}))
+
+
+def _scale(job: Object, nodes: int) -> list[Change]:
+    # both together: then the pods of the highest indices go, and never node 0 alone
+    operations = [
+        {"op": "replace", "path": f"/spec/{field}", "value": nodes}
+        for field in ("completions", "parallelism")
+    ]
+    return [Change("batch/v1", "Job", job["metadata"]["name"], operations)]
+
+
 KIND = Kind(
     launcher="job",
     api_version="batch/v1",
@@ -24,4 +47,6 @@ KIND = Kind(
     suspend=("spec", "suspend"),
     read=_read,
     node=label_number("batch.kubernetes.io/job-completion-index"),
+    elastic=_elastic,
+    scale=_scale,
 )

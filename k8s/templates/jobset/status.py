@@ -1,6 +1,16 @@
 """How a JobSet says how it is."""
 
-from k8s.cluster.state import Kind, Object, Phase, State, condition, ended, label_number
+from k8s.cluster.state import (
+    Change,
+    Kind,
+    Object,
+    Phase,
+    State,
+    condition,
+    ended,
+    label_number,
+    nodes_in,
+)
 
 
 def _read(job: Object) -> State:
@@ -18,6 +28,27 @@ def _read(job: Object) -> State:
     return State(Phase.RESTARTING if restarts else Phase.PENDING, restarts=restarts)
 
 
+def _elastic(job: Object) -> tuple[int, int] | None:
+    parts = job["spec"].get("replicatedJobs") or [{}]
+    return nodes_in(parts[0].get("template", {}).get("spec", {}).get("template", {}))
+
+
+def _scale(job: Object, nodes: int) -> list[Change]:
+    """The JobSet where its controller lets it change (jobset 1179), else the Job that it made."""
+    name = job["metadata"]["name"]
+
+    def at(place: str) -> list[Object]:
+        fields = ("completions", "parallelism")
+        return [{"op": "replace", "path": f"{place}/{field}", "value": nodes} for field in fields]
+
+    return [
+        Change(KIND.api_version, "JobSet", name, at("/spec/replicatedJobs/0/template/spec")),
+        Change(
+            "batch/v1", "Job", f"{name}-{job['spec']['replicatedJobs'][0]['name']}-0", at("/spec")
+        ),
+    ]
+
+
 KIND = Kind(
     launcher="jobset",
     api_version="jobset.x-k8s.io/v1alpha2",
@@ -25,4 +56,6 @@ KIND = Kind(
     suspend=("spec", "suspend"),
     read=_read,
     node=label_number("batch.kubernetes.io/job-completion-index"),
+    elastic=_elastic,
+    scale=_scale,
 )

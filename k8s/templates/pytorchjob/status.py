@@ -1,6 +1,6 @@
 """How a PyTorchJob of the training operator says how it is."""
 
-from k8s.cluster.state import Kind, Object, Phase, State, condition, ended
+from k8s.cluster.state import Change, Kind, Object, Phase, State, condition, ended
 
 
 def _read(job: Object) -> State:
@@ -25,6 +25,17 @@ def _node(pod: Object) -> int | None:
     return int(index) + 1 if index.isdecimal() else None
 
 
+def _elastic(job: Object) -> tuple[int, int] | None:
+    policy = job["spec"].get("elasticPolicy")
+    return (policy["minReplicas"], policy["maxReplicas"]) if policy else None
+
+
+def _scale(job: Object, nodes: int) -> list[Change]:
+    path = "/spec/pytorchReplicaSpecs/Worker/replicas"
+    operations = [{"op": "replace", "path": path, "value": nodes}]
+    return [Change(KIND.api_version, "PyTorchJob", job["metadata"]["name"], operations)]
+
+
 KIND = Kind(
     launcher="pytorchjob",
     api_version="kubeflow.org/v1",
@@ -32,4 +43,6 @@ KIND = Kind(
     suspend=("spec", "runPolicy", "suspend"),
     read=_read,
     node=_node,
+    elastic=_elastic,
+    scale=_scale,
 )

@@ -21,4 +21,6 @@ KIND = Kind(
     suspend=("spec", "suspend"),
     read=_read,
     node=label_number("batch.kubernetes.io/job-completion-index"),
+    elastic=lambda _: None,  # Kubeflow Trainer knows one number of nodes (kubeflow/trainer 2903)
+    scale=lambda _job, _nodes: [],
 )

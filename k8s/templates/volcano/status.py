@@ -1,6 +1,6 @@
 """How a job of Volcano says how it is."""
 
-from k8s.cluster.state import Kind, Object, Phase, State, label_number
+from k8s.cluster.state import Change, Kind, Object, Phase, State, label_number, nodes_in
 
 _PHASES = {
     "Pending": Phase.PENDING,
@@ -25,6 +25,16 @@ def _read(job: Object) -> State:
     return State(phase, words, status.get("retryCount", 0), at)
 
 
+def _elastic(job: Object) -> tuple[int, int] | None:
+    tasks = job["spec"].get("tasks") or [{}]
+    return nodes_in(tasks[0].get("template", {}))
+
+
+def _scale(job: Object, nodes: int) -> list[Change]:
+    operations = [{"op": "replace", "path": "/spec/tasks/0/replicas", "value": nodes}]
+    return [Change(KIND.api_version, "Job", job["metadata"]["name"], operations)]
+
+
 KIND = Kind(
     launcher="volcano",
     api_version="batch.volcano.sh/v1alpha1",
@@ -32,4 +42,6 @@ KIND = Kind(
     suspend=(),
     read=_read,
     node=label_number("volcano.sh/task-index"),
+    elastic=_elastic,
+    scale=_scale,
 )

@@ -1,0 +1,120 @@
+"""A port of this machine that leads to a pod, through the cluster's API.
+
+forward(cluster, "digits-tensorboard-x", remote=6006, local=6006, ready=print)
+"""
+
+import contextlib
+import select
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from kubernetes.stream import portforward
+
+from k8s.cluster import api, objects
+from k8s.cluster.api import Cluster
+from trainer.exits import Exit, Fault
+
+_LOOK = 0.5  # seconds between two looks at whether to end
+_OPENING = threading.Lock()  # the client library changes itself for a moment to open one
+
+
+def tensorboard(cluster: Cluster, name: str) -> str:
+    """Return the pod of a job's TensorBoard. Raises Fault(64) when it has none, 69 when none runs."""
+    labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": "tensorboard"}
+    found = objects.find(cluster, "v1", "Pod", labels)
+    if not found:
+        raise Fault(
+            Exit.CONFIG,
+            f"{cluster.where}: no TensorBoard of job {name!r}; `tensorboard: {{}}` makes one",
+        )
+    for pod in found:
+        if pod.get("status", {}).get("phase") == "Running":
+            running: str = pod["metadata"]["name"]
+            return running
+    phase = found[0].get("status", {}).get("phase", "Pending")
+    raise Fault(
+        Exit.PEER, f"{cluster.where}: pod {found[0]['metadata']['name']} is {phase}; try again"
+    )
+
+
+def forward(
+    cluster: Cluster,
+    pod: str,
+    *,
+    remote: int,
+    local: int,
+    ready: Callable[[int], None],
+    failed: Callable[[str], None],
+) -> None:
+    """Lead connections to port `local` of this machine to a pod's, until it is interrupted.
+
+    `ready` hears the local port, which is any free one for 0; `failed` why a connection came to nothing.
+    Raises Fault(64) when the port is taken.
+    """
+    over = threading.Event()
+    threads: list[threading.Thread] = []
+    try:
+        listener = socket.create_server(("127.0.0.1", local))
+    except OSError as error:
+        raise Fault(Exit.CONFIG, f"--port {local}: {error.strerror}; 0 takes a free one") from None
+    listener.settimeout(_LOOK)
+    try:
+        ready(listener.getsockname()[1])
+        while True:
+            with contextlib.suppress(TimeoutError):
+                ours, _ = listener.accept()
+                thread = threading.Thread(
+                    target=_lead, args=(cluster, pod, remote, ours, over, failed), daemon=True
+                )
+                threads = [*(one for one in threads if one.is_alive()), thread]
+                thread.start()
+    finally:
+        over.set()
+        listener.close()
+        for thread in threads:
+            thread.join(timeout=5)
+
+
+def _lead(
+    cluster: Cluster,
+    pod: str,
+    remote: int,
+    ours: socket.socket,
+    over: threading.Event,
+    failed: Callable[[str], None],
+) -> None:
+    """Carry the bytes of one connection both ways, until either side ends it."""
+    with contextlib.closing(ours):
+        try:
+            tunnel = _open(cluster, pod, remote)
+        except (ApiException, OSError, ValueError) as error:
+            failed(
+                f"port {remote} of {pod}: {api.in_one_line(getattr(error, 'reason', None) or error)}"
+            )
+            return
+        theirs = tunnel.socket(remote)
+        with contextlib.closing(theirs), contextlib.suppress(OSError):
+            other = {ours: theirs, theirs: ours}
+            while not over.is_set():
+                ready, _, _ = select.select([ours, theirs], [], [], _LOOK)
+                for side in ready:
+                    piece = side.recv(65536)
+                    if not piece:
+                        return
+                    other[side].sendall(piece)
+
+
+def _open(cluster: Cluster, pod: str, remote: int) -> Any:
+    core = client.CoreV1Api(client.ApiClient(cluster.client.configuration))
+    with _OPENING:
+        return portforward(
+            core.connect_get_namespaced_pod_portforward,
+            pod,
+            cluster.namespace,
+            ports=str(remote),
+            _request_timeout=cluster.timeout,
+        )

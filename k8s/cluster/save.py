@@ -1,0 +1,85 @@
+"""Everything that tells what happened to a job, in a folder: for whom is asked, and for later.
+
+save(cluster, job, Path("digits-logs"))
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from k8s.cluster import jobs, logs, state
+from k8s.cluster.api import Cluster, Object
+from k8s.cluster.jobs import Job
+from k8s.cluster.state import Pod
+from k8s.yamltext import dump
+from trainer.exits import Exit, Fault
+
+
+def save(
+    cluster: Cluster,
+    job: Job,
+    folder: Path,
+    *,
+    wanted: Callable[[Pod], bool] = lambda _: True,
+    since: int | None = None,
+) -> list[Path]:
+    """Write the job, its events, and each pod's spec, log and previous log; return what was written.
+
+    A file is there whole or not at all. Raises Fault(64) when the folder cannot be written.
+    """
+    pods = [item for item in jobs.pods_of(cluster, job) if wanted(state.pod(item, job.kind))]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = _files(cluster, job, pods, since)
+        return [_write(folder / name, text) for name, text in files]
+    except OSError as error:
+        raise Fault(Exit.CONFIG, f"--save {folder}: {error.strerror}") from None
+
+
+def _files(
+    cluster: Cluster, job: Job, pods: list[Object], since: int | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the files' names and texts; an empty log makes none."""
+    names = {pod["metadata"]["name"] for pod in pods}
+    yield "job.yaml", dump([job.found])
+    yield "events.txt", "".join(f"{_line(e)}\n" for e in jobs.events_of(cluster, job, names))
+    query: dict[str, object] = {"timestamps": "true"}
+    if since is not None:
+        query["sinceSeconds"] = since
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        yield f"{name}.yaml", dump([pod])
+        containers = _containers(pod)
+        for container, restarts in containers:
+            file = f"{name}.{container}" if len(containers) > 1 else name
+            if now := logs.text(cluster, name, container, query):
+                yield f"{file}.log", now
+            if restarts and (
+                before := logs.text(cluster, name, container, {**query, "previous": "true"})
+            ):
+                yield f"{file}.previous.log", before
+
+
+def _containers(pod: Object) -> list[tuple[str, int]]:
+    """Return a pod's containers, in the order they run, and how often each restarted."""
+    status, spec = pod.get("status", {}), pod.get("spec", {})
+    parts = ("initContainer", "container")
+    told = [one for part in parts for one in status.get(f"{part}Statuses") or []]
+    restarts = {one.get("name", ""): one.get("restartCount", 0) for one in told}
+    names = [one["name"] for part in parts for one in spec.get(f"{part}s") or []]
+    return [(name, restarts.get(name, 0)) for name in names or [""]]
+
+
+def _line(event: Object) -> str:
+    at = event.get("lastTimestamp") or event.get("eventTime") or ""
+    times = f" ({event['count']} times)" if event.get("count", 1) > 1 else ""
+    who = event["involvedObject"]["name"]
+    words = f"{at} {event.get('type')} {who}: {event.get('reason')}: {event.get('message')}"
+    return " ".join(words.split()) + times
+
+
+def _write(path: Path, text: str) -> Path:
+    beside = path.with_name(f".{path.name}.part")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)  # noqa: PTH105
+    return path

@@ -1,0 +1,142 @@
+"""What the verbs print: tables for people, JSON for programs.
+
+status_table(job, pods, said, warnings)
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from k8s.cluster.doctor import Finding
+from k8s.cluster.jobs import Job
+from k8s.cluster.progress import Progress, Said, Usage
+from k8s.cluster.state import Pod
+
+_GIB = 2**30
+
+
+def as_json(value: Any) -> None:
+    print(json.dumps(value))
+
+
+def row_of(job: Job) -> dict[str, Any]:
+    return {"name": job.name, "launcher": job.kind.launcher, **dataclasses.asdict(job.state)}
+
+
+def status(job: Job, pods: list[Pod], said: Said, warnings: list[str]) -> None:
+    """Print how a job is."""
+    console = Console()
+    state = job.state
+    console.print(
+        Text.assemble(
+            (job.name, "bold"),
+            f" ({job.kind.launcher}) is ",
+            (state.phase, "bold"),
+            " ",
+            state.reason,
+        )
+    )
+    if said.progress:
+        console.print(how_far(said.progress))
+    table = Table("node", "pod", "on", "phase", "restarts", "reason")
+    for pod in pods:
+        table.add_row(
+            _number(pod.node), pod.name, pod.host, pod.phase, str(pod.restarts), Text(pod.reason)
+        )
+    console.print(table)
+    for warning in warnings:
+        console.print(warning, style="yellow", markup=False)
+
+
+def how_far(progress: Progress) -> str:
+    """Return in words how far a job has come."""
+    words = [f"step {progress.step} of {progress.steps}"]
+    words += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
+    words.append(f"{progress.samples_per_s:.4g} samples/s")
+    if progress.seconds_left is not None:
+        words.append(f"{timedelta(seconds=round(progress.seconds_left))} left")
+    return ", ".join(words)
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def listed(jobs: Iterable[Job]) -> None:
+    """Print a line for each job."""
+    table = Table("name", "launcher", "state", "restarts", "reason")
+    for job in jobs:
+        state = job.state
+        table.add_row(
+            job.name, job.kind.launcher, state.phase, str(state.restarts), Text(state.reason)
+        )
+    Console().print(table)
+
+
+def findings(found: Iterable[Finding]) -> None:
+    """Print what `doctor` found."""
+    marks = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}
+    table = Table("", "about", "found")
+    for finding in found:
+        table.add_row(marks[finding.good], finding.about, Text(finding.words))
+    Console().print(table)
+
+
+def usage_rows(
+    pods: Iterable[Pod], said: Said, measured: Mapping[str, tuple[float, int]] | None
+) -> list[dict[str, Any]]:
+    """Return a row for every rank, or for a pod whose ranks are not known; None is not measured."""
+    ranks = {one.rank: one for one in said.ranks}
+    rows = []
+    for pod in pods:
+        cores, size = (measured or {}).get(pod.name, (None, None))
+        for rank in pod.ranks or [None]:
+            use = ranks.get(rank, Usage(-1, None, None, None)) if rank is not None else None
+            rows.append(
+                {
+                    "rank": rank,
+                    "node": pod.node,
+                    "pod": pod.name,
+                    "phase": pod.phase,
+                    "gpu": use.busy if use else None,
+                    "gpu_memory": use.memory if use else None,
+                    "gpu_memory_of": use.memory_of if use else None,
+                    "pod_cpu": cores,
+                    "pod_memory": size,
+                }
+            )
+    return rows
+
+
+def usage(job: Job, said: Said, rows: Iterable[Mapping[str, Any]], *, measured: bool) -> Group:
+    """Return what `top` shows: a line for every rank, the pod's own figures on its first."""
+    table = Table("rank", "node", "pod", "GPU", "GPU memory", "pod's CPU", "pod's memory")
+    before = None
+    for row in rows:
+        first, before = row["pod"] != before, row["pod"]
+        table.add_row(
+            _number(row["rank"]),
+            _number(row["node"]),
+            row["pod"],
+            "" if row["gpu"] is None else f"{row['gpu']:.0%}",
+            _gib(row["gpu_memory"], row["gpu_memory_of"]),
+            f"{row['pod_cpu']:.2f}" if first and row["pod_cpu"] is not None else "",
+            _gib(row["pod_memory"]) if first else "",
+        )
+    head = f"{job.name} ({job.kind.launcher}) is {job.state.phase}"
+    lines = [Text(head), Text(how_far(said.progress))] if said.progress else [Text(head)]
+    if not measured:
+        lines.append(Text("no metrics of pods: metrics-server is not here, or not to be seen"))
+    return Group(*lines, table)
+
+
+def _gib(size: int | None, of: int | None = None) -> str:
+    if size is None:
+        return ""
+    return f"{size / _GIB:.1f}" + (f" of {of / _GIB:.1f}" if of else "") + " GiB"

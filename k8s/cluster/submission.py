@@ -1,0 +1,56 @@
+"""A rendered job, brought to a cluster: all of its objects, or none.
+
+submit(cluster, read(Path("build/digits-ddp/jobset.yaml")), force=False)
+"""
+
+import sys
+from pathlib import Path
+
+import yaml
+
+from k8s.cluster import objects, state
+from k8s.cluster.api import Cluster, Object
+from trainer.exits import Exit, Fault
+
+
+def read(manifest: Path) -> list[Object]:
+    """Return the objects of a file, or of standard input for `-`. Raises Fault(64)."""
+    try:
+        text = sys.stdin.read() if str(manifest) == "-" else manifest.read_text(encoding="utf-8")
+        found = [document for document in yaml.safe_load_all(text) if document]
+    except OSError as error:
+        raise Fault(Exit.CONFIG, f"{manifest}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise Fault(Exit.CONFIG, f"{manifest}: not YAML: {' '.join(str(error).split())}") from None
+    if not all(isinstance(document, dict) and "kind" in document for document in found):
+        raise Fault(Exit.CONFIG, f"{manifest}: not a manifest; render.py makes one of a job file")
+    return found
+
+
+def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
+    """Apply the manifests, all or, when the server refuses one of them, none; return the job's name.
+
+    Raises Fault(64) for a job that has ended already under this name: nothing would run.
+    """
+    kind, job = state.find_kind(manifests)
+    for manifest in manifests:
+        objects.resource(cluster, manifest["apiVersion"], manifest["kind"])
+        own = manifest["metadata"].get("namespace", cluster.namespace)
+        if own != cluster.namespace:
+            raise Fault(
+                Exit.CONFIG,
+                f"{manifest['kind']} {manifest['metadata']['name']} is for namespace {own}, not "
+                f"{cluster.namespace}; say --namespace {own}",
+            )
+    name: str = job["metadata"]["name"]
+    before = objects.get(cluster, kind.api_version, kind.kind, name)
+    if before is not None and (phase := state.read(kind, before).phase).ended:
+        raise Fault(
+            Exit.CONFIG,
+            f"job {name} is there already and has {phase}; delete it first: delete {name}",
+        )
+    for manifest in manifests:
+        objects.apply(cluster, manifest, dry_run=True, force=force)
+    for manifest in manifests:
+        objects.apply(cluster, manifest, force=force)
+    return name

@@ -1,0 +1,98 @@
+"""A job as a cluster would hold it, for the tests of the verbs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.apiserver import Server
+from tests.conftest import ROOT
+
+Run = Callable[..., tuple[int, str, str]]
+
+LABELS = {
+    "app.kubernetes.io/managed-by": "muster",
+    "app.kubernetes.io/instance": "digits",
+    "app.kubernetes.io/component": "trainer",
+}
+STEP = json.dumps(
+    {
+        "event": "step",
+        "step": 10,
+        "steps": 40,
+        "samples": 320,
+        "samples_per_s": 96.0,
+        "loss": 0.5,
+    }
+)
+USAGE = json.dumps(
+    {
+        "event": "usage",
+        "ranks": [
+            {"rank": rank, "busy": 0.25 * rank, "memory": 2**30, "memory_of": 2**32}
+            for rank in range(4)
+        ],
+    }
+)
+RUNNING = {"replicatedJobsStatus": [{"name": "node", "ready": 1}], "restarts": 2}
+COMPLETED = {
+    "conditions": [
+        {"type": "Completed", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"}
+    ]
+}
+FAILED = {"conditions": [{"type": "Failed", "status": "True", "reason": "FailedJobs"}]}
+JOBSET = ("jobset.x-k8s.io/v1alpha2", "JobSet")
+
+
+def jobset(spec: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+    metadata = {"name": "digits", "labels": LABELS}
+    return {"metadata": metadata, "spec": spec or {}, "status": status}
+
+
+def pod(name: str, node: int, **status: Any) -> dict[str, Any]:
+    """Return a pod of two ranks."""
+    index = {"batch.kubernetes.io/job-completion-index": str(node)}
+    variables = [{"name": "PET_NPROC_PER_NODE", "value": "2"}]
+    return {
+        "metadata": {"name": name, "labels": LABELS | index},
+        "spec": {
+            "nodeName": "machine-1",
+            "containers": [{"name": "trainer", "env": variables}],
+        },
+        "status": status,
+    }
+
+
+def ended(code: int) -> dict[str, Any]:
+    state = {"terminated": {"exitCode": code, "reason": "Error"}}
+    return {"phase": "Failed", "containerStatuses": [{"restartCount": 0, "state": state}]}
+
+
+def fill(server: Server, **status: Any) -> None:
+    """Put a JobSet there with two nodes of two ranks, their logs, an event and their metrics."""
+    server.put(*JOBSET, jobset(**status))
+    for node in range(2):
+        name = f"digits-node-0-{node}"
+        server.put("v1", "Pod", pod(name, node, phase="Running"))
+        server.logs[name] = f"launch: here\n{USAGE}\n{STEP}\n"
+        server.put(
+            "metrics.k8s.io/v1beta1",
+            "PodMetrics",
+            {
+                "metadata": {"name": name, "labels": LABELS},
+                "containers": [{"name": "trainer", "usage": {"cpu": "1500m", "memory": "3Gi"}}],
+            },
+        )
+    event = {
+        "metadata": {"name": "digits.1"},
+        "type": "Warning",
+        "reason": "FailedMount",
+        "message": "no such volume",
+        "involvedObject": {"name": "digits-node-0-1"},
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    }
+    server.put("v1", "Event", event)
+
+
+def golden(launcher: str, name: str = "digits-ddp") -> Path:
+    return ROOT / "tests/golden" / name / f"{launcher}.yaml"

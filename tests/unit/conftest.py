@@ -1,0 +1,33 @@
+"""A cluster's API without a cluster, and the verbs in this process against it."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.apiserver import Server, serving
+from tests.cluster_objects import Run
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    def call(config: Path, *arguments: str) -> tuple[int, str, str]:
+        from k8s.__main__ import main
+
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        monkeypatch.setattr(
+            "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config)
+        )
+        monkeypatch.setattr(sys, "argv", ["k8s", *arguments])
+        code = main()
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
+    with serving(tmp_path) as served:
+        yield served

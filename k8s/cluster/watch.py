@@ -46,7 +46,7 @@ def _watch(
     """Yield what changes after `version`. Raises Gone when the server does not know it any more."""
     while (left := deadline - time.monotonic()) > 0:
         opened = time.monotonic()
-        seconds = max(1, min(_LONGEST, round(left)))
+        seconds = max(1, round(min(_LONGEST, left)))  # there may be no end
         asked = {
             **query,
             "watch": "true",

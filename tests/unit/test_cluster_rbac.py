@@ -92,6 +92,17 @@ def interrupt_after(port: int) -> None:
     _thread.interrupt_main()
 
 
+def cancel_when_watched(server: Server, place: str) -> None:
+    """End a wait once it has come to its watch, and leave the job as it was."""
+    before = server.objects[place]
+    end = time.monotonic() + 30
+    while not server.watches and time.monotonic() < end:
+        time.sleep(0.01)
+    mark = {"annotations": {"muster/cancelled": "2026-01-01T00:00:00+00:00"}}
+    server.store(place, before | {"metadata": before["metadata"] | mark})
+    server.store(place, before)
+
+
 def stage(server: Server) -> None:
     """Put there what a controller would make of a submitted job, and a namespace."""
     fill(server)
@@ -139,7 +150,8 @@ def test_the_role_is_what_the_verbs_take(
 
     does("doctor")
     does("submit", str(rendered))
-    does("wait", "digits", "--timeout", "0.5", code=69)
+    threading.Thread(target=cancel_when_watched, args=(server, place), daemon=True).start()
+    does("wait", "digits", code=143)
     for verb in ("list", "gc"):
         does(verb)
     for verb in ("status", "logs", "top"):
@@ -158,7 +170,7 @@ def test_the_role_is_what_the_verbs_take(
         server.put("kueue.x-k8s.io/v1beta2", "Workload", {"metadata": owned})
     does("cancel", "digits")
     port = free_port()
-    threading.Thread(target=interrupt_after, args=(port,)).start()
+    threading.Thread(target=interrupt_after, args=(port,), daemon=True).start()
     does("port-forward", "digits", "--port", str(port), code=130)
     does("delete", "digits")
     other = {(one.api_version.split("/")[0], f"{one.kind.lower()}s") for one in kinds()}

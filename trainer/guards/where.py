@@ -5,6 +5,7 @@ line of Python, and whether the kernel has the thread asleep. A line in torch.di
 backward pass, whose end waits for the gradients of others, asleep: waiting. Anything else: at work.
 """
 
+import ctypes
 import faulthandler
 import os
 import re
@@ -72,19 +73,43 @@ class _Frame(NamedTuple):
 def _stack(thread: threading.Thread) -> list[_Frame]:
     """Return the frames of `thread`, innermost first; none when it has ended.
 
-    By faulthandler, which reads them as they are: to follow `f_back` makes frame objects of a thread
-    that runs on meanwhile, and has ended a rank with a segmentation fault (Python 3.11).
+    By faulthandler's writer, which reads them as they are: to follow `f_back` makes frame objects of a
+    thread that runs on meanwhile, and has ended a rank with a segmentation fault (Python 3.11).
     """
     with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
+        if thread is threading.main_thread() and _main_state and _write:
+            _write(file.fileno(), _main_state)
+        else:
+            faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         text = file.read().decode("ascii", errors="replace")
     for part in text.split("\n\n"):
         head, _, lines = part.partition("\n")
         found = _THREAD.search(head)
-        if found and int(found[1], 16) == thread.ident:
+        if found is None or int(found[1], 16) == thread.ident:
             return [_Frame(*frame) for frame in _FRAME.findall(lines)]
     return []
+
+
+# faulthandler offers this thread or all. All is fatal where a thread of C++ enters Python for the first
+# time meanwhile, as the backward pass and gloo have some do: it is in the list before it has a stack
+# (python/cpython 116008, seen with 3.11). One thread, waiting for the interpreter's lock that we hold,
+# stands still. Not every Python lets its writer be found; there it is all threads after all.
+_write = getattr(ctypes.pythonapi, "_Py_DumpTraceback", None)  # file descriptor, thread state
+_main_state: ctypes.c_void_p | None = None
+
+
+def _remember_main() -> None:
+    """Take down the state of the main thread, which runs this."""
+    global _main_state  # noqa: PLW0603  # a process has one
+    ask = ctypes.pythonapi.PyThreadState_Get
+    ask.restype = ctypes.c_void_p
+    _main_state = ctypes.c_void_p(ask())
+
+
+if threading.current_thread() is threading.main_thread():
+    _remember_main()
+os.register_at_fork(after_in_child=_remember_main)  # who forks is the main thread of the child
 
 
 def _asleep(thread: threading.Thread) -> bool:

@@ -9,9 +9,6 @@ from k8s import quantity
 from k8s.plan import Plan
 from trainer.plan import costs, memory
 
-# Modes whose ranks hold what the arithmetic knows; in the others it depends on how the model is cut.
-_KNOWN = ("single", "ddp", "ddp-zero1", "fsdp", "hsdp")
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -35,10 +32,14 @@ def of(plan: Plan) -> Estimate | str:
     """Return the estimate, or why there is none."""
     pieces = costs.pieces_of(plan.settings.task)
     if pieces is None:
-        return "not known for a task of your own; try python -m trainer.dry_run"
-    if plan.sizing.mode not in _KNOWN:
-        return f"not known for mode {plan.sizing.mode}; try python -m trainer.dry_run"
-    need = memory.estimate(pieces, plan.sizing, plan.settings)
+        return "not known for a task of your own; try TRAINER_DRY_RUN"
+    if not costs.can_split(pieces, tp := plan.sizing.mesh["tp"]):
+        return f"there is none: the model of task {plan.settings.task} cannot be split over tp={tp}"
+    threads = int(plan.environment.get("OMP_NUM_THREADS", "1"))
+    try:
+        need = memory.estimate(pieces, plan.sizing, plan.settings, threads=threads)
+    except ValueError as error:
+        return f"there is none: {error}"
     parts = {name: size for name, size in asdict(need).items() if name != "sent"}
     return Estimate(parts, need.total, _device(plan))
 

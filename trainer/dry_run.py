@@ -8,15 +8,16 @@ without memory. One optimiser step is taken and its tensors and collectives are 
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -28,6 +29,8 @@ from trainer.environment import variable
 from trainer.exits import Exit
 from trainer.footprint import Activations, Footprint
 from trainer.metrics import reporting
+from trainer.models.ema import Average
+from trainer.models.recompute import recompute_blocks
 from trainer.plan.choice import settle
 from trainer.plan.sizing import Sizing
 from trainer.precision import dtype_of
@@ -39,14 +42,16 @@ from trainer.settings import Settings
 class Need:
     """What one rank needs, in bytes.
 
-    `activations` is what the forward pass keeps for the backward pass, `peak` the most that is held
-    at once in a step, everything counted, and `sent` what leaves the rank per step, by collective.
+    `average` is the moving average of the weights, `activations` what the forward pass keeps for the
+    backward pass, `peak` the most that is held at once in a step, everything counted, and `sent` what
+    leaves the rank per step, by collective: the mean step where not every one sends the same.
     """
 
     rank: int
     parameters: int
     gradients: int
     optimizer: int
+    average: int
     activations: int
     peak: int
     sent: dict[str, int]
@@ -58,36 +63,51 @@ def run(settings: Settings, world_size: int) -> Exit:
     Raises Fault as the real run would.
     """
     sizing = settle(settings, world_size, label=variable)
-    stage = world_size // sizing.mesh["pp"]
-    for rank in range(0, world_size, stage):
+    needs = []
+    for rank in range(0, world_size, world_size // sizing.mesh["pp"]):
         with _world(sizing, rank) as runtime:
-            need = _need(settings, runtime)
-        with reporting(settings, runtime) as report:
+            needs.append(_need(settings, runtime))
+    with reporting(settings, replace(runtime, rank=0)) as report:
+        for need in needs:
             report("dry_run", mode=sizing.mode, world_size=world_size, **asdict(need))
-        say(_words(need, settings.device_memory))
+            say(_words(need, settings.device_memory))
     return Exit.DONE
 
 
 def _need(settings: Settings, runtime: Runtime) -> Need:
     task = tasks.load(settings)
     batches = _micro_batches(settings, task, runtime)
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, Footprint() as footprint:
+    with (
+        _joining_meshes(),
+        FakeTensorMode(allow_non_fake_inputs=True) as fake,
+        Footprint() as footprint,
+    ):
         context = strategies.Context(settings, runtime, task.loss, lambda: batches[0].inputs)
         model = _model(task, dtype_of(settings))
-        strategy = strategies.build(runtime.sizing.mode, model, context)
+        if settings.activation_checkpointing:
+            recompute_blocks(model)
+        # A process of hogwild's takes the same step as one that is alone.
+        alone = runtime.sizing.mode == "hogwild"
+        strategy = strategies.build("single" if alone else runtime.sizing.mode, model, context)
         del model
         if isinstance(strategy.module, DistributedDataParallel):
             strategy.module.register_comm_hook(runtime.mesh, _all_reduce)
         there = fake.from_tensor
         faked = [Batch(there(b.inputs), there(b.targets), there(b.weights)) for b in batches]
         _make_state(strategy)
+        average = Average(strategy.module, settings.ema_decay) if settings.ema_decay else None
 
         def step() -> None:
             strategy.step(faked, float(runtime.sizing.batches.global_batch))
             strategy.clip(settings.clip_norm)
             strategy.optimizer.step()
 
-        return measure(step, strategy, footprint, rank=runtime.rank)
+        need = measure(step, strategy, footprint, rank=runtime.rank)
+        if average:
+            need = replace(need, average=_held(average.state_dict().values()))
+        if runtime.sizing.mode == "localsgd":
+            need = replace(need, sent=_averaging(strategy, footprint, settings.local_steps))
+        return _in_each(need, settings.processes or torch.get_num_threads()) if alone else need
 
 
 def measure(
@@ -103,16 +123,56 @@ def measure(
         parameters=_held((*strategy.module.parameters(), *strategy.module.buffers())),
         gradients=_held(p.grad for p in strategy.module.parameters()),
         optimizer=_held(_state(strategy.saved_optimizer or strategy.optimizer)),
+        average=0,
         activations=activations.peak,
         peak=footprint.peak,
         sent=dict(footprint.sent),
     )
 
 
+def _in_each(need: Need, processes: int) -> Need:
+    """Return what so many processes need that share the weights and nothing else."""
+    shared = need.parameters + need.average
+    return replace(
+        need,
+        gradients=processes * need.gradients,
+        optimizer=processes * need.optimizer,
+        activations=processes * need.activations,
+        peak=shared + processes * (need.peak - shared),
+    )
+
+
+def _averaging(strategy: strategies.Strategy, footprint: Footprint, steps: int) -> dict[str, int]:
+    """Return what averaging the weights sends, as a mean over the steps between two of them."""
+    footprint.start_over()
+    strategy.settle()
+    return {name: size // steps for name, size in footprint.sent.items()}
+
+
+@contextlib.contextmanager
+def _joining_meshes() -> Iterator[None]:
+    """Let meshes be joined out of real numbers, as fully_shard does for what tp has split.
+
+    It looks for its own rank in them, and a fake tensor has no elements to look at (torch 2.15).
+    """
+    join = DeviceMesh._concatenate  # noqa: SLF001
+
+    def joined(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with unset_fake_temporarily():
+            return join(meshes)
+
+    before = vars(DeviceMesh)["_concatenate"]
+    setattr(DeviceMesh, "_concatenate", joined)  # noqa: B010  # mypy forbids to assign a method
+    try:
+        yield
+    finally:
+        setattr(DeviceMesh, "_concatenate", before)  # noqa: B010
+
+
 def _words(need: Need, device_memory: float | None) -> str:
     parts = (
         f"{name} {_size(getattr(need, name))}"
-        for name in ("parameters", "gradients", "optimizer", "activations")
+        for name in ("parameters", "gradients", "optimizer", "average", "activations")
     )
     sent = ", ".join(f"{name} {_size(size)}" for name, size in need.sent.items())
     text = (
@@ -141,6 +201,8 @@ def _world(sizing: Sizing, rank: int) -> Iterator[Runtime]:
     if sizing.world_size == 1:
         yield Runtime(0, 0, cpu, "fake", sizing, None, None, 0)
         return
+    # DTensor remembers results by equal meshes, and with them the names of groups that are gone.
+    _clear_sharding_prop_cache()
     dist.init_process_group("fake", rank=rank, world_size=sizing.world_size, store=FakeStore())
     try:
         mesh, share = place(sizing, cpu)

@@ -95,7 +95,8 @@ class Activations:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             storage = local.untyped_storage()
             own = {_key(_local(p).untyped_storage()) for p in module.parameters()}
-            return _Kept(self, tensor, storage, counted=_key(storage) not in own)
+            # Detached: an output that its own node keeps would keep the node, if no backward pass came.
+            return _Kept(self, tensor.detach(), storage, counted=_key(storage) not in own)
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
             yield

@@ -27,6 +27,7 @@ TRAINER_ORDER = {
     "ending": 30,
     "plan.schedules": 35,
     "plan.sizing": 40,
+    "plan.in_flight": 40,
     "plan.memory": 45,
     "plan.choice": 47,
     "guards.cgroup": 30,

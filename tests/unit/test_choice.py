@@ -4,7 +4,9 @@ import pytest
 
 from trainer.environment import parse, variable
 from trainer.plan.choice import settle
-from trainer.plan.sizing import Sizing
+from trainer.plan.costs import pieces_of
+from trainer.plan.memory import estimate
+from trainer.plan.sizing import Sizing, size
 
 
 def chosen(gib: float | None, world_size: int = 8, **settings: str) -> Sizing:
@@ -22,6 +24,35 @@ def test_auto_takes_the_simplest_mode_that_fits(mebibytes: int, mode: str) -> No
     assert sizing.mode == mode
     assert f"{mode} needs" in sizing.reason
     assert ("not even that fits" in sizing.reason) == (mebibytes == 1)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "batch", "would"),
+    [
+        (6, "64", "TRAINER_MICRO_BATCH=1 would, with"),
+        (4, "8", "TRAINER_ACTIVATION_CHECKPOINTING=true would, with"),
+        (
+            2.5,
+            "8",
+            "TRAINER_MODE=tp TRAINER_MESH=dp_shard=2,tp=4 TRAINER_MICRO_BATCH=1 would, with",
+        ),
+        (0.5, "8", "MiB is the least known, so more ranks or larger devices"),
+    ],
+)
+def test_where_nothing_fits_it_says_what_would(mebibytes: float, batch: str, would: str) -> None:
+    reason = chosen(mebibytes / 1024, global_batch=batch).reason
+    assert "not even that fits: " in reason
+    assert would in reason
+    if " would, " not in would:
+        return
+    words = [word for word in would.split() if word.startswith("TRAINER_")]
+    change = dict(word.removeprefix("TRAINER_").lower().split("=", 1) for word in words)
+    common = {"mode": "fsdp", "task": "charlm-gpt", "optimizer": "adamw", "global_batch": batch}
+    settings = parse(common | change, label=variable)
+    pieces = pieces_of("charlm-gpt")
+    assert pieces is not None
+    need = estimate(pieces, size(settings, 8, label=variable), settings)
+    assert need.total <= 0.9 * mebibytes * 2**20  # and that is right
 
 
 @pytest.mark.parametrize(

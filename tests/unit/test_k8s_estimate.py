@@ -7,6 +7,7 @@ import pytest
 
 from k8s import estimate, launchers, manifests, report
 from tests.rendering import job, planned, render
+from trainer.modes import MODES
 
 
 def gpus(**changes: Any) -> dict[str, Any]:
@@ -91,12 +92,26 @@ def test_on_a_cpu_the_ranks_share_what_is_beside_shared_memory() -> None:
     ("trainer", "said"),
     [
         ({"task": "my.module:Task"}, "not known for a task of your own"),
-        ({"mode": "dp"}, "not known for mode dp"),
+        (
+            {"task": "charlm-lstm", "mode": "tp"},
+            "there is none: the model of task charlm-lstm cannot be split over tp=2",
+        ),
     ],
 )
 def test_what_cannot_be_known_is_said(trainer: dict[str, Any], said: str) -> None:
-    values = job(trainer={"globalBatch": 64, **trainer})
+    values = job(nodes=2, trainer={"globalBatch": 64, **trainer})
     assert words(values)["rank's memory"].startswith(said)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_has_figures(mode: str) -> None:
+    nodes = 1 if MODES[mode].axes == () else 4
+    mesh = "dp_replicate=2,dp_shard=2" if mode == "hsdp" else ""
+    values = job(nodes=nodes, procsPerNode=1)
+    values["trainer"] = {"task": "charlm-gpt", "mode": mode, "mesh": mesh, "globalBatch": 64}
+    found = estimate.of(planned(values))
+    assert isinstance(found, estimate.Estimate), found
+    assert min(found.parts[name] for name in ("parameters", "gradients", "activations")) > 0
 
 
 def test_for_programs() -> None:

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.exits import Exit, Fault
 from trainer.footprint import Activations
 from trainer.models.chain import Piece, pieces_of
-from trainer.plan.partition import partition
+from trainer.plan.partition import partition, shares
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Cut:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return what each stage holds and costs, and its share of the whole cost."""
-        shares = _shares(self.costs)
+        parts = _shares(self.costs)
         rows = []
         for number, stage in enumerate(self.stages):
             modules = [name for piece in self.of(number) for name in piece.modules]
@@ -67,7 +67,7 @@ class Cut:
                     "parameter_bytes": cost.parameters,
                     "activation_bytes": cost.activations,
                     "flops": cost.flops,
-                    "share": round(sum(shares[n] for n in stage), 4),
+                    "share": round(sum(parts[n] for n in stage), 4),
                 }
             )
         return rows
@@ -120,14 +120,9 @@ def _skeleton(model: nn.Module) -> nn.Module:
 
 
 def _shares(costs: Sequence[Cost]) -> list[float]:
-    """Return each cost as a share of all: the mean of its shares of operations and of bytes."""
-    flops = sum(cost.flops for cost in costs)
-    size = sum(cost.parameters + cost.activations for cost in costs)
-    return [
-        ((cost.parameters + cost.activations) / size + (cost.flops / flops if flops else 0))
-        / (2 if flops else 1)
-        for cost in costs
-    ]
+    return shares(
+        [cost.parameters + cost.activations for cost in costs], [cost.flops for cost in costs]
+    )
 
 
 class Stage(nn.Module):

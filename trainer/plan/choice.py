@@ -3,11 +3,17 @@
 TRAINER_MODE=auto TRAINER_DEVICE_MEMORY=80 python -m trainer
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from trainer.environment import Label
+from trainer.exits import Fault
 from trainer.plan.sizing import Sizing, size
 from trainer.settings import Settings
+
+if TYPE_CHECKING:
+    from trainer.plan.costs import Piece
 
 # From the one that sends least to the one that holds least.
 _CANDIDATES = ("ddp", "ddp-zero1", "fsdp")
@@ -50,6 +56,49 @@ def settle(
         if need <= _USABLE * memory:
             break
     else:
-        tried.append("not even that fits: try a smaller micro-batch, or a mesh with tp or pp")
+        would = _what_would_fit(pieces, settings, world_size, _USABLE * memory, label=label)
+        tried.append(f"not even that fits: {would}")
     of = f"{_USABLE:.0%} of {memory / 2**20:.0f} MiB can be used"
     return replace(sizing, reason=f"auto: {', '.join(tried)}; {of}")
+
+
+def _what_would_fit(
+    pieces: Sequence["Piece"], settings: Settings, world_size: int, room: float, *, label: Label
+) -> str:
+    """Return the least change that would make it fit. It is not for `auto` to make: each has a price."""
+    from trainer.plan.costs import can_split  # noqa: PLC0415
+    from trainer.plan.memory import estimate  # noqa: PLC0415
+
+    least = None
+    sizes = [n for n in range(2, world_size + 1) if world_size % n == 0]
+    for change in _changes(world_size, sizes, [n for n in sizes if can_split(pieces, n)]):
+        changed = settings.model_copy(update={"mode": "fsdp"} | change)
+        try:
+            need = estimate(pieces, size(changed, world_size, label=label), changed).total
+        except (Fault, ValueError):  # the batch does not divide, or the model has fewer pieces
+            continue
+        if need <= room:
+            names = " ".join(
+                f"{label(name)}={str(value).lower()}" for name, value in change.items()
+            )
+            return f"{names} would, with {need / 2**20:.1f} MiB"
+        least = min(need, least or need)
+    known = f"{least / 2**20:.1f} MiB is the least known, " if least else ""
+    return f"{known}so more ranks or larger devices"
+
+
+def _changes(world_size: int, pp: Sequence[int], tp: Sequence[int]) -> Iterator[dict[str, object]]:
+    """Yield changes of settings that take less memory than fsdp, the cheapest first.
+
+    `pp` and `tp` are the sizes that these axes may have.
+    """
+    thrifty: list[dict[str, object]] = [
+        {"micro_batch": 1},
+        {"activation_checkpointing": True},
+        {"micro_batch": 1, "activation_checkpointing": True},
+    ]
+    yield from thrifty
+    meshes = [("tp", f"dp_shard={world_size // n},tp={n}") for n in tp]
+    meshes += [("pp", f"pp={n},dp_shard={world_size // n}") for n in pp]
+    for mode, mesh in meshes:
+        yield from ({"mode": mode, "mesh": mesh} | more for more in ({}, *thrifty))

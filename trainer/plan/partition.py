@@ -31,3 +31,14 @@ def partition(costs: Sequence[float], parts: int) -> list[range]:
     for cut in reversed(cuts):
         bounds.append(cut[bounds[-1]])
     return [range(start, end) for start, end in pairwise([0, *reversed(bounds)])]
+
+
+def shares(sizes: Sequence[float], operations: Sequence[float]) -> list[float]:
+    """Return each piece's share of the whole cost: the mean of its shares of bytes and of operations.
+
+    Time and memory then weigh the same; where no operations are counted, bytes decide.
+    """
+    size, work = sum(sizes), sum(operations)
+    if not work:
+        return [each / size for each in sizes]
+    return [(b / size + n / work) / 2 for b, n in zip(sizes, operations, strict=True)]

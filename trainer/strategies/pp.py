@@ -91,7 +91,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
         optimizer=optim.build(parameters, settings),
         step=step,
         clip=lambda norm: clip(parameters, norm, group=group),
-        forward=partial(_forward, stages, plan, context),
+        forward=partial(_forward, stages, plan.borders, context),
         notes={"schedule": settings.pipeline_schedule, "stages": plan.describe()},
     )
 
@@ -136,7 +136,7 @@ def _schedule(
 
 
 def _forward(
-    stages: dict[int, Stage], plan: Cut, context: Context, inputs: Tensor
+    stages: dict[int, Stage], borders: Sequence[Tensor], context: Context, inputs: Tensor
 ) -> Tensor | None:
     """Pass a batch through all stages; return the outputs on the rank of the last stage.
 
@@ -144,11 +144,11 @@ def _forward(
     """
     name, mesh = context.settings.pipeline_schedule, context.runtime.mesh
     group = mesh.get_group("pp") if mesh else None
-    count = len(plan.stages)
+    count = len(borders) - 1
     x = inputs
     for number, stage in stages.items():
         if number and number - 1 not in stages:
-            x = torch.empty_like(plan.borders[number], device=context.runtime.device)
+            x = torch.empty_like(borders[number], device=context.runtime.device)
             before = holder(name, number - 1, dist.get_world_size(group), count)
             dist.recv(x, group=group, group_src=before)
         x = stage(x)

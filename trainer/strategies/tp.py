@@ -12,7 +12,7 @@ weight (dp_shard) or replicate it.
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -27,6 +27,7 @@ from trainer.settings import Settings
 from trainer.strategies import Context, Strategy, accumulate, clip, fsdp, inference, single
 
 
+@runtime_checkable
 class Splittable(Protocol):
     """A model that says how its layers are split."""
 
@@ -74,14 +75,14 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> None
     Parts of the model that are not there, as in a stage of a pipeline, are passed over. Raises
     Fault(64) when the model has no plan, or the ranks do not divide what it splits.
     """
-    if not hasattr(module, "tensor_plan"):
+    if not isinstance(module, Splittable):
         raise Fault(
             Exit.CONFIG,
             f"task {settings.task}: its model {type(module).__name__} cannot be split over the axis tp: "
             "it offers no tensor_plan(), which says how each of its layers is; see "
             "trainer/models/tensor_plan.py",
         )
-    plan = cast("Splittable", module).tensor_plan(
+    plan = module.tensor_plan(
         sequence_parallel=settings.sequence_parallel, loss_parallel=settings.loss_parallel
     )
     for name, number in plan.divisible.items():

@@ -132,6 +132,8 @@ def _faults(policy: dict[str, Any], scheduling: dict[str, Any]) -> dict[str, Any
     gang = policy.get("schedulingPolicy") or {}
     if gang.get("minAvailable"):
         scheduling["gang"] = True
+        if gang.get("scheduleTimeoutSeconds"):
+            scheduling["gangTimeout"] = gang["scheduleTimeoutSeconds"]
     if gang.get("priorityClass"):
         scheduling["priorityClass"] = gang["priorityClass"]
     keys = {

@@ -17,6 +17,7 @@ _SET_HERE = {
     "containers",
     "volumes",
 }
+_PLAIN = {"serviceAccountName": "serviceAccount"}
 _SCHEDULING = {
     "nodeSelector": "nodeSelector",
     "tolerations": "tolerations",
@@ -45,14 +46,13 @@ def carry(
     if pod.get("imagePullSecrets"):
         values["imagePullSecrets"] = [one["name"] for one in pod["imagePullSecrets"]]
     values["resources"] = _resources(main.get("resources") or {})
+    values |= {key: pod[field] for field, key in _PLAIN.items() if pod.get(field)}
     if "terminationGracePeriodSeconds" in pod:
         values["faults"] = {"gracePeriod": pod["terminationGracePeriodSeconds"]}
-    for field, key in _SCHEDULING.items():
-        if pod.get(field):
-            scheduling[key] = pod[field]
+    scheduling |= {key: pod[field] for field, key in _SCHEDULING.items() if pod.get(field)}
     _environment(main, values, notes)
     patch = {key: value for key, value in pod.items() if key not in _SET_HERE | set(_SCHEDULING)}
-    for key in ("imagePullSecrets", "terminationGracePeriodSeconds"):
+    for key in ("imagePullSecrets", "serviceAccountName", "terminationGracePeriodSeconds"):
         patch.pop(key, None)
     if others:
         patch["containers"] = others

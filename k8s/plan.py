@@ -8,14 +8,13 @@ Everything a template writes is settled and checked here, before it costs a seco
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from k8s import code, extras, nccl, patch, quantity, resources, storage
+from k8s import code, extras, patch, quantity, resources, services, storage, variables
 from k8s.check import label, settings_of
 from k8s.launchers import Launcher, RunsIn
 from k8s.names import LONGEST
 from k8s.scheduling import Scheduled, schedule
 from k8s.spec import DATA, JobSpec
 from trainer.contract import DEFAULT_PORT
-from trainer.environment import environment_of, variable
 from trainer.exits import Exit, Fault
 from trainer.plan.choice import settle
 from trainer.plan.sizing import Sizing
@@ -69,6 +68,7 @@ class Plan:
     env_from: tuple[dict[str, object], ...]
     pull_policy: str | None
     pull_secrets: tuple[str, ...]
+    service_account: str | None
     held: bool
     clean_pod_policy: str
     steps: tuple[code.Step, ...]
@@ -130,7 +130,9 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         metadata=_metadata(spec, labels),
         held_metadata=_metadata(spec, labels | scheduled.labels),
         labels=labels,
-        annotations=storage.annotations(spec) | spec.annotations,
+        annotations=storage.annotations(spec)
+        | services.annotations(spec.network)
+        | spec.annotations,
         nodes=spec.most_nodes,
         min_nodes=spec.least_nodes,
         elastic=not isinstance(spec.nodes, int),
@@ -152,7 +154,7 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         max_restarts=spec.faults.max_restarts,
         deadline=spec.faults.deadline,
         ttl=spec.faults.ttl,
-        environment=_environment(spec, settings, procs, launcher, out),
+        environment=variables.of(spec, settings, launcher, procs=procs, out=out),
         references={
             one.name: one.value_from.model_dump(by_alias=True, exclude_defaults=True)
             for one in spec.env
@@ -164,6 +166,7 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         ),
         pull_policy=spec.image_pull_policy,
         pull_secrets=tuple(spec.image_pull_secrets),
+        service_account=spec.service_account,
         held=spec.faults.suspend,
         clean_pod_policy=spec.faults.clean_pod_policy or "Running",
         steps=tuple(
@@ -245,53 +248,6 @@ def _metadata(spec: JobSpec, labels: dict[str, str]) -> dict[str, object]:
     if spec.annotations:
         metadata["annotations"] = spec.annotations
     return metadata
-
-
-def _environment(
-    spec: JobSpec, settings: Settings, procs: int, launcher: Launcher, out: str
-) -> dict[str, str]:
-    """Return the variables that are the same on every node; the paths and PET_* are a template's."""
-    paths = (variable("data"), variable("out"))
-    environment = {k: v for k, v in environment_of(settings).items() if k not in paths}
-    if spec.resources.gpu and "devices" not in spec.trainer:
-        # What was asked for is looked for, before the ranks share what there is. A machine without an
-        # image is the developer's own, and may do without.
-        whole = spec.most_nodes if launcher.runs_in is RunsIn.CONTAINER else 1
-        if launcher.runs_in is not RunsIn.PROCESS:
-            environment[variable("devices")] = str(whole * spec.resources.gpu)
-    if spec.resources.gpu and launcher.runs_in is RunsIn.POD:
-        environment |= nccl.environment(spec.nccl, out)
-    if launcher.runs_in is RunsIn.POD:
-        environment |= _watched(spec, settings)
-    if spec.code is not None or spec.setup:
-        folder = spec.code.path if spec.code else None
-        parts = [code.PACKAGES, f"{code.CODE}/{folder}" if folder else code.CODE]
-        environment["PYTHONPATH"] = ":".join(parts)
-    if launcher.runs_in is not RunsIn.PROCESS:
-        environment["HOME"] = "/tmp"  # noqa: S108  # the only writable folder that is the pod's own
-    if launcher.runs_in is RunsIn.POD and spec.resources.cpu is not None:
-        # Only a request, which the entrypoint cannot see: it would count the whole machine's cores.
-        threads = max(1, int(quantity.cores(spec.resources.cpu) / procs))
-        environment["OMP_NUM_THREADS"] = str(threads)
-    for one in spec.env:
-        environment.pop(one.name, None)
-        if one.value is not None:
-            environment[one.name] = one.value
-    return environment
-
-
-def _watched(spec: JobSpec, settings: Settings) -> dict[str, str]:
-    """Return what makes the trainer serve and write what `metrics` and `tensorboard` look for."""
-    found = {variable("tensorboard"): "True"} if spec.tensorboard is not None else {}
-    if spec.metrics is not None:
-        if settings.metrics_port not in (None, spec.metrics.port):
-            raise Fault(
-                Exit.CONFIG,
-                f"trainer.metricsPort={settings.metrics_port}: metrics.port is {spec.metrics.port}; "
-                "leave out the former",
-            )
-        found[variable("metrics_port")] = str(spec.metrics.port)
-    return found
 
 
 def _warnings(spec: JobSpec, procs: int, launcher: Launcher) -> Iterator[str]:

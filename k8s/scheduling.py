@@ -63,6 +63,13 @@ class Scheduling(Model):
     priority_class: Subdomain | None = Field(None, description="the pods' PriorityClass")
     scheduler_name: Subdomain | None = Field(None, description="which scheduler places the pods")
     gang: bool = Field(False, description="all pods are placed together or none")
+    gang_timeout: int | None = Field(
+        None,
+        ge=1,
+        le=2**31 - 1,
+        description="seconds that pods of a gang hold their places while others have none (default: the "
+        "scheduler's)",
+    )
     node_selector: dict[Key, LabelValue] = Field({}, description="labels that a machine must have")
     tolerations: list[Toleration] = Field([], description="taints that the pods put up with")
     affinity: dict[Literal["nodeAffinity", "podAffinity", "podAntiAffinity"], dict[str, Any]] = (
@@ -91,6 +98,10 @@ class Scheduling(Model):
     def _check(self) -> typing.Self:
         if self.spread is not None and self.spread == self.pack:
             raise ValueError(f"scheduling.pack={self.pack!r}: spread says the opposite; choose one")
+        if self.gang_timeout is not None and not self.gang:
+            raise ValueError(
+                "scheduling.gangTimeout: is of a gang, so scheduling.gang must be true"
+            )
         for key in ("priority", "topology"):
             if getattr(self, key) is not None and self.queue is None:
                 raise ValueError(f"scheduling.{key}: is for Kueue, so scheduling.queue must be set")
@@ -108,6 +119,7 @@ class Scheduled:
     priority_class: str | None
     scheduler: str | None
     gang: bool
+    gang_timeout: int | None
     exclusive_topology: str | None
 
 
@@ -140,6 +152,7 @@ def schedule(asked: Scheduling, name: str) -> Scheduled:
         priority_class=asked.priority_class,
         scheduler=asked.scheduler_name,
         gang=asked.gang,
+        gang_timeout=asked.gang_timeout,
         exclusive_topology=asked.exclusive_topology,
     )
 

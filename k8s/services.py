@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from k8s import names
 from k8s.model import Image, Model
 
 _Port = Annotated[int, Field(ge=1, le=65535)]
@@ -32,6 +33,12 @@ class Egress(Model):
     ports: list[_Port] = Field([], description="TCP ports (default: every one)")
 
 
+def _attachment(text: str) -> str:
+    for part in text.split("/", 1):
+        names.subdomain(part)
+    return text
+
+
 class Network(Model):
     """Whom the pods may talk to, where the cluster's network heeds a NetworkPolicy."""
 
@@ -41,6 +48,17 @@ class Network(Model):
     egress: list[Egress] = Field(
         [], description="what the pods may call besides, e.g. a data store"
     )
+    secondary: list[Annotated[str, AfterValidator(_attachment)]] = Field(
+        [],
+        description="more interfaces of the pods: names of Multus' NetworkAttachmentDefinitions, "
+        "[NAMESPACE/]NAME, e.g. one for each RoCE adapter",
+    )
+
+
+def annotations(network: Network) -> dict[str, str]:
+    """Return the pods' annotations that give them more interfaces."""
+    wanted = ",".join(network.secondary)
+    return {"k8s.v1.cni.cncf.io/networks": wanted} if wanted else {}
 
 
 class Metrics(Model):

@@ -113,6 +113,11 @@ class JobSpec(Model):
     image_pull_secrets: list[Subdomain] = Field(
         [], description="names of Secrets for the image's registry"
     )
+    service_account: Subdomain | None = Field(
+        None,
+        description="the pods' ServiceAccount, e.g. one that a cloud lets read a bucket; its token for "
+        "the cluster's own API stays out",
+    )
     nodes: Nodes = Field(1, description="machines, or pods; {min, max}: as many as there are")
     procs_per_node: int | None = Field(
         None, ge=1, description="ranks per node (default: one per GPU, else one)"

@@ -100,7 +100,8 @@ def test_every_field_has_its_key() -> None:
     assert {"name": "EMPTY", "value": ""} in values["env"]
     patch = values["podPatch"]
     assert patch["metadata"] == {"annotations": {"a.io/b": "c"}}
-    assert patch["spec"]["serviceAccountName"] == "trainer"
+    assert values["serviceAccount"] == "trainer"
+    assert "serviceAccountName" not in patch["spec"]
     for word in ("app.kubernetes.io/name", "HF_TOKEN", "WORLD_SIZE", "torchrun", "restartPolicy"):
         assert any(word in note for note in notes), word
     assert "hf_abc" not in str(values) + str(notes)

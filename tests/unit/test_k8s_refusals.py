@@ -188,6 +188,8 @@ SETTINGS = [
     (["scheduling.hostIgnoreList=gpu-1"], "scheduling.hostIgnoreList='gpu-1': must be a list"),
     (["labels[kueue.x-k8s.io/queue-name]=x"], "labels.kueue.x-k8s.io/queue-name: set scheduling.queue instead"),
     # faults
+    (["network.secondary=[A_b]"], "network.secondary[0]='A_b': must be"),
+    (["scheduling.gangTimeout=9"], "scheduling.gangTimeout: is of a gang, so scheduling.gang must be true"),
     (["trainer.checkpointTimeout=300"], "trainer.checkpointTimeout=300: a checkpoint may take longer than the 50 s that faults.gracePeriod=60 leaves it, and is lost then; set faults.gracePeriod=310"),
     (["faults.gracePeriod=10"], "faults.gracePeriod=10: the entrypoint needs 10 s of it"),
     (["faults.maxRestarts=-1"], "faults.maxRestarts=-1: must be at least 0"),
@@ -316,6 +318,16 @@ def test_one_launcher_refused_is_all_refused(
         ("compose", "setup=[make]", "setup: not on launcher compose"),
         ("trainjob", "nodes={min: 1, max: 2}", "nodes.min=1: not on launcher trainjob; Kubeflow"),
         ("trainjob", "appWrapper=true", "appWrapper=True: not on launcher trainjob"),
+        (
+            "trainjob",
+            "scheduling={gang: true, gangTimeout: 9, schedulerName: volcano}",
+            "scheduling.gangTimeout=9: scheduler volcano waits as its own configuration says",
+        ),
+        (
+            "volcano",
+            "scheduling={gang: true, gangTimeout: 9}",
+            "scheduling.gangTimeout=9: not on launcher volcano",
+        ),
         ("volcano", "appWrapper=true", "appWrapper=True: not on launcher volcano"),
         (
             "jobset",

@@ -5,7 +5,8 @@ render.py job.yaml --launcher trainjob
 
 from k8s.launchers import Launcher, RunsIn, codes, warnings_of_a_gang
 from k8s.plan import Plan
-from trainer.exits import Action
+from k8s.spec import JobSpec
+from trainer.exits import Action, Exit, Fault
 
 
 def _host(name: str, node: int) -> str:
@@ -23,11 +24,22 @@ def _restarts(plan: Plan) -> str:
     )
 
 
+def _check(spec: JobSpec) -> list[str]:
+    timeout = spec.scheduling.gang_timeout
+    if timeout is not None and spec.scheduling.scheduler_name == "volcano":
+        raise Fault(
+            Exit.CONFIG,
+            f"scheduling.gangTimeout={timeout}: scheduler volcano waits as its own configuration says; "
+            "leave it out",
+        )
+    return warnings_of_a_gang(spec)
+
+
 LAUNCHER = Launcher(
     name="trainjob",
     summary="trainer.kubeflow.org/v1alpha1 TrainJob and TrainingRuntime",
     runs_in=RunsIn.POD,
-    check=warnings_of_a_gang,
+    check=_check,
     restarts=_restarts,
     host=_host,
     master=_master,

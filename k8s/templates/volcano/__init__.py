@@ -42,6 +42,7 @@ LAUNCHER = Launcher(
         "faults.deadline": "a Volcano Job has none, and a pod that its own deadline ends is restarted; "
         "leave it out",
         "faults.suspend": "a Volcano Job is not made so; suspend it with vcctl, or use another launcher",
+        "scheduling.gangTimeout": "Volcano waits as its own configuration says; leave it out",
         "scheduling.priority": "Kueue's, and the queue is Volcano's; set scheduling.priorityClass",
         "scheduling.topology": "Kueue's, and the queue is Volcano's; set scheduling.pack",
         "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset",

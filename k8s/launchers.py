@@ -98,6 +98,11 @@ LACKED_BY_A_MACHINE = {
 }
 
 
+def not_restarted(_: "Plan") -> str:
+    """Say what a machine does with a job that failed."""
+    return "none; run it again and it resumes"
+
+
 def codes(*actions: Action) -> str:
     """Return the exit codes of actions in words."""
     return ", ".join(map(str, codes_for(*actions)))

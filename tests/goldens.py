@@ -38,11 +38,17 @@ def document(name: str) -> str:
     """Return a feature's page: its job file, and for each launcher the command and what it changes."""
     lines = (FEATURES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     prose = [line[2:] for line in lines if line.startswith("# ")]
-    body = [line for line in lines if not line.startswith("# ")]
+    body = [line for line in lines if not line.startswith("#")]
     parts = [f"# {prose[0]}", *([" ".join(prose[1:])] if prose[1:] else [])]
     parts.append(f"[{name}.yaml]({name}.yaml) on top of [plain.yaml](plain.yaml):")
     parts.append("\n".join(["```yaml", *body, "```"]))
     return "\n\n".join([*parts, *_sections(name)]) + "\n"
+
+
+def options_of(name: str) -> list[str]:
+    """Return the options that a feature is of, where it is no key: a line that begins with #!."""
+    lines = (FEATURES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    return [word for line in lines if line.startswith("#!") for word in line[2:].split()]
 
 
 def _sections(name: str) -> Iterator[str]:
@@ -50,7 +56,8 @@ def _sections(name: str) -> Iterator[str]:
     for launcher in LAUNCHERS:
         suffix = next(path.suffix for path in (GOLDEN / "plain").glob(f"{launcher}.*"))
         old = f"../plain/{launcher}{suffix}"
-        asked = ["plain.yaml", f"{name}.yaml", "--launcher", launcher, "--diff", old]
+        asked = ["plain.yaml", f"{name}.yaml", *options_of(name)]
+        asked += ["--launcher", launcher, "--diff", old]
         code, changes, refusal = run(*asked)
         if code == 0:
             same.append(launcher)

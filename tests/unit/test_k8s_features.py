@@ -59,8 +59,10 @@ def goldens_of_clusters() -> Iterator[tuple[str, Rendered]]:
             objects = tuple(yaml.load_all(text, yaml.CSafeLoader))
             yield f"{path.parent.name}/{path.name}", Rendered(text, objects)
     for name in goldens.names_of_features():
-        files = [goldens.FEATURES / f"{part}.yaml" for part in ("plain", name)]
-        values = jobfile.read([str(path) for path in files]).values
+        options = goldens.options_of(name)
+        under = [jobfile.profile(part) for part in options[1:] if options[0] == "--profile"]
+        files = [str(goldens.FEATURES / f"{part}.yaml") for part in ("plain", name)]
+        values = jobfile.read([*under, *files]).values
         for launcher in CLUSTER:
             with contextlib.suppress(Fault):  # whose text is on the page
                 yield f"{name} on {launcher}", render(values, launcher)

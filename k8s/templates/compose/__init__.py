@@ -8,10 +8,10 @@ from k8s.launchers import (
     LACKED_BY_A_MACHINE,
     Launcher,
     RunsIn,
+    not_restarted,
     refuse_for_docker,
     warnings_of_a_machine,
 )
-from k8s.plan import Plan
 from k8s.spec import JobSpec
 from trainer.exits import Exit, Fault
 
@@ -29,16 +29,12 @@ def _check(spec: JobSpec) -> list[str]:
     return [one for one in warnings_of_a_machine(spec) if not one.startswith("nodes:")]
 
 
-def _restarts(_: Plan) -> str:
-    return "none; run it again and it resumes"
-
-
 LAUNCHER = Launcher(
     name="compose",
     summary="a container for every node on this machine",
     runs_in=RunsIn.CONTAINERS,
     check=_check,
-    restarts=_restarts,
+    restarts=not_restarted,
     host=lambda _name, node: f"node-{node}",
     master=lambda _name: "node-0",
     lacks=LACKED_BY_A_MACHINE,

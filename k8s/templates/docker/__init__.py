@@ -4,10 +4,10 @@ from k8s.launchers import (
     LACKED_BY_A_MACHINE,
     Launcher,
     RunsIn,
+    not_restarted,
     refuse_for_docker,
     warnings_of_a_machine,
 )
-from k8s.plan import Plan
 from k8s.spec import JobSpec
 
 
@@ -16,16 +16,12 @@ def _check(spec: JobSpec) -> list[str]:
     return warnings_of_a_machine(spec)
 
 
-def _restarts(_: Plan) -> str:
-    return "none; run it again and it resumes"
-
-
 LAUNCHER = Launcher(
     name="docker",
     summary="one container on this machine",
     runs_in=RunsIn.CONTAINER,
     check=_check,
-    restarts=_restarts,
+    restarts=not_restarted,
     host=lambda _name, _node: "localhost",
     master=lambda _name: "localhost",
     lacks=LACKED_BY_A_MACHINE,

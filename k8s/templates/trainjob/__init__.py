@@ -3,25 +3,10 @@
 render.py job.yaml --launcher trainjob
 """
 
-from k8s.launchers import Launcher, RunsIn, codes, warnings_of_a_gang
-from k8s.plan import Plan
+from k8s.launchers import Launcher, RunsIn, warnings_of_a_gang
 from k8s.spec import JobSpec
-from trainer.exits import Action, Exit, Fault
-
-
-def _host(name: str, node: int) -> str:
-    return f"{name}-node-0-{node}"
-
-
-def _master(name: str) -> str:
-    return f"{name}-node-0-0.{name}"
-
-
-def _restarts(plan: Plan) -> str:
-    return (
-        f"exit {codes(Action.FAIL)} fails the job at once; exit {codes(Action.RETRY_FREE)} and "
-        f"evictions restart all pods, uncounted; other failures do too, {plan.max_restarts} at most"
-    )
+from k8s.templates.jobset import LAUNCHER as JOBSET
+from trainer.exits import Exit, Fault
 
 
 def _check(spec: JobSpec) -> list[str]:
@@ -40,10 +25,10 @@ LAUNCHER = Launcher(
     summary="trainer.kubeflow.org/v1alpha1 TrainJob and TrainingRuntime",
     runs_in=RunsIn.POD,
     check=_check,
-    restarts=_restarts,
-    host=_host,
-    master=_master,
-    pod_suffix="-xxxxx",
+    restarts=JOBSET.restarts,
+    host=JOBSET.host,
+    master=JOBSET.master,
+    pod_suffix=JOBSET.pod_suffix,
     lacks={
         "nodes.min": "Kubeflow Trainer knows one number of nodes (kubeflow/trainer 2903); use launcher "
         "jobset, job, pytorchjob or volcano",

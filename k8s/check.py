@@ -84,10 +84,7 @@ def _explain(error: ValidationError) -> str:
     kind, value = first["type"], first["input"]
     if kind == "extra_forbidden":
         known = _keys_at(location[:-1])
-        near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        whole = path.removesuffix(str(location[-1])) + near[0] if near else ""
-        hint = f"did you mean {whole}?" if near else f"choose {', '.join(known)}"
-        return f"{path}: no such key; {hint}"
+        return f"{path}: no such key; {hint(str(location[-1]), known, path=path)}"
     if kind == "missing":
         return f"{path}: missing; it is {_field_at(location).description}"
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
@@ -101,9 +98,26 @@ def _explain(error: ValidationError) -> str:
     return f"{path}={reprlib.repr(value)}: {message}"
 
 
+def hint(key: str, known: list[str], *, path: str) -> str:
+    """Say what may be meant by a key, the last of `path`, where only `known` ones are."""
+    deeper = [str(top.alias) for top in JobSpec.model_fields.values() if key in _keys_of(top)]
+    if path == key and deeper:
+        return f"did you mean {deeper[0]}.{key}?"
+    near = difflib.get_close_matches(key, known, n=1)
+    if near:
+        return f"did you mean {path.removesuffix(key)}{near[0]}?"
+    return f"choose {', '.join(known) or 'none below'}"
+
+
+def _keys_of(field: Any) -> list[str]:
+    model = _model_of(field.annotation)
+    return [str(one.alias) for one in model.model_fields.values()] if model else []
+
+
 def _keys_at(location: list[Any]) -> list[str]:
-    model = _model_of(_field_at(location).annotation) if location else JobSpec
-    return [str(field.alias) for field in model.model_fields.values()] if model else []
+    if location:
+        return _keys_of(_field_at(location))
+    return [str(field.alias) for field in JobSpec.model_fields.values()]
 
 
 def _field_at(location: list[Any]) -> Any:

@@ -3,7 +3,6 @@
 render.py --explain scheduling.queue
 """
 
-import difflib
 import json
 import re
 from typing import Any
@@ -19,9 +18,7 @@ def explain(key: str) -> str:
     for part in re.sub(r"\[[0-9]*\]", "", key).split("."):
         keys = _keys(at, schema)
         if part not in keys:
-            near = difflib.get_close_matches(part, keys, n=1)
-            whole = f"{path}.{near[0]}".strip(".") if near else ""
-            hint = f"did you mean {whole}?" if near else f"choose {', '.join(keys) or 'none below'}"
+            hint = check.hint(part, list(keys), path=f"{path}.{part}".strip("."))
             raise Fault(Exit.CONFIG, f"--explain {key}: no such key; {hint}")
         at, path = keys[part], f"{path}.{part}".strip(".")
     lines = [f"{path}: {_form(at, schema)}", f"  {at.get('description', '')}"]

@@ -19,6 +19,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 SETTINGS = [
     # the list
     (["resources.gpus=2"], "resources.gpus: no such key; did you mean resources.gpu?"),
+    (["gpu=2"], "gpu: no such key; did you mean resources.gpu?"),
     (["colour=red"], "colour: no such key; choose name, namespace, launcher"),
     (["trainer.mode=dpp"], "trainer.mode='dpp': no such mode; choose auto, single"),
     ([f"name={LONG}"], f"name='{LONG}': makes the name {LONG}-0, 66 characters where 63 are allowed; a job name of at most 61 would do"),

@@ -13,12 +13,13 @@ from trainer import strategies, tasks
 from trainer.checkpoint.saver import Saver
 from trainer.data.loader import Loader
 from trainer.data.order import Order, Samples
+from trainer.data.resident import free_memory, resident
 from trainer.data.sets import Data, tokens_of
 from trainer.metrics import Report
 from trainer.models.ema import Average
 from trainer.plan.sizing import Batches
 from trainer.precision import LossScale, dtype_of
-from trainer.runtime import Runtime
+from trainer.runtime import Runtime, say
 from trainer.settings import Settings
 
 
@@ -91,17 +92,21 @@ class Run:
     @cached_property
     def training_batches(self) -> Loader:
         """What brings training samples to this rank's device."""
-        return self._loader(self.training)
+        return self._loader(self.training, name="training")
 
     @cached_property
     def test_batches(self) -> Loader:
         """What brings test samples to this rank's device; its workers outlive an evaluation."""
-        return self._loader(self.test)
+        return self._loader(self.test, name="test")
 
-    def _loader(self, data: Data) -> Loader:
+    def _loader(self, data: Data, *, name: str) -> Loader:
+        device = self.runtime.device
+        data, why = resident(data, device, free=free_memory(device))
+        if why and self.runtime.is_main:
+            say(f"the {name} set {why}")
         return Loader(
             data,
-            device=self.runtime.device,
+            device=device,
             workers=self.settings.workers,
             prefetch=self.settings.prefetch,
             dtype=dtype_of(self.settings),

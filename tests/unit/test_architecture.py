@@ -65,6 +65,7 @@ TRAINER_ORDER = {
     "tensorboard": 72,
     "data.augment": 75,
     "models.stages": 75,
+    "data.resident": 75,
     "data.loader": 80,
     "data.shared": 80,
     "export": 80,

@@ -91,6 +91,8 @@ class Loader:
             yield self._wanted.pending.pop(0), *read
 
     def _move(self, tensor: Tensor) -> Tensor:
+        if tensor.device == self._device:  # the data is kept there
+            return tensor
         if self._device.type != "cpu" and not tensor.is_pinned():
             tensor = tensor.pin_memory()  # else the copy waits for the device
         return tensor.to(self._device, non_blocking=True)

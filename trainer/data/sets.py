@@ -42,7 +42,7 @@ Data = InMemory | MapStyle
 
 @dataclass(frozen=True)
 class Tensors:
-    """A data set that is two tensors: inputs and targets, one sample a row."""
+    """A data set that is two tensors, on one device: inputs and targets, one sample a row."""
 
     inputs: Tensor
     targets: Tensor
@@ -51,6 +51,7 @@ class Tensors:
         return len(self.targets)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        indices = indices.to(self.inputs.device)
         return self.inputs[indices], self.targets[indices]
 
 

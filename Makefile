@@ -22,7 +22,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast torchx soak docs lock image docker-run compose-run sbom audit clean
+.PHONY: help setup run render lint format test test-fast test-cluster kind-up kind-e2e kind-down torchx soak docs lock image docker-run compose-run sbom audit clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -73,6 +73,25 @@ test-fast: $(STAMP) ## the tests that take seconds
 torchx: $(STAMP) ## put TorchX 0.7 into build/torchx, so that make test compares the rendering with it
 	@$(UV) venv --quiet --allow-existing build/torchx
 	@$(UV) pip install --quiet --python build/torchx/bin/python 'torchx==0.7.0' kubernetes
+
+test-cluster: $(STAMP) ## jobs of IMAGE on the cluster of KUBECONFIG, in a namespace of their own (PICK=jobset: one launcher)
+	@MUSTER_TEST_CLUSTER=1 IMAGE=$(CPU_IMAGE) PULL_POLICY=$(PULL_POLICY) \
+		$(PY) -m pytest -rs tests/cluster $(if $(PICK),-k '$(PICK)')
+PULL_POLICY ?= IfNotPresent
+CPU_IMAGE = $(if $(filter command environment,$(firstword $(origin IMAGE))),$(IMAGE),muster:cpu)
+
+kind-up: ## a kind cluster with JobSet, Kubeflow Trainer, the training operator and Kueue, each of a pinned version
+	@tests/cluster/kind/up.sh $(KIND)
+KIND ?= muster
+
+kind-e2e: $(STAMP) ## build the CPU image, load it into the kind cluster, and run test-cluster there
+	@$(MAKE) image TORCH_BACKEND=cpu IMAGE=$(CPU_IMAGE)
+	@kind load docker-image --name $(KIND) $(CPU_IMAGE)
+	@mkdir -p build && kind get kubeconfig --name $(KIND) > build/kubeconfig
+	@KUBECONFIG=build/kubeconfig $(MAKE) test-cluster IMAGE=$(CPU_IMAGE)
+
+kind-down: ## remove the kind cluster
+	@kind delete cluster --name $(KIND)
 
 soak: $(STAMP) ## train for SECONDS while a seeded adversary kills, stops, cuts links and resizes
 	@$(PY) -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

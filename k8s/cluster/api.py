@@ -19,6 +19,8 @@ Object = dict[str, Any]
 
 FIELD_MANAGER = "muster"
 _TRANSIENT = {429, 500, 502, 503, 504}
+# What Kubernetes answers with 500 to an apply that says a field it does not know; it stays so.
+_MISSAID = "failed to create typed patch object"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0  # seconds between two attempts
 
 
@@ -119,7 +121,7 @@ def _attempts(cluster: Cluster, what: str, once: Callable[[float], object]) -> o
             return once(max(0.1, deadline - time.monotonic()))
         except ApiException as error:
             problem = _words(cluster, error, what)
-            if error.status not in _TRANSIENT:
+            if problem.code != Exit.PEER or isinstance(problem, Gone):
                 raise problem from None
             least = _retry_after(error)
         except urllib3.exceptions.HTTPError as error:
@@ -146,7 +148,7 @@ def _words(cluster: Cluster, error: ApiException, what: str) -> Fault:
         return Missing(Exit.CONFIG, line)
     if error.status == 410:
         return Gone(Exit.PEER, line)
-    if error.status in _TRANSIENT:
+    if error.status in _TRANSIENT and not reason.startswith(_MISSAID):
         return Fault(Exit.PEER, f"the cluster cannot answer now: {line}")
     # a quota and an admission answer 403 as well, and no Role helps against them
     if error.status == 401 or (error.status == 403 and 'User "' in reason):

@@ -16,7 +16,7 @@ from k8s.cluster.watch import changes
 from trainer.exits import Exit, Fault
 
 OURS = {"app.kubernetes.io/managed-by": "muster"}
-_BESIDE = {  # what a render makes beside the job, and of which launchers alone
+BESIDE = {  # what a render makes beside the job, and of which launchers alone
     ("v1", "Service"): None,
     ("v1", "ConfigMap"): None,
     ("apps/v1", "Deployment"): None,
@@ -30,7 +30,7 @@ _BESIDE = {  # what a render makes beside the job, and of which launchers alone
 
 def beside(launcher: str) -> list[tuple[str, str]]:
     """Return the kinds of object that may stand beside a launcher's job, and are deleted with it."""
-    return [kind for kind, only in _BESIDE.items() if only is None or launcher in only]
+    return [kind for kind, only in BESIDE.items() if only is None or launcher in only]
 
 
 @dataclass(frozen=True)

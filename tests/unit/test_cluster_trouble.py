@@ -145,6 +145,7 @@ def connection(config: Path, *, timeout: float) -> api.Cluster:
         (403, "exceeded quota: pods=2", "the cluster refuses it"),
         (401, "Unauthorized", "not allowed"),
         (409, "conflict with other manager", "the cluster refuses it"),
+        (500, "failed to create typed patch object (/x): .spec.y", "the cluster refuses it"),
     ],
 )
 def test_a_refusal_is_not_tried_again(

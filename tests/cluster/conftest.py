@@ -1,0 +1,83 @@
+"""A namespace of its own on the cluster of KUBECONFIG, and the verbs as a user types them."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k8s.cluster import api, objects, state
+from k8s.cluster.api import Cluster
+from k8s.cluster.connect import connect
+from k8s.cluster.objects import NotServed
+from tests.conftest import ROOT, clean_environment
+
+
+@dataclass
+class Verbs:
+    """`python -m k8s` and render.py on a namespace of the cluster."""
+
+    cluster: Cluster
+    folder: Path
+
+    def run(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "k8s", "--namespace", self.cluster.namespace, *arguments]
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def does(self, *arguments: str, code: int = 0, timeout: float = 300) -> str:
+        """Run a verb, see it end as it should, and return what it printed."""
+        ran = self.run(*arguments, timeout=timeout)
+        assert ran.returncode == code, f"{arguments}: {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
+        return ran.stdout
+
+    def told(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.does("status", name, "--json"))
+        return found
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the job's own events, as far as its pods still have them."""
+        lines = [line.partition("] ")[2] for line in self.does("logs", name).splitlines()]
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+@pytest.fixture(scope="session")
+def verbs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verbs]:
+    if not os.environ.get("MUSTER_TEST_CLUSTER"):
+        pytest.skip("on a cluster: run by `make test-cluster`, with KUBECONFIG")
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("no cluster: set KUBECONFIG")
+    cluster = connect(context=None, namespace=f"muster-test-{uuid.uuid4().hex[:8]}", timeout=30)
+    path = f"/api/v1/namespaces/{cluster.namespace}"
+    levels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    metadata = {"name": cluster.namespace, "labels": levels}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+    objects.apply(cluster, namespace)
+    try:
+        yield Verbs(cluster, tmp_path_factory.mktemp("jobs"))
+    finally:
+        api.call(cluster, "DELETE", path)
+
+
+@pytest.fixture(params=state.LAUNCHERS)
+def launcher(request: pytest.FixtureRequest, verbs: Verbs) -> str:
+    """Each launcher whose API the cluster serves."""
+    kind = next(kind for kind in state.kinds() if kind.launcher == request.param)
+    try:
+        objects.resource(verbs.cluster, kind.api_version, kind.kind)
+    except NotServed as missing:
+        pytest.skip(str(missing))
+    return str(request.param)

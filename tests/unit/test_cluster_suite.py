@@ -1,0 +1,53 @@
+"""The suite for a cluster against an API that only stores: collected whole, its dry run run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from k8s.cluster.state import LAUNCHERS
+from tests.apiserver import Server
+from tests.conftest import ROOT, clean_environment
+
+
+def suite(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *options]
+    return subprocess.run(
+        [*command, "tests/cluster"],
+        cwd=ROOT,
+        env=clean_environment() | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_the_dry_run_of_the_suite(cluster: tuple[Server, Path]) -> None:
+    server, config = cluster
+    del server.groups["trainer.kubeflow.org/v1alpha1"]
+    place = {"KUBECONFIG": str(config), "MUSTER_TEST_CLUSTER": "1"}
+    ran = suite("-k", "every_golden", **place)
+    assert ran.returncode == 0, ran.stdout
+    assert (
+        "no TrainJob (trainer.kubeflow.org/v1alpha1) here; install Kubeflow Trainer" in ran.stdout
+    )
+    tried = [path for method, path in server.requests if "dryRun=All" in path]
+    for plural in ("jobs", "jobsets", "pytorchjobs", "networkpolicies", "persistentvolumeclaims"):
+        assert any(f"/{plural}/" in path for path in tried)
+    assert all("/namespaces/muster-test-" in path for path in tried)
+    kept = {path.split("/")[-2] for path in server.objects}
+    assert kept <= {"namespaces"}  # nothing was written but its namespace, which is gone again
+    assert not any("/muster-test-" in path for path in server.objects)
+
+
+@pytest.mark.slow
+def test_the_suite_is_skipped_without_a_cluster_and_knows_every_launcher() -> None:
+    ran = suite(KUBECONFIG="", MUSTER_TEST_CLUSTER="1")
+    assert ran.returncode == 0
+    assert "no cluster: set KUBECONFIG" in ran.stdout
+    ran = suite("--collect-only", "-k", "jobset")
+    assert "test_a_killed_pod_is_replaced_and_the_job_goes_on[jobset]" in ran.stdout
+    ran = suite("--collect-only")
+    assert all(f"test_a_job_trains_to_its_accuracy[{name}]" in ran.stdout for name in LAUNCHERS)

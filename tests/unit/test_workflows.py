@@ -1,0 +1,78 @@
+"""The workflow: pinned, with no more rights than it needs, and of make targets that there are."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+PIN = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+
+
+def read(path: Path) -> dict[Any, Any]:
+    found: dict[Any, Any] = yaml.safe_load(path.read_text())
+    return found
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_every_action_is_pinned_by_digest(path: Path) -> None:
+    used = [
+        line.split("uses: ", 1)[1] for line in path.read_text().splitlines() if "uses: " in line
+    ]
+    assert used
+    assert [line for line in used if not PIN.fullmatch(line)] == []
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_rights_are_least_and_every_job_ends(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    for name, job in workflow["jobs"].items():
+        assert "permissions" not in job, name
+        assert job["timeout-minutes"] <= 90, name
+        for step in job["steps"]:
+            if str(step.get("uses", "")).startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_what_it_runs_is_there(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    runs = [s["run"] for job in read(path)["jobs"].values() for s in job["steps"] if "run" in s]
+    for words in (run.split() for run in runs if run.startswith("make ")):
+        assert {word for word in words[1:] if "=" not in word} <= targets
+
+
+def test_ci_is_what_was_promised() -> None:
+    jobs = read(ROOT / ".github/workflows/ci.yml")["jobs"]
+    assert set(jobs) == {"lint", "test", "image", "kind"}
+    assert jobs["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
+    kept = [step for step in jobs["kind"]["steps"] if step.get("if") == "failure()"]
+    assert len(kept) == 2  # the logs are collected, and kept
+
+
+def test_what_kind_gets_is_of_a_pinned_version() -> None:
+    folder = ROOT / "tests/cluster/kind"
+    script = (folder / "up.sh").read_text()
+    subprocess.run(["bash", "-n", str(folder / "up.sh")], check=True)
+    assert "jobset=v0.12.0" in script
+    assert "latest" not in script
+    node = yaml.safe_load((folder / "cluster.yaml").read_text())["nodes"][0]["image"]
+    assert re.fullmatch(r"kindest/node:v[\d.]+@sha256:[0-9a-f]{64}", node)
+    for name, version in (("trainer", "v2.3.0"), ("training-operator", "v1.9.3")):
+        made = yaml.safe_load((folder / name / "kustomization.yaml").read_text())
+        remote = [one for one in made["resources"] if one.startswith("https://")]
+        assert remote
+        assert all(one.endswith(f"?ref={version}") for one in remote)
+
+
+def test_test_cluster_takes_its_image_from_the_command_line_or_its_own() -> None:
+    for words, image in (([], "muster:cpu"), (["IMAGE=registry/x:1"], "registry/x:1")):
+        command = ["make", "--dry-run", "test-cluster", *words]
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert f" IMAGE={image} " in ran.stdout

@@ -129,6 +129,10 @@ def test_a_damaged_one_makes_way_for_the_same_step_and_is_kept(tmp_path: Path) -
     assert save(tmp_path, 2) == str(newest)
     assert the(found(tmp_path)).where == str(newest)
     assert (tmp_path / "step-00000002.replaced.1").exists()
+    save(tmp_path, 3, keep=Keep(2))
+    assert (tmp_path / "step-00000002.replaced.1").exists()
+    save(tmp_path, 4, keep=Keep(2))  # it goes with the one that it made way for
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
 
 
 def test_a_newer_format_is_said_and_not_skipped(tmp_path: Path) -> None:

@@ -87,6 +87,10 @@ def test_a_damaged_one_is_skipped_and_kept_when_its_step_is_saved_again(url: str
     assert newest is not None
     assert newest.name == "step-00000002"
     assert store.size("step-00000002.replaced.1", "rank-00000.data") == 64
+    save(url, 3, keep=Keep(1))
+    assert found(url) is not None
+    with pytest.raises(FileNotFoundError):
+        store.size("step-00000002.replaced.1", "rank-00000.data")
 
 
 def test_starting_over_sets_them_aside(url: str) -> None:

@@ -207,6 +207,25 @@ def test_loader_workers_outlive_a_sigterm_to_their_whole_group(start: Any, tmp_p
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
+@pytest.mark.parametrize("killed", ["rank", "launcher"])
+def test_what_is_killed_leaves_no_loader_behind(killed: str, start: Any, tmp_path: Path) -> None:
+    """The launcher kills what a rank leaves; where it is gone itself, workers end with their rank."""
+    (tmp_path / "parted.py").write_text(PARTED_TASK, encoding="utf-8")
+    own = {
+        "TRAINER_TASK": "parted:Parted",
+        "TRAINER_WORKERS": "1",
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+    }
+    started = start("-m", "trainer.launch", **(QUICK | own | {"TRAINER_STEPS": "100000"}))
+    started.wait_for('"step": 5,')
+    family = started.family()
+    assert len(family) > 3
+    (rank,) = psutil.Process(started.process.pid).children()
+    (rank if killed == "rank" else family[0]).kill()
+    assert started.end(timeout=30).code == (70 if killed == "rank" else -signal.SIGKILL)
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
 def test_ctrl_c_twice_ends_at_once(start: Any, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW_TASK, encoding="utf-8")
     own = {

@@ -81,6 +81,8 @@ class Remote:
         with _as_os_error():
             self._fs.rm(self._path(name, LISTING))
             self._fs.rm(self._path(name), recursive=True)
+            for replaced in self._fs.glob(self._path(f"{name}.replaced.*")):
+                self._fs.rm(replaced, recursive=True)
 
     def sweep(self) -> None:
         for name in self._folders():

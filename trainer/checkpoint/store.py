@@ -70,7 +70,7 @@ class Store(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint; it stops being one first."""
+        """Remove a checkpoint, and damaged ones that made way for it; it stops being one first."""
         ...
 
     def sweep(self) -> None:
@@ -156,6 +156,8 @@ class Local:
         leaving = self.root / f".{name}.leaving"
         (self.root / name).rename(leaving)
         shutil.rmtree(leaving)
+        for replaced in self.root.glob(f"{name}.replaced.*"):
+            shutil.rmtree(replaced)
 
     def sweep(self) -> None:
         for path in self.root.glob(".step-*"):

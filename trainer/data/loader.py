@@ -7,8 +7,10 @@ for batch in loader(shares): ...
 import atexit
 import contextlib
 import multiprocessing
+import os
 import random
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -186,13 +188,14 @@ def _workers(
     data: MapStyle, wanted: _Wanted, device: torch.device, *, workers: int, prefetch: int
 ) -> DataLoader[Any]:
     if workers:
-        _start_loader_server()
+        _start_loader_server(type(data).__module__)
     return DataLoader(
         _Reader(data),  # type: ignore[arg-type]  # __getitems__ is all that is asked of it
         batch_sampler=wanted,
         collate_fn=_as_it_is,
         num_workers=workers,
         prefetch_factor=prefetch if workers else None,
+        worker_init_fn=_end_with_the_rank,
         persistent_workers=workers > 0,
         pin_memory=device.type != "cpu",
         generator=torch.Generator(),  # it would draw a seed for the workers from the training's own
@@ -209,16 +212,32 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-@cache  # once a process
-def _start_loader_server() -> None:
+def _end_with_the_rank(_: int) -> None:
+    """Have a worker end when its rank is gone.
+
+    torch looks at the parent's number, which is the fork server's; and that server lives for as long as
+    a worker does. Without this both outlive a rank that was killed.
+    """
+    rank = multiprocessing.parent_process()
+    assert rank is not None  # noqa: S101  # this is a worker
+
+    def wait() -> None:
+        rank.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="rank", daemon=True).start()
+
+
+@cache  # the first call is what starts it
+def _start_loader_server(module: str) -> None:
     """Start the process that forks the loader's workers, with the signals of a stop blocked.
 
     A blocked signal stays blocked in what a process starts. torchrun signals the whole process group,
     and a run that is to save its state still needs its loader, and the loader its server: both ranks
     died in next(loader) before they had saved.
     """
-    # torch is imported once, here, and not by every worker
-    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    # torch, and what the data is made of, is imported once, here, and not by every worker
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, module])
     atexit.register(_kill_what_is_left)
     resource_tracker.ensure_running()  # first: its own start unblocks these signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

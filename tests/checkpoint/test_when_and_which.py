@@ -1,0 +1,73 @@
+"""When a run saves and which checkpoints stay: by steps, by the clock, by the metric, for good."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ranks import run_ranks
+from trainer.checkpoint.retention import Keep, superfluous
+
+metrics = st.dictionaries(st.integers(1, 200), st.one_of(st.none(), st.floats(0, 1)), min_size=1)
+keeps = st.builds(Keep, st.integers(1, 4), st.integers(0, 30), st.integers(0, 3))
+
+
+@given(metrics, keeps)
+def test_what_goes_is_neither_new_nor_best_nor_the_first_of_its_stretch(
+    found: dict[int, float | None], keep: Keep
+) -> None:
+    gone = set(superfluous(found, keep))
+    stay = sorted(found.keys() - gone)
+    assert stay[-1] == max(found)
+    assert gone.isdisjoint(sorted(found)[-keep.last :])
+    scored = sorted((value for value in found.values() if value is not None), reverse=True)
+    best = scored[: keep.best]
+    assert (
+        sorted((v for s in stay if (v := found[s]) is not None), reverse=True)[: len(best)] == best
+    )
+    for step in gone if keep.every else ():
+        earlier = [s for s in stay if s // keep.every == step // keep.every and s < step]
+        assert step < keep.every or earlier
+    # The answer is the same after a restart, and what stays once stays again.
+    assert superfluous({step: found[step] for step in stay}, keep) == []
+
+
+def saved(events: list[dict[str, Any]]) -> list[int]:
+    return [event["step"] for event in events if event.get("action") == "saved"]
+
+
+@pytest.mark.slow
+def test_minutes_and_steps_each_ask_for_checkpoints(tmp_path: Path) -> None:
+    common = {"task": "synthetic", "steps": "9", "eval_steps": "0"}
+    by_clock = run_ranks(
+        2, tmp_path / "clock", checkpoint_steps="0", checkpoint_minutes="1e-6", **common
+    )
+    # The ranks agree on the step after one has asked, and ask once for each.
+    assert saved(by_clock) == [2, 4, 6, 8, 9]
+    assert saved(run_ranks(2, tmp_path / "steps", checkpoint_steps="4", **common)) == [4, 8, 9]
+    assert saved(run_ranks(1, tmp_path / "end", checkpoint_steps="0", **common)) == [9]
+
+
+@pytest.mark.slow
+def test_the_newest_the_best_and_one_of_every_few_stay(tmp_path: Path) -> None:
+    events = run_ranks(
+        1,
+        tmp_path,
+        task="synthetic",
+        steps="13",
+        lr="0.5",
+        checkpoint_steps="2",
+        eval_steps="3",
+        checkpoint_keep="1",
+        checkpoint_keep_every="4",
+        checkpoint_keep_best="1",
+    )
+    # every second step, with a score after every third, and the end
+    assert saved(events) == [2, 3, 4, 6, 8, 9, 10, 12, 13]
+    scores = {event["step"]: event["accuracy"] for event in events if event["event"] == "eval"}
+    assert scores.keys() == {3, 6, 9, 12, 13}
+    best = max(scores, key=lambda step: (scores[step], step))
+    there = {int(path.name[-8:]) for path in (tmp_path / "checkpoints").iterdir()}
+    assert there == {4, 8, 12, 13, best}

@@ -9,12 +9,19 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from k8s import check, explain, jobfile, launchers, manifests, options, output, plan, spec
 from k8s.output import Planned
 from trainer.exits import Exit, Fault
+
+# Job files in one call from which on more processes are worth their start.
+_MANY = 100
+
+# A job's name and its files: where, and what is in them.
+Made = tuple[str, list[tuple[str, str]]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,14 +60,32 @@ def _run(asked: argparse.Namespace) -> int:
     under = [jobfile.profile(name) for name in asked.profile]
     if not asked.each:
         return _show(_planned([*under, *asked.jobs], asked), asked)
-    jobs = [_planned([*under, path], asked) for path in asked.jobs]
-    _check_names(jobs, asked.jobs)
+    each = [[*under, path] for path in asked.jobs]
     if asked.output and not (asked.plan or asked.check):
-        output.write(asked.output, [file for job in jobs for file in _files(job, asked)])
+        made = _shared_out(partial(_made, asked=asked), each)
+        _check_names([name for name, _ in made], asked.jobs)
+        output.write(asked.output, [file for _, files in made for file in files])
     else:
+        jobs = [_planned(paths, asked) for paths in each]
+        _check_names([job[0][0].name for job in jobs], asked.jobs)
         for job in jobs:
             _show(job, asked)
     return Exit.DONE
+
+
+def _shared_out(make: Callable[[list[str]], Made], jobs: list[list[str]]) -> list[Made]:
+    """Make every job's files, many of them by as many processes as there are processors."""
+    if len(jobs) < _MANY:
+        return [make(paths) for paths in jobs]
+    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415  # hardly ever wanted
+
+    with ProcessPoolExecutor() as pool:
+        return list(pool.map(make, jobs, chunksize=_MANY // 4))
+
+
+def _made(paths: list[str], asked: argparse.Namespace) -> Made:
+    planned = _planned(paths, asked)
+    return planned[0][0].name, _files(planned, asked)
 
 
 def _planned(paths: list[str], asked: argparse.Namespace) -> list[Planned]:
@@ -71,11 +96,10 @@ def _planned(paths: list[str], asked: argparse.Namespace) -> list[Planned]:
     return [(made, how, manifests.owned(text, asked.owner)) for made, how, text in planned]
 
 
-def _check_names(jobs: list[list[Planned]], paths: list[str]) -> None:
+def _check_names(names: list[str], paths: list[str]) -> None:
     """Refuse two jobs of one name, since they would be one another's files and objects."""
     first: dict[str, str] = {}
-    for job, path in zip(jobs, paths, strict=True):
-        name = job[0][0].name
+    for name, path in zip(names, paths, strict=True):
         if first.setdefault(name, path) != path:
             raise Fault(Exit.CONFIG, f"{path}: name={name!r}: taken, first in {first[name]}")
 

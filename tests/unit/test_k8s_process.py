@@ -178,6 +178,18 @@ def test_a_thousand_jobs_in_one_call(tmp_path: Path) -> None:
     assert many < 25 * whole
 
 
+def test_one_bad_job_among_many_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    jobs = [tmp_path / f"{number}.yaml" for number in range(120)]
+    for number, job in enumerate(jobs):
+        nodes = 0 if number == 70 else 2
+        job.write_text(f"{{name: job-{number}, image: 'a:1', nodes: {nodes}}}")
+    done = start(*map(str, jobs), "--each", "-o", str(tmp_path / "out"))
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.startswith(f"render.py: {jobs[70]}: nodes=0: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_help_names_every_launcher_and_teaches_with_examples() -> None:
     done = start("--help")
     assert done.returncode == 0

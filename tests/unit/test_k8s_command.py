@@ -1,12 +1,13 @@
 """render.py's ways to look at a rendering: --all, --diff, --explain."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from k8s import command, explain, launchers, spec
-from tests.rendering import EXAMPLE, GOLDEN, LAUNCHERS
+from tests.rendering import EXAMPLE, GOLDEN, LAUNCHERS, ROOT
 
 JOB = GOLDEN / "digits-ddp" / "job.yaml"
 
@@ -89,6 +90,15 @@ def test_every_key_is_explained() -> None:
         return 1 + sum(walk(f"{key}.{name}") for name in below)
 
     assert sum(walk(str(field.alias)) for field in spec.JobSpec.model_fields.values()) > 80
+
+
+def test_what_the_other_kits_say_is_a_key_here() -> None:
+    rows = (ROOT / "k8s" / "peers.md").read_text().splitlines()
+    first = [line.split(" | ")[0] for line in rows if line.startswith("| `")]
+    keys = [key for cell in first for key in re.findall("`([^`]+)`", cell)]
+    assert len(keys) > 30
+    for key in keys:
+        assert explain.explain(key)
 
 
 def test_each_file_is_a_job_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

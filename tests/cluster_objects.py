@@ -29,7 +29,7 @@ USAGE = json.dumps(
     {
         "event": "usage",
         "ranks": [
-            {"rank": rank, "busy": 0.25 * rank, "memory": 2**30, "memory_of": 2**32}
+            {"rank": rank, "cpu": 0.5, "busy": 0.25 * rank, "memory": 2**30, "memory_of": 2**32}
             for rank in range(4)
         ],
     }

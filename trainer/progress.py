@@ -50,6 +50,8 @@ class Display:
             case "fault":
                 words = (f"{k} {_text(v)}" for k, v in event.items() if k not in ("event", "time"))
                 self._bar.console.print("fault:", ", ".join(words), markup=False)
+            case "usage":
+                pass  # every few seconds, for who asks: `python -m k8s top`
             case "summary":
                 self.close()
                 self._console.print(_table("summary", event))

@@ -31,9 +31,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a rank uses: its device's busy share and bytes, None where it does not tell."""
+    """What a rank uses: cores, its device's busy share and bytes; None where it does not tell."""
 
     rank: int
+    cpu: float | None
     busy: float | None
     memory: int | None
     memory_of: int | None
@@ -67,7 +68,7 @@ def newest(lines: list[str]) -> Said:
             break
     step, usage = found.get("step"), found.get("usage", {})
     ranks = tuple(
-        Usage(one["rank"], one.get("busy"), one.get("memory"), one.get("memory_of"))
+        Usage(one["rank"], one.get("cpu"), one.get("busy"), one.get("memory"), one.get("memory_of"))
         for one in usage.get("ranks", [])
     )
     return Said(_progress(step) if step else None, ranks)

@@ -97,13 +97,14 @@ def usage_rows(
     for pod in pods:
         cores, size = (measured or {}).get(pod.name, (None, None))
         for rank in pod.ranks or [None]:
-            use = ranks.get(rank, Usage(-1, None, None, None)) if rank is not None else None
+            use = ranks.get(rank, Usage(-1, None, None, None, None)) if rank is not None else None
             rows.append(
                 {
                     "rank": rank,
                     "node": pod.node,
                     "pod": pod.name,
                     "phase": pod.phase,
+                    "cpu": use.cpu if use else None,
                     "gpu": use.busy if use else None,
                     "gpu_memory": use.memory if use else None,
                     "gpu_memory_of": use.memory_of if use else None,
@@ -116,7 +117,7 @@ def usage_rows(
 
 def usage(job: Job, said: Said, rows: Iterable[Mapping[str, Any]], *, measured: bool) -> Group:
     """Return what `top` shows: a line for every rank, the pod's own figures on its first."""
-    table = Table("rank", "node", "pod", "GPU", "GPU memory", "pod's CPU", "pod's memory")
+    table = Table("rank", "node", "pod", "CPU", "GPU", "GPU memory", "pod's CPU", "pod's memory")
     before = None
     for row in rows:
         first, before = row["pod"] != before, row["pod"]
@@ -124,6 +125,7 @@ def usage(job: Job, said: Said, rows: Iterable[Mapping[str, Any]], *, measured: 
             _number(row["rank"]),
             _number(row["node"]),
             row["pod"],
+            "" if row["cpu"] is None else f"{row['cpu']:.2f}",
             "" if row["gpu"] is None else f"{row['gpu']:.0%}",
             _gib(row["gpu_memory"], row["gpu_memory_of"]),
             f"{row['pod_cpu']:.2f}" if first and row["pod_cpu"] is not None else "",

@@ -39,6 +39,9 @@ def test_a_rank_slowed_tenfold_is_named_within_thirty_seconds(mode: str, tmp_pat
     assert named["own_s"] > 3 * named["median_s"]
     assert "tasks.py" in named["at"]
     assert named["at"].endswith("in loss")
+    used = [event for event in events if event["event"] == "usage"]
+    assert [one["rank"] for one in used[-1]["ranks"]] == [0, 1]  # what `python -m k8s top` shows
+    assert all(one["cpu"] > 0 and one["memory"] is None for one in used[-1]["ranks"])
 
 
 @pytest.mark.slow

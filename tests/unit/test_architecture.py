@@ -49,6 +49,7 @@ TRAINER_ORDER = {
     "guards.links": 60,
     "guards.machine": 60,
     "guards.straggler": 60,
+    "guards.usage": 60,
     "guards.where": 60,
     "checkpoint": 70,
     "nodes.in_vain": 72,

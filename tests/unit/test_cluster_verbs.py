@@ -381,11 +381,11 @@ def test_top_tells_every_rank(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)
     rows = json.loads(run(config, "top", "digits", "--json")[1])
-    assert [(r["rank"], r["node"], r["gpu"], r["pod_cpu"]) for r in rows] == [
-        (0, 0, 0.0, 1.5),
-        (1, 0, 0.25, 1.5),
-        (2, 1, 0.5, 1.5),
-        (3, 1, 0.75, 1.5),
+    assert [(r["rank"], r["node"], r["cpu"], r["gpu"], r["pod_cpu"]) for r in rows] == [
+        (0, 0, 0.5, 0.0, 1.5),
+        (1, 0, 0.5, 0.25, 1.5),
+        (2, 1, 0.5, 0.5, 1.5),
+        (3, 1, 0.5, 0.75, 1.5),
     ]
     code, out, _ = run(config, "top", "digits")
     assert code == 0

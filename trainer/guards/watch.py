@@ -28,6 +28,7 @@ from trainer.ending import tell
 from trainer.exits import Exit, Fault
 from trainer.guards.stop import Stop
 from trainer.guards.straggler import Straggler, Watch, Work
+from trainer.guards.usage import Meter, of_ranks
 from trainer.guards.where import Place, look
 from trainer.metrics import Report
 from trainer.run import Run
@@ -39,6 +40,7 @@ _TELL = 1.0  # and between two words to the other ranks
 _ASLEEP = 5.0  # a look this late: the whole process was stopped, so nobody was waiting
 _ANSWER = 5.0  # seconds for the others to write down where they are
 _LINGER = 1.0  # the main rank's process may hold the store, which the others still read
+_USAGE = 10.0  # seconds between two words on what the ranks take; more where they are many
 _MEMORY = 200  # looks that are remembered
 
 
@@ -65,6 +67,7 @@ class Pulse:
 class _State:
     """What this rank's thread knows of its rank."""
 
+    meter: Meter
     work: Work = field(default_factory=Work)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_MEMORY))
     calls: int = -1
@@ -119,7 +122,9 @@ def watching(settings: Settings, runtime: Runtime, report: Report) -> Iterator[P
     )
     over = threading.Event()
     watch = threading.Thread(
-        target=_watch, args=(pulse, store, threading.current_thread(), over), daemon=True
+        target=_watch,
+        args=(pulse, store, threading.current_thread(), over, Meter(runtime.device)),
+        daemon=True,
     )
     watch.start()
     try:
@@ -135,11 +140,19 @@ def watching(settings: Settings, runtime: Runtime, report: Report) -> Iterator[P
         watch.join(timeout=_ANSWER)
 
 
-def _watch(pulse: Pulse, store: dist.Store, main: threading.Thread, over: threading.Event) -> None:
-    state = _State()
+def _watch(
+    pulse: Pulse,
+    store: dist.Store,
+    main: threading.Thread,
+    over: threading.Event,
+    meter: Meter,
+) -> None:
+    state = _State(meter)
     stragglers = Watch()
     last = state.waiting_since = time.monotonic()
     told = last - _TELL
+    every = max(_USAGE, pulse.runtime.world_size / 10)
+    reported = last - every
     while not over.wait(_LOOK):
         now = time.monotonic()
         if (place := look(main, device=pulse.runtime.device.type)) is not None:
@@ -152,7 +165,11 @@ def _watch(pulse: Pulse, store: dist.Store, main: threading.Thread, over: thread
             store.set(str(pulse.runtime.rank), json.dumps(_words(state)))
             called = store.check(["hang"])
             if pulse.runtime.is_main and not called:
-                _name_stragglers(pulse, store, stragglers, now)
+                words = _read(store, [str(rank) for rank in range(pulse.runtime.world_size)])
+                if pulse.run and now - reported >= every and len(words) == pulse.runtime.world_size:
+                    reported = now
+                    pulse.report("usage", step=pulse.step, ranks=of_ranks(words))
+                _name_stragglers(pulse, words, stragglers, now)
         except dist.DistError:  # the store went with its host; what waits for it will say so
             return
         if called or now - state.waiting_since >= pulse.settings.collective_timeout:
@@ -167,6 +184,7 @@ def _words(state: _State) -> dict[str, Any]:
         "usually": usual[0][0] if usual else "",
         "line": state.place.line if state.place else "",
         "waiting": state.place.waiting if state.place else False,
+        "usage": state.meter.read(),
     }
 
 
@@ -177,8 +195,7 @@ def _read(store: dist.Store, keys: list[str]) -> dict[int, Any]:
     return {number: json.loads(text) for number, text in zip(there, texts, strict=True)}
 
 
-def _name_stragglers(pulse: Pulse, store: dist.Store, stragglers: Watch, now: float) -> None:
-    words = _read(store, [str(rank) for rank in range(pulse.runtime.world_size)])
+def _name_stragglers(pulse: Pulse, words: dict[int, Any], stragglers: Watch, now: float) -> None:
     work = {rank: Work(**one["work"]) for rank, one in words.items()}
     found: Straggler | None = stragglers.see(work, now)
     if found is None:

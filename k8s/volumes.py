@@ -74,12 +74,17 @@ class Pull(Model):
     )
 
 
-class DataVolume(Model):
-    """Where the data set is: one of these."""
+class Kept(Model):
+    """Sources of a volume that are there before the job and after it."""
 
     pvc: Subdomain | None = Field(None, description="name of a PersistentVolumeClaim")
     host_path: HostPath | None = Field(None, description="folder on every machine")
     csi: Csi | None = Field(None, description="a CSI driver's volume, e.g. a bucket")
+
+
+class DataVolume(Kept):
+    """Where the data set is: one of these."""
+
     pull: Pull | None = Field(None, description="copied by each pod before it starts")
 
     @model_validator(mode="after")
@@ -88,12 +93,9 @@ class DataVolume(Model):
         return self
 
 
-class CheckpointVolume(Model):
+class CheckpointVolume(Kept):
     """Where the run folder is kept: one of these."""
 
-    pvc: Subdomain | None = Field(None, description="name of a PersistentVolumeClaim")
-    host_path: HostPath | None = Field(None, description="folder on every machine")
-    csi: Csi | None = Field(None, description="a CSI driver's volume, e.g. a bucket")
     claim: Claim | None = Field(None, description="a PersistentVolumeClaim made with the job")
     empty_dir: Size | None = Field(None, description="size of a folder that is lost with its pod")
 
@@ -103,12 +105,9 @@ class CheckpointVolume(Model):
         return self
 
 
-class Source(Model):
+class Source(Kept):
     """Sources of a volume: one of these."""
 
-    pvc: Subdomain | None = Field(None, description="name of a PersistentVolumeClaim")
-    host_path: HostPath | None = Field(None, description="folder on every machine")
-    csi: Csi | None = Field(None, description="a CSI driver's volume, e.g. a bucket")
     claim: Claim | None = Field(None, description="a PersistentVolumeClaim made with the job")
     ephemeral: Scratch | None = Field(None, description="each pod's own, e.g. local NVMe")
     empty_dir: Size | None = Field(None, description="size of a folder that is lost with its pod")

@@ -87,6 +87,7 @@ def job_files(draw: st.DrawFn) -> dict[str, Any]:
             optional={
                 "queue": st.just("q"),
                 "gang": st.booleans(),
+                "gangTimeout": st.just(60),
                 "spread": st.just("host"),
                 "pack": st.just("zone"),
                 "nodeSelector": st.dictionaries(KEY, LABEL, max_size=2),
@@ -95,6 +96,7 @@ def job_files(draw: st.DrawFn) -> dict[str, Any]:
             },
         ),
         "envFrom": st.just([{"secretRef": {"name": "a"}}]),
+        "serviceAccount": st.just("a.b"),
         "imagePullPolicy": st.sampled_from(["Always", "Never"]),
         "podPatch": st.fixed_dictionaries(
             {}, optional={"metadata": st.just({"annotations": {"a": "b"}}), "spec": PATCH}
@@ -121,7 +123,10 @@ def job_files(draw: st.DrawFn) -> dict[str, Any]:
         "volumes": st.lists(VOLUME, unique_by=lambda one: one["name"], max_size=3),
         "mountJobFile": st.booleans(),
         "network": st.sampled_from(
-            [{"isolate": False}, {"egress": [{"cidr": "10.0.0.0/8", "ports": [1]}]}]
+            [
+                {"isolate": False},
+                {"egress": [{"cidr": "10.0.0.0/8", "ports": [1]}], "secondary": ["a", "b/c"]},
+            ]
         ),
         "metrics": st.just({"port": 9}),
         "tensorboard": st.just({}),
@@ -174,7 +179,7 @@ def test_accepted_renders_and_parses(values: dict[str, Any], launcher: str) -> N
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(text=TEXT)
 def test_a_shell_hands_on_what_was_written(text: str, tmp_path_factory: Any) -> None:

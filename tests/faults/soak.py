@@ -193,8 +193,11 @@ def disturb(soak: Soak, seconds: float, *, links: bool) -> None:
     possible = [fault for fault in FAULTS if links or fault not in NEED_LINKS]
     soak.wait_for_steps(INTERVAL + 5)  # its start is no part of the seconds
     end = time.monotonic() + seconds
+    deck: list[Callable[[Soak, Host], None]] = []
     while time.monotonic() < end and not soak.finished:
-        fault = soak.dice.choice(possible)
+        # Each of them before one comes again, so that a short soak has most.
+        deck = deck or soak.dice.sample(possible, len(possible))
+        fault = deck.pop()
         host = soak.dice.choice([h for h in soak.job.hosts if h.number in soak.running])
         say(f"step {soak.step()[1]}: {fault.__name__} on host {host.number}")
         soak.faults[fault.__name__] += 1
@@ -215,9 +218,10 @@ def lost_steps(job: Job) -> list[int]:
     return lost
 
 
-def compare(folder: Path, run: Path, settings: dict[str, str]) -> float:
+def compare(folder: Path, run: Path, settings: dict[str, str], *, timeout: float) -> float:
     """Return the largest relative difference of a tensor to the undisturbed run's."""
-    run_ranks(1, folder / "whole", task="synthetic", **settings)
+    once = settings | {"task": "synthetic", "checkpoint_steps": "0"}
+    run_ranks(1, folder / "whole", timeout=timeout, **once)
     ours, theirs = weights(run), weights(folder / "whole")
     return max(float((ours[n] - theirs[n]).norm() / theirs[n].norm()) for n in theirs)
 
@@ -267,12 +271,13 @@ def soak(seconds: float, seed: int) -> int:
             time.sleep(0.1)
         proof = ledger.check(ledger.read(job.folder / "run"))
         lost = lost_steps(job)
-        difference = compare(folder, job.folder / "run", settings)
         for fault, count in sorted(ours.faults.items()):
             say(f"{count:4d} x {fault}")
         say(f"exit codes {dict(ours.endings)}; gone back {len(lost)} times, lost {lost} steps")
         times = ours.recoveries or [0.0]
         say(f"time to recover: median {statistics.median(times):.1f} s, worst {max(times):.1f} s")
+        bound = LONGEST_RECOVERY + seconds
+        difference = compare(folder, job.folder / "run", settings, timeout=bound)
         say(f"weights differ by {difference:.1e}; {proof}; seed {seed}")
         # A checkpoint is written while the next steps are taken, so the newest complete one may be
         # the last but one.

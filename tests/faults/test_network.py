@@ -30,13 +30,14 @@ def net() -> Iterator[Network]:
 def test_a_late_master_and_a_slow_lossy_and_briefly_cut_link_cost_time_only(
     net: Network, tmp_path: Path
 ) -> None:
-    whole = run_ranks(2, tmp_path / "whole", task="synthetic", **TRAINED)
     # 20 ms there and back, one frame in a hundred lost
     hosts = [net.host(), net.host(Wire(delay=0.01, loss=0.01))]
     job = Job(tmp_path / "job", hosts, SETTINGS, pace=0.1)
     second = job.start_node(hosts[1])
     second.wait_for("waiting for the master")
-    time.sleep(20)
+    late = time.monotonic() + 20
+    whole = run_ranks(2, tmp_path / "whole", task="synthetic", **TRAINED)  # meanwhile
+    time.sleep(max(0, late - time.monotonic()))
     assert second.process.poll() is None
     job.nodes = [job.start_node(hosts[0]), second]
     job.wait_for_step(5)

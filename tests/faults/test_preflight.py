@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import QUICK
 from tests.launch.test_nodes import node
+from tests.pool import Case, carry_out, lend
 from tests.ranks import free_port, run_ranks
 from trainer.guards import machine
 from trainer.guards.cgroup import available_memory
@@ -74,11 +75,13 @@ def test_a_full_disk_is_71(tiny_disk: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_folder_that_cannot_be_written_is_71(start: Any, tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_written_is_71(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    ended = start("-m", "trainer", **QUICK, TRAINER_OUT=str(tmp_path / "file")).end()
-    assert ended.code == 71
-    assert "set a TRAINER_OUT that can be written" in ended.words
+    variables = {"TRAINER_TASK": "synthetic", "TRAINER_OUT": str(tmp_path / "file")}
+    with lend(1, fresh=True) as ranks:
+        (ending,) = carry_out(Case(variables), ranks, timeout=60)
+    assert ending.code == 71
+    assert "set a TRAINER_OUT that can be written" in ending.words
 
 
 @pytest.mark.slow

@@ -44,8 +44,9 @@ def _run(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     image = _image()
     one = Container(
-        **(image | {"environment": image["environment"] | _variables(asked.env)}),
-        **({"user": asked.user} if asked.user else {}),
+        **image
+        | {"environment": image["environment"] | _variables(asked.env)}
+        | ({"user": asked.user} if asked.user else {}),
         read_only=asked.read_only,
         tmpfs=[text.partition(":")[0] for text in asked.tmpfs],
         shm_bytes=asked.shm_size,

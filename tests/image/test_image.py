@@ -148,7 +148,7 @@ def as_container(image: Image, **changes: Any) -> Container:
 
 def inside(pid: int, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command in the container whose process 1 is `pid`, as a kubelet runs a probe."""
-    enter = ("nsenter", f"--target={pid}", "--mount", "--pid", "--ipc", "--root", "--wd=/workspace")
+    enter = ("nsenter", f"--target={pid}", "--mount", "--pid", "--ipc", "--root", "--wd")
     variables = ("env", "-i", "PATH=/opt/venv/bin:/usr/bin:/bin", "TRAINER_HEALTH=/tmp/health")
     return subprocess.run(
         [*enter, *variables, *command], capture_output=True, text=True, check=False

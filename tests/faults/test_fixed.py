@@ -14,6 +14,7 @@ from tests.ranks import run_ranks
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(600),  # six starts of two nodes
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
 
@@ -51,11 +52,8 @@ def kill_a_host(job: Job) -> None:
 
 
 def cut_a_link(job: Job) -> None:
+    """With two hosts it is the same whose link it is: each is silent to the other."""
     job.hosts[1].cut()
-
-
-def cut_the_masters_link(job: Job) -> None:
-    job.hosts[0].cut()
 
 
 # what is done in mid-run, and the exit codes of node 0 and node 1
@@ -65,7 +63,6 @@ FAULTS: list[tuple[Callable[[Job], None], list[int]]] = [
     (kill_the_masters_agent, [-signal.SIGKILL, 69]),
     (kill_a_host, [69, -signal.SIGKILL]),
     (cut_a_link, [69, 69]),
-    (cut_the_masters_link, [69, 69]),
 ]
 
 

@@ -7,7 +7,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trainer.models.ops import cross_entropy
-from trainer.tasks import synthetic
+from trainer.settings import Settings
+from trainer.tasks import charlm_gpt, synthetic
+from trainer.tasks._text import TextTask
 
 
 class ShardedLoss(synthetic.Task):
@@ -34,6 +36,18 @@ class ShardedByClasses(ShardedLoss):
 class PlainLoss(synthetic.Task):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class OurText(TextTask):
+    """Charlm-gpt with our cross-entropy: its logits may be split by classes, as loss_parallel does."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, build=charlm_gpt.Model)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = cross_entropy(outputs, targets)
+        assert type(losses) is type(outputs)
+        return losses.mean(dim=1)
 
 
 class Unseeded(synthetic.Task):

@@ -72,10 +72,20 @@ def test_without_it_each_rank_normalises_by_its_own_samples(tmp_path: Path) -> N
     assert worst(curve(expected, "loss"), curve(events, "loss")) > 1e-4
 
 
-@pytest.mark.parametrize("mode", ["single", "fsdp"])
-def test_half_precision_with_loss_scaling_comes_close_to_float32(mode: str, tmp_path: Path) -> None:
-    settings = COMMON | {"task": "digits", "mode": mode}
-    ranks = 1 if mode == "single" else 2
+@pytest.mark.parametrize(
+    ("mode", "ranks", "task"),
+    [
+        ("single", 1, "digits"),
+        ("fsdp", 2, "digits"),
+        ("mp", 1, "digits"),
+        ("pp", 2, "digits"),
+        ("tp", 2, "charlm-gpt"),
+    ],
+)
+def test_half_precision_with_loss_scaling_comes_close_to_float32(
+    mode: str, ranks: int, task: str, tmp_path: Path
+) -> None:
+    settings = COMMON | {"task": task, "mode": mode}
     full = run_ranks(ranks, tmp_path / "fp32", **settings)
     half = run_ranks(ranks, tmp_path / "fp16", precision="fp16", **settings)
     assert 1e-6 < worst(curve(full, "loss"), curve(half, "loss")) < 0.05
@@ -102,7 +112,44 @@ def test_what_only_saves_memory_changes_no_result(
     assert worst(curve(digits, "loss"), curve(events, "loss")) < 1e-10
 
 
-@pytest.mark.parametrize(("mode", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+# Modes that hold a part of the model: what is set beside them has to hold for the parts together.
+PARTS: dict[str, tuple[int, dict[str, str]]] = {
+    "mp": (1, {"mode": "mp"}),
+    "pp": (2, {"mode": "pp"}),
+    "pp, zbv": (2, {"mode": "pp", "pipeline_schedule": "zbv"}),
+    "tp": (2, {"mode": "tp"}),
+    "fsdp x tp": (4, {"mode": "tp", "mesh": "dp_shard=2,tp=2"}),
+    "pp x ddp": (4, {"mode": "pp", "mesh": "pp=2,dp_replicate=2"}),
+}
+GPT = FEW | {"task": "charlm-gpt", "global_batch": "8", "ema_decay": "0.9"}
+
+
+def losses(events: list[dict[str, Any]]) -> list[float]:
+    found = [event["loss"] for event in events if event["event"] == "step"]
+    assert len(found) == int(FEW["steps"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(1, tmp_path_factory.mktemp("averaged"), mode="single", **GPT)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_modes_that_hold_a_part_take_all_of_it(
+    name: str, averaged: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Averaged weights, recomputed blocks, fingerprints and accumulation, all at once."""
+    ranks, mode = PARTS[name]
+    options = {"activation_checkpointing": "true", "fingerprint_steps": "2", "micro_batch": "2"}
+    events = run_ranks(ranks, tmp_path, **GPT, **mode, **options)
+    assert losses(averaged) == pytest.approx(losses(events), rel=1e-8)
+    assert evaluated(averaged) == pytest.approx(evaluated(events), rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2), ("pp", 2), ("tp", 2)]
+)
 def test_compiled_blocks_give_the_same_results(mode: str, ranks: int, tmp_path: Path) -> None:
     common = FEW | {"task": "charlm-gpt"}
     more = {"compile": "true", "activation_checkpointing": "true"}
@@ -239,6 +286,17 @@ REFUSED = [
         {"mode": "hogwild", "compile": "true"},
         "TRAINER_COMPILE=true: mode hogwild sends the model",
     ),
+    (
+        1,
+        {"mode": "hogwild", "activation_checkpointing": "true"},
+        "TRAINER_ACTIVATION_CHECKPOINTING=true: mode hogwild sends the model",
+    ),
+    (1, {"mode": "hogwild", "precision": "fp16"}, "TRAINER_PRECISION='fp16': mode hogwild has no"),
+    (
+        2,
+        {"mode": "localsgd", "fingerprint_steps": "5"},
+        "TRAINER_FINGERPRINT_STEPS=5: not with mode",
+    ),
     (2, {"mode": "localsgd", "ema_decay": "0.9"}, "TRAINER_EMA_DECAY=0.9: not with mode localsgd"),
     (2, {"mode": "localsgd", "sync_batchnorm": "1"}, "TRAINER_SYNC_BATCHNORM=True: not with mode"),
     (1, {"precision": "tf32"}, "TRAINER_PRECISION='tf32': cpu has no TF32; fp32 would do"),
@@ -278,3 +336,20 @@ def test_our_operator_takes_sharded_tensors(mode: str, task: str, tmp_path: Path
     )
     losses = [[e["loss"] for e in run if e["event"] == "step"] for run in (expected, events)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mode"),
+    [
+        (2, {"mode": "tp"}),
+        (2, {"mode": "tp", "loss_parallel": "true"}),
+        (4, {"mode": "tp", "mesh": "dp_shard=2,tp=2"}),
+    ],
+    ids=["tp", "tp, loss", "fsdp x tp"],
+)
+def test_our_operator_is_right_in_a_model_that_is_split(
+    ranks: int, mode: dict[str, str], averaged: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    task = {"task": "tests.parity.option_tasks:OurText"}
+    events = run_ranks(ranks, tmp_path, **(GPT | task | mode))
+    assert losses(averaged) == pytest.approx(losses(events), rel=1e-8)

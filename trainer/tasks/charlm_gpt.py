@@ -1,6 +1,6 @@
 """A character model with a small transformer: bytes in, the next byte out.
 
-TRAINER_TASK=charlm-gpt TRAINER_OPTIMIZER=adamw TRAINER_LR=0.001 python -m trainer
+TRAINER_TASK=charlm-gpt python -m trainer
 """
 
 from functools import partial
@@ -19,6 +19,9 @@ from torch.distributed.tensor.parallel import (
 from trainer.models import chain
 from trainer.models.tensor_plan import TensorPlan, Whole
 from trainer.tasks._text import LENGTH, VOCABULARY, TextTask
+
+DEFAULTS = {"epochs": 15, "optimizer": "adamw", "lr": 0.001}
+MEASURED = "accuracy 0.29 in 42 s of one core"
 
 
 class Block(nn.Module):

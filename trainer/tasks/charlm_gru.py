@@ -1,6 +1,6 @@
 """A character model with GRUs: bytes in, the next byte out.
 
-TRAINER_TASK=charlm-gru TRAINER_OPTIMIZER=adamw TRAINER_LR=0.003 python -m trainer
+TRAINER_TASK=charlm-gru python -m trainer
 """
 
 from functools import partial
@@ -8,5 +8,7 @@ from functools import partial
 from torch import nn
 
 from trainer.tasks._text import Recurrent, TextTask
+
+DEFAULTS = {"epochs": 15, "optimizer": "adamw", "lr": 0.003}
 
 Task = partial(TextTask, build=partial(Recurrent, nn.GRU))

@@ -1,6 +1,6 @@
 """A character model with LSTMs: bytes in, the next byte out.
 
-TRAINER_TASK=charlm-lstm TRAINER_OPTIMIZER=adamw TRAINER_LR=0.003 python -m trainer
+TRAINER_TASK=charlm-lstm python -m trainer
 """
 
 from functools import partial
@@ -8,5 +8,8 @@ from functools import partial
 from torch import nn
 
 from trainer.tasks._text import Recurrent, TextTask
+
+DEFAULTS = {"epochs": 20, "optimizer": "adamw", "lr": 0.003}
+MEASURED = "accuracy 0.29 in 30 s of one core"
 
 Task = partial(TextTask, build=partial(Recurrent, nn.LSTM))

@@ -4,16 +4,14 @@ What a machine needs to reach its package index is passed on as it has it: SSL_C
 UV_DEFAULT_INDEX or PIP_INDEX_URL. From its environment also:
 
     MUSTER_TEST_BASE=IMAGE      the base; else mmdebstrap makes one, or the Dockerfile's is pulled
-    MUSTER_TEST_WHEELS=FOLDER   wheels of torch and torchvision; else PyTorch's CPU index, if it
-                                answers, or torch's CPU wheel in a folder of PIP_FIND_LINKS, or the
-                                lock's CUDA builds
+    MUSTER_TEST_WHEELS=FOLDER   wheels of torch and torchvision; else what TORCH_BACKEND says, or torch's
+                                CPU wheel in a folder of PIP_FIND_LINKS, or the lock's CUDA builds
 """
 
 import functools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -121,12 +119,8 @@ def _backend(folder: Path) -> tuple[str, str | None]:
     """Return TORCH_BACKEND and, for `wheels`, the folder that holds them."""
     if given := os.environ.get("MUSTER_TEST_WHEELS"):
         return "wheels", given
-    try:
-        socket.create_connection(("download.pytorch.org", 443), timeout=5).close()
-    except OSError:
-        pass
-    else:
-        return "cpu", None
+    if given := os.environ.get("TORCH_BACKEND"):
+        return given, None
     for place in os.environ.get("PIP_FIND_LINKS", "").split():
         for wheel in sorted(Path(place).glob("torch-*+cpu-*.whl"), reverse=True):
             (folder / "wheels").mkdir()

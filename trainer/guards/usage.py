@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
+_TELL = ("cuda", "xpu")  # the devices that say how much memory they have
+
 
 class Meter:
     """Reads what this process takes; made on the main thread, read on any."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._memory_of = None if device.type == "cpu" else _whole(device)
+        self._memory_of = _whole(device) if device.type in _TELL else None
         self._busy = _busy(device)
         self._before = (time.monotonic(), _processor())
 

@@ -122,6 +122,7 @@ PARTS: dict[str, tuple[int, dict[str, str]]] = {
     "pp x ddp": (4, {"mode": "pp", "mesh": "pp=2,dp_replicate=2"}),
 }
 GPT = FEW | {"task": "charlm-gpt", "global_batch": "8", "ema_decay": "0.9"}
+GPT |= {"optimizer": "adamw", "lr": "0.001"}  # other tasks have other defaults
 
 
 def losses(events: list[dict[str, Any]]) -> list[float]:

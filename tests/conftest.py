@@ -101,6 +101,15 @@ class Started:
         self.words.close()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> None:
+    """Let what tests start be interrupted, also where a shell started them in the background.
+
+    Such a shell ignores SIGINT, and so would all below it.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
     """Start `python ARGUMENTS` with variables set, each time in a new folder below tmp_path."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.cluster import curve
 from tests.pool import Case, carry_out, lend
 from tests.ranks import run_ranks
 
@@ -26,7 +27,7 @@ def test_a_case_is_the_same_whatever_ran_before_it(tmp_path: Path) -> None:
     ]
     losses = [
         [
-            [event.get("loss") for event in run_ranks(ranks, folder / str(number), **QUICK | case)]
+            curve(run_ranks(ranks, folder / str(number), **QUICK | case))
             for number, (ranks, case) in enumerate(cases)
         ]
         for folder in (tmp_path / "first", tmp_path / "again")

@@ -1,7 +1,9 @@
 """Several nodes, here as several launchers on one machine: rendezvous, waiting, losing a peer."""
 
 import signal
+import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +109,6 @@ def test_an_elastic_job_whose_ranks_lose_each_other_in_vain_is_70(
 
 
 def test_a_port_in_use_is_69_and_named(start: Any) -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))  # noqa: S104
         taken.listen()
@@ -118,14 +118,22 @@ def test_a_port_in_use_is_69_and_named(start: Any) -> None:
     assert f"port {port} is in use" in ended.words
 
 
+def wait_until_served(port: int) -> None:
+    for _ in range(600):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"nobody listens at port {port}")
+
+
 def test_sigterm_before_the_peers_are_there_is_a_stop(start: Any) -> None:
-    started = start("-m", "trainer.launch", **node(0, free_port()), **QUICK)
-    started.wait_for("this node's place")
-    time.sleep(6)  # torch is imported by then, and the rendezvous waits in C++
+    port, began = free_port(), time.monotonic()
+    started = start("-m", "trainer.launch", **node(0, port), **QUICK)
+    wait_until_served(port)  # torch is imported by then
+    stopped = time.monotonic()
     started.process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
     assert started.end(timeout=20).code == 143
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - stopped < stopped - began
 
 
 def test_losing_a_node_ends_the_other_with_69_soon(start: Any) -> None:

@@ -26,7 +26,16 @@ def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
     """Return the task's model, with the same weights on every rank.
 
     It is on this rank's device, but for a staged mode, whose model may be too large for one, on the CPU.
+    Raises Fault(64) for options that do not go together.
     """
+    split = runtime.sizing.mesh.get("tp", 1) > 1
+    if settings.activation_checkpointing and settings.compile and split:
+        # torch 2.15 ends in "Mixing fake modes" where DTensors meet a block that is computed anew.
+        raise Fault(
+            Exit.CONFIG,
+            "TRAINER_COMPILE=true: not with TRAINER_ACTIVATION_CHECKPOINTING where a mesh has tp; "
+            "one of the two would do",
+        )
     staged = MODES[runtime.sizing.mode].staged
     model = task.model().to(torch.device("cpu") if staged else runtime.device, dtype_of(settings))
     if runtime.mesh is not None:

@@ -1,0 +1,64 @@
+"""Options that do not go with a mode or with one another: 64, by name, with what would work."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.tasks import planted
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+REFUSED = [
+    (
+        1,
+        {"mode": "dp", "compile": "true"},
+        "TRAINER_COMPILE=true: not with mode dp, whose replicas",
+    ),
+    (
+        1,
+        {"mode": "hogwild", "compile": "true"},
+        "TRAINER_COMPILE=true: mode hogwild sends the model",
+    ),
+    (
+        1,
+        {"mode": "hogwild", "activation_checkpointing": "true"},
+        "TRAINER_ACTIVATION_CHECKPOINTING=true: mode hogwild sends the model",
+    ),
+    (1, {"mode": "hogwild", "precision": "fp16"}, "TRAINER_PRECISION='fp16': mode hogwild has no"),
+    (
+        2,
+        {"mode": "localsgd", "fingerprint_steps": "5"},
+        "TRAINER_FINGERPRINT_STEPS=5: not with mode",
+    ),
+    (2, {"mode": "localsgd", "ema_decay": "0.9"}, "TRAINER_EMA_DECAY=0.9: not with mode localsgd"),
+    (2, {"mode": "localsgd", "sync_batchnorm": "1"}, "TRAINER_SYNC_BATCHNORM=True: not with mode"),
+    (
+        2,
+        {"mode": "tp", "task": "charlm-gpt", "compile": "1", "activation_checkpointing": "1"},
+        "TRAINER_COMPILE=true: not with TRAINER_ACTIVATION_CHECKPOINTING where a mesh has tp",
+    ),
+    (1, {"precision": "tf32"}, "TRAINER_PRECISION='tf32': cpu has no TF32; fp32 would do"),
+    (
+        2,
+        {"static_graph": "true", "micro_batch": "8"},
+        (
+            "TRAINER_STATIC_GRAPH=true: does not go with gradients that are accumulated before they are "
+            "sent; without TRAINER_MICRO_BATCH=8 it does"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("ranks", "settings", "message"), REFUSED, ids=lambda v: str(v)[:30])
+def test_what_cannot_be_is_refused_by_name(
+    ranks: int, settings: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    events = run_ranks(ranks, tmp_path, code=64, **settings)
+    assert events[-1]["message"].startswith(message)
+
+
+def test_no_compiler_is_told_at_once(tmp_path: Path) -> None:
+    before = planted(CXX="no-such-compiler")
+    events = run_ranks(1, tmp_path, before=before, code=64, compile="true", mode="single")
+    assert "there is no no-such-compiler on PATH" in events[-1]["message"]

@@ -293,9 +293,10 @@ def test_our_operator_takes_sharded_tensors(mode: str, task: str, tmp_path: Path
     ("ranks", "mode"),
     [
         (2, {"mode": "tp"}),
+        (2, {"mode": "tp", "loss_parallel": "true"}),
         (4, {"mode": "tp", "mesh": "dp_shard=2,tp=2"}),
     ],
-    ids=["tp", "fsdp x tp"],
+    ids=["tp", "tp, split logits", "fsdp x tp"],
 )
 def test_our_operator_is_right_in_a_model_that_is_split(
     ranks: int, mode: dict[str, str], averaged: list[dict[str, Any]], tmp_path: Path

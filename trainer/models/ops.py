@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import Placement
 
@@ -18,8 +18,12 @@ from torch.distributed.tensor.placement_types import Placement
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of each target in nats, of the shape of `targets`, in float32 or float64.
 
-    `logits` has one dimension more, the classes, as its last; `targets` are class numbers.
+    `logits` has one dimension more, the classes, as its last; `targets` are class numbers. Beside
+    logits that are split over ranks, plain targets are taken for the same on all of them.
     """
+    if isinstance(logits, DTensor) and not isinstance(targets, DTensor):
+        mesh = logits.device_mesh
+        targets = DTensor.from_local(targets, mesh, [Replicate()] * mesh.ndim, run_check=False)
     losses: Tensor = _cross_entropy(logits, targets)
     return losses
 

@@ -171,21 +171,19 @@ def processes(soak: Soak, host: Host, *, ranks: bool) -> list[psutil.Process]:
 
 
 def signal_to(soak: Soak, host: Host, number: signal.Signals, *, ranks: bool) -> None:
-    for process in processes(soak, host, ranks=ranks):
+    send(processes(soak, host, ranks=ranks), number)
+
+
+def send(found: list[psutil.Process], number: signal.Signals) -> None:
+    for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
 
 def stop_for(soak: Soak, host: Host, seconds: float, *, ranks: bool) -> None:
-    stopped = processes(soak, host, ranks=ranks)
-
-    def go_on() -> None:
-        for process in stopped:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGCONT)
-
-    signal_to(soak, host, signal.SIGSTOP, ranks=ranks)
-    soak.later(seconds, go_on)
+    stopped = processes(soak, host, ranks=ranks)  # those, and no rank that starts meanwhile
+    send(stopped, signal.SIGSTOP)
+    soak.later(seconds, lambda: send(stopped, signal.SIGCONT))
 
 
 def disturb(soak: Soak, seconds: float, *, links: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from tests.conftest import ROOT, Started
+from tests.faults.account import SITE
 from tests.faults.hosts import Host
 
 PORT = 29500
@@ -37,19 +38,25 @@ class Job:
     elastic: str = ""  # MIN:MAX nodes
     attempts: int = 0
     nodes: list[Started] = field(default_factory=list)
+    _read: int = 0  # bytes of the events' file
+    _events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def events(self) -> list[dict[str, Any]]:
         """Every event of every attempt so far."""
         file = self.folder / "run" / "metrics.jsonl"
-        if not file.exists():
-            return []
-        lines = file.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        if file.exists():  # what was read before is not read again: a soak asks ten times a second
+            with file.open("rb") as lines:
+                lines.seek(self._read)
+                whole, newline, _ = lines.read().rpartition(b"\n")
+            self._read += len(whole + newline)
+            self._events += [json.loads(line) for line in whole.splitlines() if line[-1:] == b"}"]
+        return self._events
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "paced.py").write_text(PACED, encoding="utf-8")
+        (self.folder / "sitecustomize.py").write_text(SITE, encoding="utf-8")
         self.set_pace(self.pace)
 
     def set_pace(self, seconds: float) -> None:

@@ -148,6 +148,10 @@ class Loopback:
     def mend(self) -> None:
         """There is no link to mend."""
 
+    def processes(self) -> list[int]:
+        alive = [started for started in self.started if started.process.poll() is None]
+        return [process.pid for started in alive for process in started.family()]
+
     def remove(self) -> None:
         for started in self.started:
             started.clear()

@@ -1,0 +1,95 @@
+"""A job and the controller that starts its nodes again, for tests that disturb it for a while."""
+
+import contextlib
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tests.conftest import Started
+from tests.faults.account import account
+from tests.faults.cluster import Job
+
+LONGEST_RECOVERY = 90  # seconds without a step that are too many
+
+
+@dataclass
+class Controlled:
+    """The job, the controller that restarts its nodes, and what the adversary has done to it."""
+
+    job: Job
+    dice: random.Random
+    wanted: set[int] = field(default_factory=lambda: {0, 1, 2})
+    running: dict[int, Started] = field(default_factory=dict)
+    due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    history: list[str] = field(default_factory=list)
+    recoveries: list[float] = field(default_factory=list)
+    endings: Counter[int] = field(default_factory=Counter)
+
+    def tick(self) -> None:
+        """Do what a controller does: see who has ended, and start again who is wanted."""
+        now = time.monotonic()
+        for late, act in [one for one in self.due if one[0] <= now]:
+            self.due.remove((late, act))
+            act()
+        for number, node in list(self.running.items()):
+            code = node.process.poll()
+            if code is not None:
+                del self.running[number]
+                self.endings[code] += 1
+                assert code in (0, 69, 70, 143, -signal.SIGKILL), (number, code)
+        for number in sorted(self.wanted - self.running.keys()):
+            if not self.finished:
+                self.running[number] = self.job.start_one(self.job.hosts[number])
+
+    @property
+    def finished(self) -> bool:
+        return any(event["event"] == "summary" for event in self.job.events[-3:])
+
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        self.due.append((time.monotonic() + seconds, act))
+
+    def step(self) -> tuple[int, int]:
+        """Return how many steps were ever reported, and the last one."""
+        steps = [event["step"] for event in self.job.events if event["event"] == "step"]
+        return len(steps), steps[-1] if steps else 0
+
+    def wait_for_steps(self, count: int) -> float:
+        """Let the job make `count` steps and return how many seconds the first one took."""
+        began = time.monotonic()
+        before, first = self.step()[0], None
+        while not self.finished:
+            self.tick()
+            done = self.step()[0] - before
+            if done and first is None:
+                first = time.monotonic() - began
+            if done >= count:
+                break
+            assert time.monotonic() - began < LONGEST_RECOVERY, f"no step in {LONGEST_RECOVERY} s"
+            time.sleep(0.1)
+        return first or 0.0
+
+    def note(self, what: str) -> None:
+        """Say what is done to the job, and remember when."""
+        say(what)
+        self.history.append(f"{time.strftime('%H:%M:%S')} {what}")
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator["Controlled"]:
+        """Add to a failure what was done to the job, and what its processes said and are doing."""
+        try:
+            yield self
+        except Exception as error:
+            now = time.strftime("%H:%M:%S")
+            doing = account({h.number: h.processes() for h in self.job.hosts}, self.job.nodes)
+            raise AssertionError(
+                "\n".join([self.job.words(), *self.history, doing, f"{now} {error}"])
+            ) from error
+
+
+def say(text: str) -> None:
+    """Write a line for whoever watches a soak."""
+    print(f"soak: {text}", flush=True)

@@ -13,6 +13,8 @@ import pytest
 from tests.checkpoint.small import save
 from tests.conftest import QUICK, ROOT, Ended
 from tests.ranks import free_port
+from trainer.exits import Exit
+from trainer.nodes.member import Member
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +64,21 @@ def test_elastic_nodes_meet_by_c10d(start: Any) -> None:
     assert [ended.code for ended in endings] == [0, 0], endings
     (summary,) = [event for ended in endings for event in ended.of("summary")]
     assert summary["world_size"] == 2
+
+
+def test_a_node_that_is_lost_as_the_round_starts_keeps_nobody_waiting(start: Any) -> None:
+    """torch's agents would wait for what it was to write to their store, for five minutes."""
+    port = free_port()
+    first = start("-m", "trainer.launch", **(elastic("1:2", port) | QUICK), TRAINER_LAST_CALL="60")
+    lost = Member("127.0.0.1", port, job="attempt-1", ranks=3, peer_timeout=3)
+    deadline = time.monotonic() + 60
+    lost.join(1, deadline=deadline, own_address=None)
+    assert lost.next_round(deadline=deadline, clean=True, least=1).world_size == 4
+    lost.leave(Exit.CODE)
+    ended = first.end(timeout=30)
+    assert ended.code == 0, ended.words
+    assert "node 1 (127.0.0.1) is gone; on to the next round" in ended.words
+    assert ended.of("launch")[0]["world_size"] == 1
 
 
 def test_a_master_that_never_comes_is_69_and_named(start: Any) -> None:

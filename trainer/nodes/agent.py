@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
+    Worker,
     WorkerGroup,
     WorkerSpec,
     WorkerState,
@@ -150,6 +151,25 @@ class Ranks(LocalElasticAgent):
             )
             timer.daemon = True
             timer.start()
+
+    def _assign_worker_ranks(self, *_: object) -> list[Worker]:
+        """Number this node's ranks, as the roll says.
+
+        torch's own waits up to 300 s for what every node writes to the store, deaf to news: of a node
+        that was lost after it was counted in, it never comes.
+        """
+        place = self._roll.round
+        assert place is not None  # noqa: S101  # next_rendezvous has just set it
+        return [
+            Worker(
+                local_rank=local,
+                global_rank=place.first_rank + local,
+                role_rank=place.first_rank + local,
+                world_size=place.world_size,
+                role_world_size=place.world_size,
+            )
+            for local in range(self._contract.ranks_per_node)
+        ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with self._gate:

@@ -42,6 +42,7 @@ class _Node:
     line: Line
     number: int = 0
     address: str = ""
+    ranks: int = 1
     ready: bool = False
     arrived: float = field(default_factory=time.monotonic)
 
@@ -119,9 +120,13 @@ class Coordinator:
 
     def _admit(self, line: Line, hello: Message) -> None:
         rules = self._rules
-        number = hello.get("number")
+        number, ranks = hello.get("number"), hello.get("ranks")
         address = str(hello.get("address"))
-        if not isinstance(number, int) or hello.get("job") != rules.job:
+        if (
+            not isinstance(number, int)
+            or not isinstance(ranks, int)
+            or hello.get("job") != rules.job
+        ):
             return line.send("refused", reason=f"this is job {rules.job!r}, another one or attempt")
         if self._finished:
             return line.send("finished")
@@ -131,7 +136,7 @@ class Coordinator:
         if len(self._nodes) >= rules.max_nodes:
             return line.send("refused", reason=f"all {rules.max_nodes} nodes are there")
         self._strangers.remove(line)
-        node = _Node(line, number, address, ready=True)
+        node = _Node(line, number, address, ranks, ready=True)
         self._change(f"{node.name} joined", lost=False)
         self._nodes.append(node)
         return None
@@ -207,7 +212,8 @@ class Coordinator:
         nodes.sort(key=lambda node: (node.number, node.arrived))
         port = self._open_store()
         names = [node.name for node in nodes]
+        ranks = [node.ranks for node in nodes]
         for rank, node in enumerate(nodes):
             node.ready = False
-            place = {"number": self._round, "rank": rank, "nodes": names, "store": port}
-            node.line.send("start", **place)
+            place = {"number": self._round, "rank": rank, "store": port}
+            node.line.send("start", nodes=names, ranks=ranks, **place)

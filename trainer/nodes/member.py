@@ -14,12 +14,25 @@ from trainer.nodes.wire import Line, Message
 
 @dataclass(frozen=True)
 class Round:
-    """Who trains together: `nodes` by rank, and the port of the store on the keeper's machine."""
+    """Who trains together: `nodes`, how many `ranks` each has, and the store's port at the keeper.
+
+    `rank` is this node's place among them.
+    """
 
     number: int
     rank: int
     nodes: list[str]
+    ranks: list[int]
     store: int
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.ranks)
+
+    @property
+    def first_rank(self) -> int:
+        """Return the global rank of this node's first one."""
+        return sum(self.ranks[: self.rank])
 
 
 @dataclass(frozen=True)
@@ -35,9 +48,11 @@ class News:
 class Member:
     """This node's place on the roll. A thread keeps it, so that no caller's work delays a beat."""
 
-    def __init__(self, address: str, port: int, *, job: str, peer_timeout: float) -> None:
+    def __init__(
+        self, address: str, port: int, *, job: str, ranks: int, peer_timeout: float
+    ) -> None:
         self._place = (address, port)
-        self._job = job
+        self._hello = {"job": job, "ranks": ranks}
         self._peer_timeout = peer_timeout
         self._line: Line | None = None
         self._told = threading.Condition()
@@ -64,7 +79,7 @@ class Member:
             else:
                 self._line = Line(connection)
                 me = own_address or connection.getsockname()[0]
-                self._line.send("hello", job=self._job, number=number, address=me)
+                self._line.send("hello", number=number, address=me, **self._hello)
                 if self._admitted(deadline):
                     threading.Thread(target=self._listen, name="member", daemon=True).start()
                     return

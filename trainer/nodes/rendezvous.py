@@ -8,6 +8,7 @@ import contextlib
 import errno
 import socket
 import time
+from datetime import timedelta
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -19,8 +20,11 @@ from torch.distributed.elastic.rendezvous import (
 from trainer.contract import Contract
 from trainer.exits import Exit, Fault
 from trainer.nodes.coordinator import Coordinator, Rules
-from trainer.nodes.member import Member
+from trainer.nodes.member import Member, Round
 from trainer.settings import Settings
+
+# To the keeper, with whom we have just spoken: should it vanish now, this wait cannot be ended.
+_CONNECT = timedelta(seconds=30)
 
 
 class Rendezvous(RendezvousHandler):
@@ -43,8 +47,10 @@ class Rendezvous(RendezvousHandler):
             contract.address,
             contract.port,
             job=contract.rendezvous_id,
+            ranks=contract.ranks_per_node,
             peer_timeout=settings.peer_timeout,
         )
+        self.round: Round | None = None  # the newest one
         self.clean = True  # whether the ranks of the last round could save before they ended
         self.leaving = False  # whether this node was told to stop, and comes to no further round
         self._coordinator: Coordinator | None = None
@@ -61,10 +67,10 @@ class Rendezvous(RendezvousHandler):
                 contract.node_rank, deadline=deadline, own_address=contract.local_address
             )
             self._joined = True
-        found = self.member.next_round(
+        self.round = found = self.member.next_round(
             deadline=deadline, clean=self.clean, least=contract.min_nodes
         )
-        store = TCPStore(contract.address, found.store, is_master=False)
+        store = TCPStore(contract.address, found.store, is_master=False, timeout=_CONNECT)
         return RendezvousInfo(
             store, found.rank, len(found.nodes), RendezvousStoreInfo(contract.address, found.store)
         )

@@ -11,6 +11,7 @@ from tests.conftest import QUICK, ROOT
 from tests.faults.tasks import planted
 from tests.ranks import run_ranks
 from trainer.checkpoint.find import complete
+from trainer.data import ledger
 from trainer.metrics import to_file
 
 pytestmark = pytest.mark.slow
@@ -29,6 +30,8 @@ def test_a_full_disk_costs_warnings_and_lines_but_no_checkpoint(
     run = tiny_disk / "run"
     variables = {f"TRAINER_{name.upper()}": value for name, value in TRAINED.items()}
     variables |= {"TRAINER_STEPS": "18", "TRAINER_OUT": str(run), "FILLED": str(tiny_disk)}
+    # samples enough that the ledger needs another page before there is room again
+    variables |= {"TRAINER_LEDGER": "true", "TRAINER_GLOBAL_BATCH": "256"}
     ended = start("-m", "trainer", **(QUICK | variables), PYTHONPATH=str(ROOT)).end()
     assert ended.code == 0, ended.words
     saves = [(event["step"], event["action"]) for event in ended.of("checkpoint")]
@@ -49,6 +52,9 @@ def test_a_full_disk_costs_warnings_and_lines_but_no_checkpoint(
         "step-00000018",
     ]
     assert complete(str(run / "checkpoints/step-00000004")).manifest.progress.step == 4
+    # the proof ends where there was no room, with a whole line
+    assert ended.words.count("rank0.jsonl: No space left on device; the run goes on") == 1
+    assert 5 <= len(ledger.read(run).steps) < 10
 
 
 def test_events_that_find_no_room_are_missing_and_tear_no_others(

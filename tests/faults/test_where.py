@@ -1,14 +1,15 @@
-"""To look at the main thread is safe while threads of C++ come into Python and go."""
+"""To look at threads, and to write them down, is safe while some of C++ come into Python and go."""
 
 import ctypes
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer.guards import where
+from trainer.guards import dump, where
 
 SECONDS = 5.0
 
@@ -18,19 +19,29 @@ def test_looking_does_not_end_the_process(start: Any) -> None:
     """By all threads' stacks it did, in two of three runs as long as this."""
     ended = start("-m", "tests.faults.test_where").end(timeout=120)
     assert ended.code == 0, ended.words
-    assert int(ended.words.split()[-1]) > 100
+    looks, dumps, whole = map(int, ended.words.splitlines()[-1].split())
+    assert looks > 100
+    assert dumps > 10
+    assert whole  # what crashes over the other threads is a copy, and most do not
 
 
 def main() -> None:
-    looks, over = 0, threading.Event()
+    looks = dumps = whole = 0
+    over, file = threading.Event(), Path("stack")
 
     def watch() -> None:
-        nonlocal looks
+        nonlocal looks, dumps, whole
         while not over.is_set():
-            place = where.look(threading.main_thread(), device="cpu")
-            assert place
-            assert "in main" in place.line
-            looks += 1
+            for _ in range(10):
+                place = where.look(threading.main_thread(), device="cpu")
+                assert place
+                assert "in main" in place.line
+                looks += 1
+            dump.stacks(file)
+            text = file.read_text(encoding="utf-8")
+            assert "in main" in text
+            dumps += 1
+            whole += "in watch" in text
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -44,7 +55,7 @@ def main() -> None:
             libc.pthread_join(thread, None)
     over.set()
     watcher.join()
-    print(looks, file=sys.stderr)
+    print(looks, dumps, whole, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ TRAINER_ORDER = {
     "guards.exhaustion": 60,
     "guards.links": 60,
     "guards.machine": 60,
+    "guards.dump": 65,
     "guards.straggler": 60,
     "guards.usage": 60,
     "guards.where": 60,

@@ -6,7 +6,9 @@ once. What a later attempt did again after going back to a checkpoint replaces w
     TRAINER_LEDGER=true python -m trainer && python -m trainer.data.ledger runs/digits
 """
 
+import errno
 import json
+import os
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from pathlib import Path
 from trainer.data.order import Samples
 from trainer.exits import Exit, Fault
 from trainer.run import Run
-from trainer.runtime import from_main
+from trainer.runtime import from_main, say
 
 
 class Ledger:
@@ -32,7 +34,6 @@ class Ledger:
         if run.settings.ledger:
             folder = run.settings.run_folder / "logs"
             attempt = from_main(_next_attempt(folder) if run.runtime.is_main else 0, run.runtime)
-            folder.mkdir(parents=True, exist_ok=True)
             self._file = folder / f"ledger-{attempt:06d}-rank{run.runtime.rank}.jsonl"
             self._write(length=len(run.training), batch=run.batch, after=run.step)
 
@@ -51,9 +52,27 @@ class Ledger:
             self._write(step=step, samples=found)
 
     def _write(self, **entry: object) -> None:
-        if self._file:
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+        """Append a line; a disk that takes none costs the proof, and not the run."""
+        if self._file is None:
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            _append(self._file, f"{json.dumps(entry)}\n".encode())
+        except OSError as error:
+            say(f"{self._file}: {error.strerror}; the run goes on, but its ledger ends here")
+            self._file = None
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Append the whole line or nothing of it."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        before = os.fstat(file).st_size
+        if os.write(file, line) < len(line):
+            os.truncate(file, before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(file)
 
 
 def _next_attempt(folder: Path) -> int:
@@ -84,8 +103,11 @@ def read(run_folder: Path) -> History:
     for path in sorted((run_folder / "logs").glob("ledger-*-rank*.jsonl")):
         attempt = _attempt(path)
         attempts.add(attempt)
-        for line in path.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                raise Fault(Exit.DATA, f"{path}, line {number}: no entry of a ledger") from error
             if "step" not in entry:
                 head = entry
                 continue

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from trainer.ending import tell
 from trainer.exits import Exit, Fault
+from trainer.guards.dump import write_down
 from trainer.guards.stop import Stop
 from trainer.guards.straggler import Straggler, Watch, Work
 from trainer.guards.usage import Meter, of_ranks
@@ -224,7 +225,9 @@ def _give_up(pulse: Pulse, store: dist.Store, state: _State) -> NoReturn:
     answers = {rank: _words(state)}
     ended: dict[int, str] = {}
     try:
-        answers[rank]["issued"] = _write_down(pulse)
+        answers[rank]["issued"] = write_down(
+            pulse.settings.run_folder / "logs", rank=rank, device=pulse.runtime.device.type
+        )
         store.set("hang", "")
         store.set(f"answer/{rank}", json.dumps(answers[rank]))
         before = _read(store, [str(rank) for rank in range(world)])
@@ -235,7 +238,7 @@ def _give_up(pulse: Pulse, store: dist.Store, state: _State) -> NoReturn:
             ended = _read(store, [f"ended/{rank}" for rank in range(world)])
         time.sleep(_LINGER if pulse.runtime.is_main else 0)
         who, missing = _missing(answers, before, ended, world)
-    except (dist.DistError, OSError) as error:
+    except dist.DistError as error:
         who, missing = f"the others could not be asked ({str(error).splitlines()[0]})", []
     what = f"step {pulse.step + 1}" if pulse.run else "the start, before the first step,"
     fault = Fault(
@@ -281,26 +284,3 @@ def _seen(rank: int, words: dict[int, dict[str, Any]]) -> str:
     if rank not in words:
         return f"rank {rank}"
     return f"rank {rank} on {words[rank]['host']}, at {words[rank]['line']}"
-
-
-def _write_down(pulse: Pulse) -> dict[str, int]:
-    """Write this rank's stacks and flight recorder, and return how many collectives it has issued."""
-    folder, rank = pulse.settings.run_folder / "logs", pulse.runtime.rank
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"rank-{rank}.stack").open("w") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-    recorded = _flight_recorder("nccl" if pulse.runtime.device.type == "cuda" else "gloo")
-    if recorded is None:
-        return {}
-    (folder / f"rank-{rank}.collectives.json").write_bytes(recorded)
-    groups = json.loads(recorded).get("pg_status", {})
-    return {name: int(group["last_enqueued_collective"]) for name, group in groups.items()}
-
-
-def _flight_recorder(backend: str) -> bytes | None:
-    try:
-        from torch._C._distributed_c10d import _dump_fr_trace_json  # noqa: PLC0415
-
-        return bytes(_dump_fr_trace_json(backend=backend))
-    except (ImportError, TypeError):  # as in torch before 2.15
-        return None

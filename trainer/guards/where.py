@@ -14,7 +14,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import torch
 
@@ -77,9 +77,7 @@ def _stack(thread: threading.Thread) -> list[_Frame]:
     thread that runs on meanwhile, and has ended a rank with a segmentation fault (Python 3.11).
     """
     with tempfile.TemporaryFile() as file:
-        if thread is threading.main_thread() and _main_state and _write:
-            _write(file.fileno(), _main_state)
-        else:
+        if thread is not threading.main_thread() or not write_main(file):
             faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         text = file.read().decode("ascii", errors="replace")
@@ -89,6 +87,14 @@ def _stack(thread: threading.Thread) -> list[_Frame]:
         if found is None or int(found[1], 16) == thread.ident:
             return [_Frame(*frame) for frame in _FRAME.findall(lines)]
     return []
+
+
+def write_main(file: IO[bytes]) -> bool:
+    """Write the main thread's stack as faulthandler does, and return whether that can be done here."""
+    if _write is None or _main_state is None:
+        return False
+    _write(file.fileno(), _main_state)
+    return True
 
 
 # faulthandler offers this thread or all. All is fatal where a thread of C++ enters Python for the first

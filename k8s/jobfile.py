@@ -2,7 +2,7 @@
 
 Mappings merge key by key, scalars replace, null takes a key away. Lists replace too, but a list of
 mappings that each have a `name` is merged by it: an item replaces the one of its name or is added.
-Nothing here knows which keys there are; that is `k8s/spec.py`.
+Nothing here knows which keys there are, but for podPatch.spec, where null takes away from the pod.
 
     render.py base.yaml job.yaml --set nodes=4 --set 'env[0].value=x'
 """
@@ -15,10 +15,8 @@ from typing import Any
 
 import yaml
 
-from k8s.yamltext import Loader
+from k8s.yamltext import TOO_DEEP, Loader, check_depth
 from trainer.exits import Exit, Fault
-
-_TOO_DEEP = "nested too deeply, or refers to itself"
 
 
 @dataclass(frozen=True)
@@ -98,6 +96,7 @@ def _load(path: str) -> dict[str, Any]:
 
 def _parse(text: str, *, where: str) -> Any:
     try:
+        check_depth(text)
         value = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
         _check(value, at="", where=where)
     except yaml.YAMLError as error:
@@ -108,7 +107,7 @@ def _parse(text: str, *, where: str) -> Any:
             problem = "a second document begins here"
         raise Fault(Exit.CONFIG, f"{place}: not YAML: {' '.join(problem.split())}") from None
     except RecursionError:
-        raise Fault(Exit.CONFIG, f"{where}: {_TOO_DEEP}") from None
+        raise Fault(Exit.CONFIG, f"{where}: {TOO_DEEP}") from None
     return value
 
 
@@ -222,9 +221,12 @@ def _position(holder: Any, part: str, path: str) -> Any:
     raise Fault(Exit.CONFIG, f"--set {path}: what {part} would be in is {seen}")
 
 
-def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+def _without_nulls(values: dict[str, Any], at: str = "") -> dict[str, Any]:
+    """Take keys away that are null; below podPatch.spec null has a meaning of its own."""
     return {
-        key: _without_nulls(value) if isinstance(value, dict) else value
+        key: _without_nulls(value, path)
+        if isinstance(value, dict) and (path := _join(at, key)) != "podPatch.spec"
+        else value
         for key, value in values.items()
         if value is not None
     }

@@ -34,9 +34,10 @@ class RunsIn(StrEnum):
 
 @dataclass(frozen=True)
 class Launcher:
-    """`host` names the host of a node, `check` refuses or warns, `restarts` puts faults in words.
+    """`host` names the host of a node, `master` where all meet, `check` refuses or warns.
 
-    `pod_suffix` is as long as what a controller adds to a host's name and counts as part of it.
+    `restarts` puts faults in words. `pod_suffix` is as long as what a controller adds to a host's name
+    and counts as part of it.
     `lacks` has the keys of a job file that are refused, each with the reason. `pod_sets` are the places
     of the pods in the job's manifest and how many each makes, for a queue that counts them.
     """
@@ -46,8 +47,8 @@ class Launcher:
     runs_in: RunsIn
     check: Callable[["JobSpec"], list[str]]
     restarts: Callable[["Plan"], str]
-    host: Callable[[str, int], str]
-    master: Callable[[str], str]
+    host: Callable[["JobSpec", int], str]
+    master: Callable[["JobSpec"], str]
     pod_suffix: str = ""
     lacks: Mapping[str, str] = field(default_factory=dict)
     pod_sets: Callable[["Plan"], list[tuple[str, int]]] = lambda _: []
@@ -138,11 +139,13 @@ def refuse_for_docker(spec: "JobSpec") -> None:
             f"resources.gpuResource={resource!r}: docker hands out NVIDIA GPUs only; use nvidia.com/gpu "
             "or another launcher",
         )
+    paths: dict[str, object] = {f"trainer.{key}": spec.trainer.get(key) for key in ("data", "out")}
     for key, volume in (("data", spec.data), ("checkpoints", spec.checkpoints)):
-        if volume and volume.host_path and {",", '"'} & set(volume.host_path):
+        paths[f"{key}.hostPath"] = volume and volume.host_path
+    for key, path in paths.items():
+        if {",", '"'} & set(str(path)):
             raise Fault(
-                Exit.CONFIG,
-                f"{key}.hostPath={volume.host_path!r}: docker mounts no path with a comma or a quote",
+                Exit.CONFIG, f"{key}={path!r}: docker mounts no path with a comma or a quote"
             )
 
 

@@ -28,7 +28,7 @@ from k8s.extras import Extra
 from k8s.launchers import TEMPLATES, Launcher, RunsIn
 from k8s.plan import Plan
 from k8s.storage import Mount
-from k8s.yamltext import Loader, dump, parse
+from k8s.yamltext import dump, parse, read
 from trainer.exits import Action, Exit, Fault, codes_for
 
 
@@ -109,8 +109,7 @@ def _beside(environment: Environment, extra: Extra, plan: Plan) -> str:
 def rewritten(text: str, *, name: str) -> str:
     """Return manifests as `render` would write them, so that only what they say counts."""
     try:
-        found = yaml.load_all(text, Loader)
-        return dump([one for one in found if one is not None])
+        return dump([one for one in read(text) if one is not None])
     except yaml.YAMLError as error:
         raise Fault(Exit.CONFIG, f"{name}: not YAML: {' '.join(str(error).split())}") from None
 

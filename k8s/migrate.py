@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from k8s import check, launchers, manifests, migrate_pod, plan
-from k8s.yamltext import dump
+from k8s.yamltext import dump, read
 from trainer.exits import Exit, Fault
 
 _OWN_LABELS = {
@@ -40,7 +40,7 @@ def show(path: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = list(yaml.load_all(path.read_bytes(), yaml.CSafeLoader))
+        found = read(path.read_bytes())
     except OSError as error:
         raise Fault(Exit.CONFIG, f"--migrate {path}: {error.strerror}") from None
     except yaml.YAMLError as error:

@@ -42,9 +42,11 @@ def dns_label(text: str) -> str:
 
 
 def data_key(text: str) -> str:
-    """Check a key of a ConfigMap or Secret."""
-    if len(text) > 253 or not re.fullmatch(r"[-._a-zA-Z0-9]+", text):
-        raise ValueError("must be at most 253 letters, digits, '-', '_' and '.'")
+    """Check a key of a ConfigMap or Secret, which is a file's name too."""
+    if len(text) > 253 or not re.fullmatch(r"(?!\.$|\.\.)[-._a-zA-Z0-9]+", text):
+        raise ValueError(
+            "must be at most 253 letters, digits, '-', '_' and '.', and not '.' or begin with '..'"
+        )
     return text
 
 
@@ -101,7 +103,9 @@ def device_resource(text: str) -> str:
 
 
 def absolute_path(text: str) -> str:
-    """Check a folder on a machine; ':' and '..' are refused, since mounts cannot hold them."""
-    if not text.startswith("/") or ":" in text or ".." in text.split("/"):
-        raise ValueError("must be an absolute path without ':' and '..', e.g. /mnt/data")
+    """Check a folder on a machine, which has one spelling; a mount can hold neither ':' nor '..'."""
+    if not text.startswith("/") or re.search(r":|//|/\.\.?(/|$)", text):
+        raise ValueError(
+            "must be an absolute path without ':', '//', '/.' and '/..', e.g. /mnt/data"
+        )
     return text

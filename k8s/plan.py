@@ -139,7 +139,7 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         procs=procs,
         settings=settings,
         sizing=sizing,
-        master=launcher.master(spec.name),
+        master=launcher.master(spec),
         port=DEFAULT_PORT,
         longest_host=_longest_host(spec, launcher, beside),
         gpu=spec.resources.gpu,
@@ -227,7 +227,7 @@ def _shutdown(spec: JobSpec, settings: Settings) -> int:
 def _longest_host(spec: JobSpec, launcher: Launcher, beside: tuple[extras.Extra, ...] = ()) -> str:
     """Return the longest name that is made of the job's: every host's is checked by the longest."""
     nodes = sorted({0, min(1, spec.most_nodes - 1), spec.most_nodes - 1})
-    host = max((launcher.host(spec.name, node) for node in nodes), key=len)
+    host = max((launcher.host(spec, node) for node in nodes), key=len)
     others = [spec.name + one.suffix for one in beside]
     longest = max(spec.name, host + launcher.pod_suffix, *others, key=len)
     if len(longest) > LONGEST:

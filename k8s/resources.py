@@ -16,13 +16,13 @@ _DEFAULT_SHM = 2**30
 _LARGEST_DEFAULT_SHM = 32 * 2**30
 _MEBI = 2**20
 
-_Devices = dict[Device, Annotated[int, Field(ge=1)]]
+_Devices = dict[Device, Annotated[int, Field(ge=1, le=2**31 - 1)]]
 
 
 class Resources(Model):
     """What one node (a pod) has."""
 
-    gpu: int = Field(0, ge=0, description="accelerators per node")
+    gpu: int = Field(0, ge=0, le=100_000, description="accelerators per node")
     gpu_resource: Device = Field(
         "nvidia.com/gpu",
         description="what the cluster calls them, e.g. amd.com/gpu, nvidia.com/mig-1g.10gb",

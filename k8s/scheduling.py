@@ -27,7 +27,9 @@ class Toleration(Model):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="the taint's effect (default: every one)"
     )
-    toleration_seconds: int | None = Field(None, description="for how long; with NoExecute only")
+    toleration_seconds: int | None = Field(
+        None, ge=0, le=2**31 - 1, description="for how long; with NoExecute only"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> typing.Self:

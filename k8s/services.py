@@ -3,7 +3,9 @@
 render.py job.yaml --set metrics.port=9400 --set 'network.egress=[{cidr: 10.0.0.0/8}]'
 """
 
+import contextlib
 import ipaddress
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -15,13 +17,11 @@ _Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 def _cidr(text: str) -> str:
-    try:
-        ipaddress.ip_network(text)
-    except ValueError:
-        raise ValueError(
-            "must be a network, e.g. 10.0.0.0/8, or 203.0.113.7/32 for one host"
-        ) from None
-    return text
+    with contextlib.suppress(ValueError):
+        # Python takes an address alone, 10.0.0.0/255.0.0.0 and fe80::%eth0/64 as well; the API does not.
+        if ipaddress.ip_network(text) and re.fullmatch(r"[0-9A-Fa-f.:]+/[0-9]+", text):
+            return text
+    raise ValueError("must be a network, e.g. 10.0.0.0/8, or 203.0.113.7/32 for one host")
 
 
 class Egress(Model):

@@ -62,12 +62,17 @@ class Faults(Model):
     max_restarts: int = Field(
         3, ge=0, le=2**31 - 1, description="counted failures that are retried"
     )
-    deadline: int | None = Field(None, ge=1, description="the job is stopped after this time")
+    deadline: int | None = Field(
+        None, ge=1, le=2**31 - 1, description="the job is stopped after this time"
+    )
     ttl: int | None = Field(
         None, ge=0, le=2**31 - 1, description="a job that ended is deleted after"
     )
     grace_period: int = Field(
-        120, ge=1, description="between SIGTERM and SIGKILL; the checkpoint is saved within it"
+        120,
+        ge=1,
+        le=2**31 - 1,
+        description="between SIGTERM and SIGKILL; the checkpoint is saved within it",
     )
     suspend: bool = Field(False, description="made, but not started until it is unsuspended")
     clean_pod_policy: Literal["All", "Running", "None"] | None = Field(
@@ -120,7 +125,7 @@ class JobSpec(Model):
     )
     nodes: Nodes = Field(1, description="machines, or pods; {min, max}: as many as there are")
     procs_per_node: int | None = Field(
-        None, ge=1, description="ranks per node (default: one per GPU, else one)"
+        None, ge=1, le=100_000, description="ranks per node (default: one per GPU, else one)"
     )
     resources: Resources = Field(
         default_factory=Resources.model_construct, description="what one node has"

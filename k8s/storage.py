@@ -117,11 +117,20 @@ def annotations(spec: JobSpec) -> dict[str, str]:
 
 
 def claims(spec: JobSpec) -> dict[str, Claim]:
-    """Return the claims that are made with the job, by what their names add to the job's."""
-    found = {}
+    """Return the claims that are made with the job, by what their names add to the job's.
+
+    Raises Fault(64) for two of one name, which would be one claim.
+    """
+    found: dict[str, Claim] = {}
     if spec.checkpoints is not None and spec.checkpoints.claim is not None:
         found["checkpoints"] = spec.checkpoints.claim
-    return found | {one.name: one.claim for one in spec.volumes if one.claim is not None}
+    for index, one in enumerate(spec.volumes):
+        if one.claim is not None and found.setdefault(one.name, one.claim) is not one.claim:
+            raise Fault(
+                Exit.CONFIG,
+                f"volumes[{index}].name={one.name!r}: the claim of checkpoints has it; choose another",
+            )
+    return found
 
 
 def _source(spec: JobSpec, volume: Any, key: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ render.py job.yaml --plan --json
 from k8s import code, nccl, quantity
 from k8s.launchers import Launcher, RunsIn
 from k8s.spec import JobSpec
+from trainer.contract import DEFAULT_PORT
 from trainer.environment import environment_of, variable
 from trainer.exits import Exit, Fault
 from trainer.settings import Settings
@@ -37,11 +38,22 @@ def of(
         # Only a request, which the entrypoint cannot see: it would count the whole machine's cores.
         threads = max(1, int(quantity.cores(spec.resources.cpu) / procs))
         environment["OMP_NUM_THREADS"] = str(threads)
+    _check_port(spec, environment, launcher)
     for one in spec.env:
         environment.pop(one.name, None)
         if one.value is not None:
             environment[one.name] = one.value
     return environment
+
+
+def _check_port(spec: JobSpec, environment: dict[str, str], launcher: Launcher) -> None:
+    """Refuse to serve metrics where the nodes meet; one machine's own agent takes any free port."""
+    meets = launcher.runs_in in (RunsIn.POD, RunsIn.CONTAINERS)
+    if meets and environment.get(variable("metrics_port")) == str(DEFAULT_PORT):
+        key = "metrics.port" if spec.metrics else "trainer.metricsPort"
+        raise Fault(
+            Exit.CONFIG, f"{key}={DEFAULT_PORT}: the nodes meet at this port; choose another"
+        )
 
 
 def _watched(spec: JobSpec, settings: Settings) -> dict[str, str]:

@@ -4,6 +4,7 @@ python -c "from k8s.yamltext import dump; print(dump([{'a': 'no'}]))"
 """
 
 import re
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,14 @@ class Loader(yaml.CSafeLoader):
         for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  # PyYAML's signature
+        """Make a node's value; PyYAML's own parts raise anything for `0x_` or `!!bool maybe`."""
+        try:
+            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+        except (ValueError, LookupError, AttributeError):
+            words = f"{reprlib.repr(node.value)} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.MarkedYAMLError(problem=words, problem_mark=node.start_mark) from None
+
 
 def dump(objects: Sequence[Any]) -> str:
     """Write objects as one stream, each a document of its own."""
@@ -47,6 +56,31 @@ def dump(objects: Sequence[Any]) -> str:
     )
 
 
-def parse(text: str) -> list[Any]:
+def parse(text: str | bytes) -> list[Any]:
     """Read the documents that a template wrote."""
     return list(yaml.load_all(text, Loader))
+
+
+def read(text: str | bytes) -> list[Any]:
+    """Read documents that somebody wrote. Raises YAMLError for whatever is wrong with them."""
+    try:
+        check_depth(text)
+        return parse(text)
+    except RecursionError:
+        raise yaml.YAMLError(TOO_DEEP) from None
+
+
+TOO_DEEP = "nested too deeply, or refers to itself"
+_DEEPEST = 1000
+
+
+def check_depth(text: str | bytes) -> None:
+    """Raise RecursionError where the parser's own recursion, in C, would end the process."""
+    if len(text) < 10 * _DEEPEST:  # a level takes a character at least
+        return
+    depth = 0
+    for event in yaml.parse(text, yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise RecursionError

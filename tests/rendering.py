@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import pytest
 import yaml
 
-from k8s import check, jobfile, launchers, manifests, plan
+from k8s import check, command, jobfile, launchers, manifests, plan
 
 # It reads megabytes of schema anew for every object.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
@@ -146,6 +147,21 @@ def expand(text: str, variables: dict[str, str]) -> str:
             result += b"$" + following.decode("latin-1").encode()
             at += 2
     return result.decode(errors="replace")
+
+
+def refused(
+    arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str], *, out: bool = True
+) -> str:
+    """Run the command in this process, see that it refuses, and return the line it says."""
+    target = folder / "written"
+    code = command.main([*arguments, "-o", str(target)] if out else arguments)
+    seen = capsys.readouterr()
+    assert code == 64
+    assert seen.out == ""
+    assert seen.err.count("\n") == 1, seen.err
+    assert seen.err.startswith("render.py: ")
+    assert not target.exists()
+    return seen.err.strip()
 
 
 def run_script(text: str, folder: Path, **environment: str) -> tuple[int, Any, str]:

@@ -5,9 +5,11 @@ submit(cluster, read(Path("build/digits-ddp/jobset.yaml")), force=False)
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from k8s import yamltext
 from k8s.cluster import objects, state
 from k8s.cluster.api import Cluster, Object
 from trainer.exits import Exit, Fault
@@ -17,14 +19,21 @@ def read(manifest: Path) -> list[Object]:
     """Return the objects of a file, or of standard input for `-`. Raises Fault(64)."""
     try:
         text = sys.stdin.read() if str(manifest) == "-" else manifest.read_text(encoding="utf-8")
-        found = [document for document in yaml.safe_load_all(text) if document]
+        found = [document for document in yamltext.read(text) if document]
     except OSError as error:
         raise Fault(Exit.CONFIG, f"{manifest}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise Fault(Exit.CONFIG, f"{manifest}: not YAML: {' '.join(str(error).split())}") from None
-    if not all(isinstance(document, dict) and "kind" in document for document in found):
+    if not all(map(_is_object, found)):
         raise Fault(Exit.CONFIG, f"{manifest}: not a manifest; render.py makes one of a job file")
     return found
+
+
+def _is_object(document: Any) -> bool:
+    match document:
+        case {"apiVersion": str(), "kind": str(), "metadata": {"name": str()}}:
+            return True
+    return False
 
 
 def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:

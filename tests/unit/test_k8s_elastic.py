@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.rendering import job, only, planned, render
+from k8s.cluster.state import kinds, pod
+from tests.rendering import job, only, planned, pods, render
 from tests.unit.test_k8s_faults import CODES, pod_failure
 from trainer.exits import Exit, Fault
 
@@ -38,6 +39,21 @@ def test_a_pytorchjob_has_workers_alone() -> None:
     assert spec["pytorchReplicaSpecs"]["Worker"]["replicas"] == 4
     assert spec["runPolicy"]["schedulingPolicy"] == {"minAvailable": 2}
     assert "elasticPolicy" not in only(render(job(nodes=2), "pytorchjob"), "PyTorchJob")["spec"]
+
+
+def test_the_workers_of_an_elastic_pytorchjob_are_nodes_from_0_on() -> None:
+    made = planned(elastic(name="a"), "pytorchjob")
+    assert (made.master, made.longest_host) == ("a-worker-0", "a-worker-0")
+    wide = {"nodes": {"min": 1, "max": 11}, "trainer": {"globalBatch": 48}}
+    assert planned(job(name="a", **wide), "pytorchjob").longest_host == "a-worker-10"
+    (template,) = pods(render(elastic(), "pytorchjob"))
+    labels = {f"{OPERATOR}/replica-type": "worker", f"{OPERATOR}/replica-index": "2"}
+    found = {"metadata": {"name": "a-worker-2", "labels": labels}, "spec": template["spec"]}
+    kind = next(one for one in kinds() if one.launcher == "pytorchjob")
+    assert pod(found, kind).node == 2
+
+
+OPERATOR = "training.kubeflow.org"
 
 
 def test_a_volcano_job_waits_for_enough_and_restarts_one_pod() -> None:

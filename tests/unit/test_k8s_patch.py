@@ -1,11 +1,13 @@
 """podPatch: what a strategic merge makes of the pod, on every launcher."""
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.rendering import CLUSTER, job, planned, pods, render
+from k8s import jobfile
+from tests.rendering import CLUSTER, EXAMPLE, job, planned, pods, render
 
 
 def patched(launcher: str, spec: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
@@ -46,6 +48,17 @@ def test_a_mapping_is_merged_key_by_key(launcher: str) -> None:
         wanted = before["securityContext"] | {"runAsUser": 1}
         del wanted["fsGroup"]
         assert after == before | {"securityContext": wanted}
+
+
+def test_null_in_a_job_file_takes_away_as_well(tmp_path: Path) -> None:
+    """In all else of a job file null takes the key away, and here the pod's field."""
+    path = tmp_path / "job.yaml"
+    path.write_text("{name: a, image: b, podPatch: {spec: {enableServiceLinks: null}}}")
+    for values in (jobfile.read([str(path)]), jobfile.read([str(EXAMPLE)], [SET])):
+        assert "enableServiceLinks" not in pods(render(values.values, "job"))[0]["spec"]
+
+
+SET = "podPatch.spec.enableServiceLinks="
 
 
 @pytest.mark.parametrize("launcher", CLUSTER)

@@ -1,16 +1,12 @@
-"""What cannot work is refused in one line that names the place, with exit 64 and nothing written."""
+"""A key that cannot work is refused in one line that names it, with exit 64 and nothing written."""
 
 # ruff: noqa: E501  # the table reads better with a case a line
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from k8s import command
-from tests.rendering import EXAMPLE, ROOT, without
+from tests.rendering import EXAMPLE, refused
 
 LONG = "a" * 64
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -127,6 +123,10 @@ SETTINGS = [
     (["volumes=[{name: a, path: /a, pvc: b}, {name: c, path: /a, pvc: b}]"], "volumes[1].path='/a': taken; choose another"),
     (["volumes=[{name: A, path: /a, pvc: b}]"], "volumes[0].name='A': must be at most 63 lower-case"),
     (["volumes=[{name: a, path: a, pvc: b}]"], "volumes[0].path='a': must be an absolute path"),
+    (["volumes=[{name: a, path: //out, pvc: b}]"], "volumes[0].path='//out': must be an absolute path without ':', '//', '/.' and"),
+    (["volumes=[{name: a, path: /./out, pvc: b}]"], "volumes[0].path='/./out': must be an absolute path"),
+    (["volumes=[{name: a, path: /a, pvc: b, subPath: ..}]"], "volumes[0].subPath='..': must be at most 253 letters"),
+    (["volumes=[{name: checkpoints, path: /a, claim: {size: 1Gi}}]", "checkpoints.claim.size=2Gi"], "volumes[0].name='checkpoints': the claim of checkpoints has it"),
     (["volumes=[{name: a, path: /a, csi: {driver: x, volumeAttributes: {}}}]"], "volumes[0].csi.volumeAttributes: no such key; did you mean volumes[0].csi.attributes?"),
     # what one node has
     (["resources.rdma={roce: 1}"], "resources.rdma.roce='roce': must be the name of an extended resource"),
@@ -156,12 +156,17 @@ SETTINGS = [
     # beside the job
     (["network.egress=[{cidr: example.com}]"], "network.egress[0].cidr='example.com': must be a network"),
     (["network.egress=[{cidr: 10.0.0.1/8}]"], "network.egress[0].cidr='10.0.0.1/8': must be a network"),
+    (["network.egress=[{cidr: 10.0.0.1}]"], "network.egress[0].cidr='10.0.0.1': must be a network"),
+    (["network.egress=[{cidr: 10.0.0.0/255.0.0.0}]"], "network.egress[0].cidr='10.0.0.0/255.0.0.0': must be a network"),
+    (["network.egress=[{cidr: fe80::%eth0/64}]"], "network.egress[0].cidr='fe80::%eth0/64': must be a network"),
     (["network.egress=[{cidr: 10.0.0.0/8, ports: [0]}]"], "network.egress[0].ports[0]=0: must be at least 1"),
     (
         ["metrics={port: 9400}", "trainer.metricsPort=9401"],
         "trainer.metricsPort=9401: metrics.port is 9400; leave out the former",
     ),
     (["metrics={}"], "metrics.port: missing; it is the port"),
+    (["metrics.port=29500"], "metrics.port=29500: the nodes meet at this port"),
+    (["trainer.metricsPort=29500"], "trainer.metricsPort=29500: the nodes meet at this port"),
     (["metrics={port: 1, interval: often}"], "metrics.interval='often': "),
     (["tensorboard={}"], "tensorboard: reads the run folder, which no other pod can see; set checkpoints.pvc"),
     (["tensorboard={}", "appWrapper=true", "checkpoints.pvc=a"], "tensorboard: never ends"),
@@ -196,6 +201,13 @@ SETTINGS = [
     (["faults.maxRestarts=-1"], "faults.maxRestarts=-1: must be at least 0"),
     (["faults.deadline=0"], "faults.deadline=0: must be at least 1"),
     (["faults.deadline=1h"], "faults.deadline='1h': must be a whole number"),
+    # more than the API's own types hold
+    ([f"faults.deadline={10**20}"], f"faults.deadline={10**20}: must be at most 2147483647"),
+    ([f"faults.gracePeriod={10**20}"], f"faults.gracePeriod={10**20}: must be at most"),
+    ([f"resources.gpu={10**20}"], f"resources.gpu={10**20}: must be at most"),
+    ([f"resources.devices={{a.b/c: {10**20}}}"], f"resources.devices.a.b/c={10**20}: must be at most"),
+    ([f"procsPerNode={10**20}"], f"procsPerNode={10**20}: must be at most"),
+    ([f"scheduling.tolerations=[{{effect: NoExecute, operator: Exists, tolerationSeconds: {10**20}}}]"], f"scheduling.tolerations[0].tolerationSeconds={10**20}: must be at most"),
     # the pod's patch
     (["podPatch.metadata.labels[app.kubernetes.io/instance]=x"], "podPatch.metadata.labels.app.kubernetes.io/instance: the job's own"),
     (["podPatch.metadata.labels.a='b c'"], "podPatch.metadata.labels.a='b c': must be at most 63"),
@@ -234,211 +246,3 @@ def test_a_setting_that_cannot_work(
     )
     place = line.removeprefix("render.py: ").removeprefix("--set: ").removeprefix(f"{EXAMPLE}: ")
     assert place.startswith(says)
-
-
-def refused(
-    arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str], *, out: bool = True
-) -> str:
-    """Run the command in this process, see that it refuses, and return the line it says."""
-    target = folder / "written"
-    code = command.main([*arguments, "-o", str(target)] if out else arguments)
-    seen = capsys.readouterr()
-    assert code == 64
-    assert seen.out == ""
-    assert seen.err.count("\n") == 1, seen.err
-    assert seen.err.startswith("render.py: ")
-    assert not target.exists()
-    return seen.err.strip()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "no job file; e.g."),
-        (["none.yaml"], "none.yaml: No such file or directory"),
-        ([str(EXAMPLE), "--bogus"], "unrecognized arguments: --bogus; --help shows how"),
-        ([str(EXAMPLE), "--laun", "job"], "unrecognized arguments"),
-        ([str(EXAMPLE), "--launcher"], "expected one argument"),
-        (
-            [str(EXAMPLE), "--launcher", "slurm"],
-            "--launcher: launcher='slurm': no such launcher; choose",
-        ),
-        ([str(EXAMPLE), "--launcher", "job", "--launcher", "local"], "add -o DIR"),
-        ([str(EXAMPLE), "--json"], "--json: goes with --plan"),
-        ([str(EXAMPLE), "--all"], "--all: makes several files; add -o DIR"),
-        ([str(EXAMPLE), "--all", "--launcher", "job"], "--all: stands for every launcher"),
-        ([str(EXAMPLE), "--diff", "none"], "--diff none: No such file or directory"),
-        ([str(EXAMPLE), "--each"], "--each: makes several files; add -o DIR"),
-        ([str(EXAMPLE), "--split"], "--split: makes several files; add -o DIR"),
-        ([str(EXAMPLE), "--each", "--diff", "a", "-o", "b"], "--diff: compares with one file"),
-        (
-            [str(EXAMPLE), "--profile", "gke"],
-            "--profile gke: no such profile; choose aks-ndv5, eks",
-        ),
-        (["--migrate", "none.yaml"], "--migrate none.yaml: No such file or directory"),
-        (["--migrate", str(EXAMPLE)], "holds 0 PyTorchJobs of kubeflow.org/v1; must be one"),
-        (
-            [str(EXAMPLE), "--launcher", "job", "--launcher", "jobset", "--diff", str(EXAMPLE)],
-            "--diff: compares with one launcher's file",
-        ),
-        (["--explain", "schedulin"], "--explain schedulin: no such key; did you mean scheduling?"),
-        (["--explain", "env[0].valu"], "no such key; did you mean env.value?"),
-        (["--explain", "name.x"], "--explain name.x: no such key; choose none below"),
-        (["--explain", ""], "--explain : no such key; choose name, namespace, launcher"),
-        ([str(EXAMPLE), "--set", "nodes"], "--set 'nodes': must be KEY=VALUE"),
-        ([str(EXAMPLE), "-o", f"{EXAMPLE}"], "-o "),
-        ([str(EXAMPLE), "-o", f"{EXAMPLE}/below"], "-o "),
-    ],
-)
-def test_a_command_line_that_cannot_work(
-    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert says in refused(arguments, tmp_path, capsys, out=False)
-
-
-def test_one_launcher_refused_is_all_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [str(EXAMPLE), "--launcher", "local", "--launcher", "job", "--set", "image="]
-    assert "image: missing; launcher job" in refused(arguments, tmp_path, capsys)
-
-
-@pytest.mark.parametrize(
-    ("launcher", "setting", "says"),
-    [
-        (
-            "local",
-            "setup=[make]",
-            "setup: not on launcher local; nothing runs on this machine before",
-        ),
-        (
-            "docker",
-            "code={git: 'https://h/a', revision: b}",
-            "code: not on launcher docker; nothing",
-        ),
-        ("compose", "setup=[make]", "setup: not on launcher compose"),
-        ("trainjob", "nodes={min: 1, max: 2}", "nodes.min=1: not on launcher trainjob; Kubeflow"),
-        ("trainjob", "appWrapper=true", "appWrapper=True: not on launcher trainjob"),
-        (
-            "trainjob",
-            "scheduling={gang: true, gangTimeout: 9, schedulerName: volcano}",
-            "scheduling.gangTimeout=9: scheduler volcano waits as its own configuration says",
-        ),
-        (
-            "volcano",
-            "scheduling={gang: true, gangTimeout: 9}",
-            "scheduling.gangTimeout=9: not on launcher volcano",
-        ),
-        ("volcano", "appWrapper=true", "appWrapper=True: not on launcher volcano"),
-        (
-            "jobset",
-            "faults.cleanPodPolicy=All",
-            "faults.cleanPodPolicy='All': not on launcher jobset",
-        ),
-        ("trainjob", "faults.ttl=0", "faults.ttl=0: not on launcher trainjob; a TrainJob has none"),
-        (
-            "job",
-            "scheduling.exclusiveTopology=a",
-            "scheduling.exclusiveTopology='a': not on launcher job",
-        ),
-        (
-            "pytorchjob",
-            "scheduling.exclusiveTopology=a",
-            "scheduling.exclusiveTopology='a': not on",
-        ),
-        (
-            "volcano",
-            "scheduling={queue: a, priority: b}",
-            "scheduling.priority='b': not on launcher v",
-        ),
-        (
-            "volcano",
-            "scheduling={queue: a, topology: {required: b}}",
-            "scheduling.topology: not on",
-        ),
-        ("volcano", "scheduling.exclusiveTopology=a", "scheduling.exclusiveTopology='a': not on"),
-        (
-            "volcano",
-            "faults.suspend=true",
-            "faults.suspend=True: not on launcher volcano; a Volcano",
-        ),
-        ("volcano", "faults.deadline=60", "faults.deadline=60: not on launcher volcano; a Volcano"),
-    ],
-)
-def test_what_a_launcher_lacks(
-    launcher: str, setting: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    without_it = [p for key in without(launcher, EXAMPLE) for p in ("--set", key)]
-    arguments = [str(EXAMPLE), "--launcher", launcher, *without_it, "--set", setting]
-    assert f"--set: {says}" in refused(arguments, tmp_path, capsys)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (
-            ["resources.gpu=1", "resources.gpuResource=amd.com/gpu"],
-            "docker hands out NVIDIA GPUs only",
-        ),
-        (["data.hostPath=/a,b"], "data.hostPath='/a,b': docker mounts no path with a comma"),
-        (['checkpoints.hostPath=/a"b'], "checkpoints.hostPath='/a\"b': docker mounts no path"),
-    ],
-)
-def test_what_docker_cannot(
-    settings: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sets = [part for setting in settings for part in ("--set", setting)]
-    assert says in refused([str(EXAMPLE), "--launcher", "docker", *sets], tmp_path, capsys)
-
-
-def test_a_key_with_a_line_end_still_makes_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text('{name: a, "b\\nc": 1}')
-    assert "b\\nc: no such key" in refused([str(path)], tmp_path, capsys)
-
-
-def test_the_file_at_fault_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
-    first.write_text("{name: a, image: b, nodes: 0, trainer: {lr: 0.1}}")
-    second.write_text("{trainer: {epochs: 3}}")
-    assert f"render.py: {first}: nodes=0" in refused([str(first), str(second)], tmp_path, capsys)
-    second.write_text("{nodes: -1}")
-    assert f"render.py: {second}: nodes=-1" in refused([str(first), str(second)], tmp_path, capsys)
-
-
-def test_an_earlier_file_stays_when_a_later_one_cannot_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [str(EXAMPLE), "--launcher", "job", "--launcher", "local", "-o", str(tmp_path)]
-    assert command.main(arguments) == 0
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert sorted(before) == ["job.yaml", "local.sh"]
-    capsys.readouterr()
-    assert command.main([*arguments, "--set", "nodes=0"]) == 64
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("name: a\nnodes: [1\n", "job.yaml:3:1: not YAML: "),
-        ("name: a\nimage: b\nnodes: 0\n", "job.yaml: nodes=0: must be at least 1"),
-    ],
-)
-def test_as_a_process(text: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(text)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "render.py"), "job.yaml", "-o", "written"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 64
-    assert done.stdout == ""
-    assert done.stderr.startswith(f"render.py: {says}")
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "written").exists()

@@ -151,6 +151,14 @@ def test_data_is_pulled_with_the_tool_of_its_source(
     assert {"name": "data", "emptyDir": {"sizeLimit": "5Gi"}} in volumes["volumes"]
 
 
+def test_a_variable_is_in_a_step_once() -> None:
+    """A server-side apply refuses a name that is there twice."""
+    of_the_pod = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    (step,) = steps(setup=["true"], env=[{"name": n, **of_the_pod} for n in ("HOME", "PIP_TARGET")])
+    names = [one["name"] for one in step["env"]]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_ssh_knows_its_user_and_its_key_is_not_in_the_environment() -> None:
     values = job(code={"git": "git@h:a/b.git", "revision": SHA, "secret": "key"})
     (pod,) = pods(render(values, "job"))

@@ -35,7 +35,7 @@ LAUNCHER = Launcher(
     runs_in=RunsIn.CONTAINERS,
     check=_check,
     restarts=not_restarted,
-    host=lambda _name, node: f"node-{node}",
-    master=lambda _name: "node-0",
+    host=lambda _spec, node: f"node-{node}",
+    master=lambda _spec: "node-0",
     lacks=LACKED_BY_A_MACHINE,
 )

@@ -2,15 +2,16 @@
 
 from k8s.launchers import Launcher, RunsIn, codes, warnings_of_a_gang
 from k8s.plan import Plan
+from k8s.spec import JobSpec
 from trainer.exits import Action
 
 
-def _host(name: str, node: int) -> str:
-    return f"{name}-{node}"
+def _host(spec: JobSpec, node: int) -> str:
+    return f"{spec.name}-{node}"
 
 
-def _master(name: str) -> str:
-    return f"{name}-0.{name}"
+def _master(spec: JobSpec) -> str:
+    return f"{spec.name}-0.{spec.name}"
 
 
 def _restarts(plan: Plan) -> str:

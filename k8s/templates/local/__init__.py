@@ -14,7 +14,7 @@ LAUNCHER = Launcher(
     runs_in=RunsIn.PROCESS,
     check=warnings_of_a_machine,
     restarts=not_restarted,
-    host=lambda _name, _node: "localhost",
-    master=lambda _name: "localhost",
+    host=lambda _spec, _node: "localhost",
+    master=lambda _spec: "localhost",
     lacks=LACKED_BY_A_MACHINE,
 )

@@ -1,4 +1,7 @@
-"""A PyTorchJob of Kubeflow's training operator, 1.7 or newer."""
+"""A PyTorchJob of Kubeflow's training operator, 1.8 or newer.
+
+1.7 does not tell the pods of an elastic job how many ranks they have (kubeflow/trainer 1948).
+"""
 
 from k8s.launchers import Launcher, RunsIn, codes
 from k8s.plan import Plan
@@ -6,12 +9,14 @@ from k8s.spec import JobSpec
 from trainer.exits import Action
 
 
-def _host(name: str, node: int) -> str:
-    return f"{name}-worker-{node - 1}" if node else f"{name}-master-0"
+def _host(spec: JobSpec, node: int) -> str:
+    if not isinstance(spec.nodes, int):  # elastic: workers alone
+        return f"{spec.name}-worker-{node}"
+    return f"{spec.name}-worker-{node - 1}" if node else f"{spec.name}-master-0"
 
 
-def _master(name: str) -> str:
-    return f"{name}-master-0"
+def _master(spec: JobSpec) -> str:
+    return _host(spec, 0)
 
 
 def _check(spec: JobSpec) -> list[str]:

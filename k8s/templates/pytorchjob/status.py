@@ -22,7 +22,13 @@ def _node(pod: Object) -> int | None:
     if labels.get("training.kubeflow.org/replica-type") == "master":
         return 0
     index = labels.get("training.kubeflow.org/replica-index", "")
-    return int(index) + 1 if index.isdecimal() else None
+    if not index.isdecimal():
+        return None
+    containers = pod.get("spec", {}).get("containers", [])
+    variables = [one for container in containers for one in container.get("env", [])]
+    # Where there is no master, as in an elastic job, the template takes the index for the node's rank.
+    alone = any(one["name"] == "PET_NODE_RANK" and "valueFrom" in one for one in variables)
+    return int(index) + (0 if alone else 1)
 
 
 def _elastic(job: Object) -> tuple[int, int] | None:

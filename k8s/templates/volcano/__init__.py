@@ -9,12 +9,12 @@ from k8s.spec import JobSpec
 from trainer.exits import Action
 
 
-def _host(name: str, node: int) -> str:
-    return f"{name}-node-{node}"
+def _host(spec: JobSpec, node: int) -> str:
+    return f"{spec.name}-node-{node}"
 
 
-def _master(name: str) -> str:
-    return f"{name}-node-0.{name}"
+def _master(spec: JobSpec) -> str:
+    return f"{spec.name}-node-0.{spec.name}"
 
 
 def _check(_: JobSpec) -> list[str]:

@@ -60,16 +60,20 @@ def migrate(job: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     notes: list[str] = []
     try:
         return _migrate(job, notes), notes
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise Fault(Exit.CONFIG, f"--migrate: not a PyTorchJob: {error!r} is missing") from None
+    except KeyError as error:
+        raise Fault(Exit.CONFIG, f"--migrate: not a PyTorchJob: {error} is missing") from None
+    except (TypeError, AttributeError, IndexError, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise Fault(Exit.CONFIG, f"--migrate: not a PyTorchJob: {why}") from None
 
 
 def _migrate(job: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     spec, metadata = job["spec"], job["metadata"]
     replicas = spec["pytorchReplicaSpecs"]
     first = replicas.get("Master") or replicas["Worker"]
-    if "Master" in replicas and replicas.get("Worker", {}).get("replicas"):
-        worker = replicas["Worker"]["template"]["spec"]
+    others = replicas.get("Worker") or {}
+    if first is not others and others.get("replicas"):
+        worker = others["template"]["spec"]
         if worker != first["template"]["spec"]:
             notes.append(
                 "Worker: its pod is another than Master's; the pods here are like Master's"
@@ -78,7 +82,7 @@ def _migrate(job: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     if "namespace" in metadata:
         values["namespace"] = metadata["namespace"]
     values["nodes"] = _nodes(spec, replicas)
-    scheduling = _labels(metadata.get("labels", {}), values, notes)
+    scheduling = _labels(metadata.get("labels") or {}, values, notes)
     if metadata.get("annotations"):
         values["annotations"] = metadata["annotations"]
     migrate_pod.carry(first["template"], values, scheduling, notes)
@@ -103,7 +107,7 @@ def _migrate(job: dict[str, Any], notes: list[str]) -> dict[str, Any]:
 
 def _nodes(spec: dict[str, Any], replicas: dict[str, Any]) -> Any:
     elastic = spec.get("elasticPolicy") or {}
-    count = sum(int(one.get("replicas", 1)) for one in replicas.values())
+    count = sum(int(one.get("replicas", 1)) for one in replicas.values() if one)
     if "minReplicas" in elastic or "maxReplicas" in elastic:
         low = int(elastic.get("minReplicas", 1))
         return {"min": low, "max": int(elastic.get("maxReplicas", max(count, low)))}

@@ -38,7 +38,10 @@ def carry(
 ) -> None:
     """Write what a pod template says into `values` and `scheduling`."""
     pod = template["spec"]
-    main = next(one for one in pod["containers"] if one["name"] == "pytorch")
+    mains = [one for one in pod["containers"] if one["name"] == "pytorch"]
+    if not mains:
+        raise ValueError("no container of its pod is called pytorch")
+    (main,) = mains
     others = [one for one in pod["containers"] if one is not main]
     values["image"] = main["image"]
     if "imagePullPolicy" in main:
@@ -56,7 +59,7 @@ def carry(
         patch.pop(key, None)
     if others:
         patch["containers"] = others
-    _volumes(pod.get("volumes") or [], main, values, patch)
+    notes += _volumes(pod.get("volumes") or [], main, values, patch)
     if rest := _rest(main, notes):
         patch["containers"] = [rest, *others]
     found = {"metadata": _metadata(template.get("metadata") or {}), "spec": patch}
@@ -114,17 +117,17 @@ def _volumes(
     main: dict[str, Any],
     values: dict[str, Any],
     patch: dict[str, Any],
-) -> None:
-    """Carry volumes with their mounts; those in no key's words go into the patch."""
+) -> list[str]:
+    """Carry volumes with their mounts, those in no key's words into the patch; note what is left."""
     by_name = {one["name"]: one for one in volumes}
-    found, mounts, odd = [], [], []
+    found, mounts, odd, notes = [], [], [], []
     for mount in main.get("volumeMounts") or []:
         source = by_name[mount["name"]]
         if mount["mountPath"] == "/dev/shm":  # noqa: S108
             size = (source.get("emptyDir") or {}).get("sizeLimit")
             values["resources"] |= {"shm": str(size)} if size else {}
         elif mount["mountPath"] in TAKEN:
-            _known_place(source, mount["mountPath"], values)
+            notes += _known_place(source, mount, values)
         elif plain := _source(source):
             taken = mount["name"] in TAKEN_NAMES
             name = f"{mount['name']}-volume" if taken else mount["name"]
@@ -140,6 +143,7 @@ def _volumes(
     odd += _of_others(by_name, patch, {one["name"] for one in [*found, *odd]})
     if odd:
         patch["volumes"] = odd
+    return notes
 
 
 def _of_others(
@@ -152,11 +156,20 @@ def _of_others(
     return [volumes[name] for name in sorted(wanted - carried - always)]
 
 
-def _known_place(source: dict[str, Any], path: str, values: dict[str, Any]) -> None:
+def _known_place(
+    source: dict[str, Any], mount: dict[str, Any], values: dict[str, Any]
+) -> list[str]:
+    """Carry what is mounted where the pod has a folder of its own; note what has no key."""
+    path = mount["mountPath"]
     key = {"/out": "checkpoints", "/data": "data"}.get(path)
     plain = _source(source) or {}
-    if key and {"pvc", "hostPath"} & plain.keys():
+    if key and {"pvc", "hostPath"} & plain.keys() and "subPath" not in mount:
         values[key] = plain
+    elif "emptyDir" not in source:  # which holds nothing when the pod starts
+        return [
+            f"volume {mount['name']}: the pod has its own {path}; mount it elsewhere, in `volumes`"
+        ]
+    return []
 
 
 def _source(volume: dict[str, Any]) -> dict[str, Any] | None:

@@ -55,7 +55,12 @@ def _pair(
     kind: str, name: str, place: dict[str, str], allowed: list[dict[str, Any]], who: dict[str, str]
 ) -> list[dict[str, Any]]:
     """Return a role and what binds it to `who`."""
-    bound = f"{name}-{re.sub('[^a-z0-9]+', '-', who['name'].lower()).strip('-')}"
+    # A name of its own for each subject, else the second would take the right from the first; the API
+    # lets it hold anything but these.
+    whole = ":".join(
+        part for part in (who["kind"].lower(), who.get("namespace"), who["name"]) if part
+    )
+    bound = f"{name}:{re.sub('[/%]', '-', whole)}"
     api: dict[str, Any] = {"apiVersion": f"{_API}/v1"}
     role = {**api, "kind": kind, "metadata": {"name": name, **place}, "rules": allowed}
     binding = {

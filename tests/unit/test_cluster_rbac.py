@@ -183,10 +183,15 @@ def test_the_role_is_what_the_verbs_take(
 def test_who_may_is_said(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(job(namespace="research")))
+    bindings = set()
     for who, subject in {
         "user:jane@lab.org": {"kind": "User", "name": "jane@lab.org", "apiGroup": API},
+        "user:jane-lab/org": {"kind": "User", "name": "jane-lab/org", "apiGroup": API},
+        "user:lab": {"kind": "User", "name": "lab", "apiGroup": API},
+        "user:Ж": {"kind": "User", "name": "Ж", "apiGroup": API},
         "group:lab": {"kind": "Group", "name": "lab", "apiGroup": API},
         "serviceaccount:ci:bot": {"kind": "ServiceAccount", "name": "bot", "namespace": "ci"},
+        "serviceaccount:cd:bot": {"kind": "ServiceAccount", "name": "bot", "namespace": "cd"},
     }.items():
         assert main([str(file), "--launcher", "job", "--rbac", who]) == 0
         role, binding, doctor, everywhere = yaml.safe_load_all(capsys.readouterr().out)
@@ -194,6 +199,10 @@ def test_who_may_is_said(tmp_path: Path, capsys: Any) -> None:
         assert binding["subjects"] == everywhere["subjects"] == [subject]
         assert binding["roleRef"]["name"] == role["metadata"]["name"]
         assert "namespace" not in doctor["metadata"]
+        # a binding of one name would take the right from whom it was given to before
+        assert not {binding["metadata"]["name"], everywhere["metadata"]["name"]} & bindings
+        bindings |= {binding["metadata"]["name"], everywhere["metadata"]["name"]}
+        assert not re.search(r"[/%]|-$", binding["metadata"]["name"])
 
 
 API = "rbac.authorization.k8s.io"

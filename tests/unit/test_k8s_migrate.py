@@ -151,6 +151,35 @@ def test_everything_rendered_here_comes_back_as_far_as_it_can() -> None:
     assert after["containers"][0]["resources"] == before["containers"][0]["resources"]
 
 
+def test_what_is_mounted_over_a_folder_of_the_pods_own_is_noted() -> None:
+    made = deepcopy(MANIFEST)
+    inside = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    places = {"/code": "pvc", "/tmp": "empty", "/data": "config", "/etc/muster": "pvc"}
+    mounts = [{"name": name, "mountPath": path} for path, name in places.items()]
+    inside["containers"][0]["volumeMounts"] = [
+        *mounts,
+        {"name": "pvc", "mountPath": "/out", "subPath": "a"},
+    ]
+    inside["volumes"] = [
+        {"name": "pvc", "persistentVolumeClaim": {"claimName": "c"}},
+        {"name": "config", "configMap": {"name": "c"}},
+        {"name": "empty", "emptyDir": {}},
+    ]
+    values, notes = migrate.migrate(made)
+    assert not {"data", "checkpoints", "volumes"} & values.keys()
+    told = [
+        note.split(":")[0] + note.split("own ")[1].split(";")[0]
+        for note in notes
+        if "its own" in note
+    ]
+    assert sorted(told) == [
+        "volume config/data",
+        "volume pvc/code",
+        "volume pvc/etc/muster",
+        "volume pvc/out",
+    ]
+
+
 def test_an_elastic_job_stays_elastic() -> None:
     made = deepcopy(MANIFEST)
     made["spec"]["elasticPolicy"] = {"minReplicas": 2, "maxReplicas": 6}
@@ -184,6 +213,27 @@ def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_is_no_pytorchjob_is_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(Fault, match="--migrate: not a PyTorchJob"):
         migrate.migrate(broken)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ("replicas", "two", "invalid literal for int"),
+        ("containers", [], "no container of its pod is called pytorch"),
+        ("limits", {"nvidia.com/gpu": "8k"}, "invalid literal for int"),
+    ],
+)
+def test_what_is_odd_in_a_pytorchjob_is_one_line(place: str, value: Any, words: str) -> None:
+    made = deepcopy(MANIFEST)
+    master = made["spec"]["pytorchReplicaSpecs"]["Master"]
+    inside = master["template"]["spec"]
+    holders = {"replicas": master, "containers": inside}
+    holders.get(place, inside["containers"][0]["resources"])[place] = value
+    with pytest.raises(Fault, match=f"--migrate: not a PyTorchJob: {words}"):
+        migrate.migrate(made)
+    made = deepcopy(MANIFEST)
+    made["spec"]["pytorchReplicaSpecs"]["Worker"] = made["metadata"]["labels"] = None
+    assert migrate.migrate(made)[0]["nodes"] == 1
 
 
 def test_stdout_holds_yaml_alone(tmp_path: Path) -> None:

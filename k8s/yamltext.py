@@ -43,7 +43,7 @@ class Loader(yaml.CSafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  # PyYAML's signature
         """Make a node's value; PyYAML's own parts raise anything for `0x_` or `!!bool maybe`."""
         try:
-            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+            return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):
             words = f"{reprlib.repr(node.value)} is no {node.tag.rpartition(':')[2]}"
             raise yaml.MarkedYAMLError(problem=words, problem_mark=node.start_mark) from None

@@ -1,10 +1,11 @@
-"""A job as a cluster would hold it, for the tests of the verbs."""
+"""A job as a cluster would hold it, and a connection to that cluster, for the tests of the verbs."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from k8s.cluster import api
 from tests.apiserver import Server
 from tests.conftest import ROOT
 
@@ -96,3 +97,13 @@ def fill(server: Server, **status: Any) -> None:
 
 def golden(launcher: str, name: str = "digits-ddp") -> Path:
     return ROOT / "tests/golden" / name / f"{launcher}.yaml"
+
+
+def connection(config: Path, *, timeout: float) -> api.Cluster:
+    from kubernetes import client
+    from kubernetes import config as loader
+
+    made = client.Configuration()
+    loader.load_kube_config(config_file=str(config), client_configuration=made)
+    made.retries = False
+    return api.Cluster(client.ApiClient(made), "lab", "here", timeout)

@@ -3,6 +3,7 @@
 cluster = connect(context=None, namespace="research")
 """
 
+import yaml
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 
@@ -33,6 +34,9 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
                 Exit.CONFIG, f"no cluster: {in_one_line(error)}; set KUBECONFIG, or run in a pod"
             ) from None
         where, own = "this pod's cluster", _namespace_of_this_pod()
+    except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        # The client says in its own words what is missing, and of what is no kubeconfig at all nothing.
+        raise Fault(Exit.CONFIG, f"the kubeconfig cannot be read: {in_one_line(error)}") from None
     found = namespace or own
     if not found:
         raise Fault(Exit.CONFIG, f"{where} names no namespace; say which: --namespace NAME")

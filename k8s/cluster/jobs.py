@@ -62,15 +62,21 @@ def look(cluster: Cluster, name: str) -> Job:
     hidden: Fault | None = None
     for kind in served(cluster):
         try:
-            found = objects.get(cluster, kind.api_version, kind.kind, name)
+            job = of_kind(cluster, kind, name)
         except Forbidden as refusal:  # whoever may use one launcher need not see the others
             hidden = refusal
             continue
-        # a JobSet's or a TrainJob's own Jobs have other names, but a stranger's may have this one
-        if found is not None and _is_ours(found):
-            return Job(kind, found, state.read(kind, found))
+        if job is not None:
+            return job
     seen = f" among what may be seen ({hidden})" if hidden else ""
     raise Fault(Exit.CONFIG, f"{cluster.where}: no job {name!r} of muster's here{seen}; see `list`")
+
+
+def of_kind(cluster: Cluster, kind: Kind, name: str) -> Job | None:
+    """Return the job `name` of a launcher, or None when muster has made none."""
+    found = objects.get(cluster, kind.api_version, kind.kind, name)
+    # a JobSet's or a TrainJob's own Jobs have other names, but a stranger's may have this one
+    return Job(kind, found, state.read(kind, found)) if found and _is_ours(found) else None
 
 
 def again(cluster: Cluster, job: Job) -> Job:
@@ -178,11 +184,12 @@ def delete(cluster: Cluster, job: Job) -> list[str]:
 
 
 def finished_before(jobs: list[Job], moment: datetime) -> list[Job]:
-    """Return the jobs that ended before `moment`."""
-    return [
-        job
-        for job in jobs
-        if job.state.phase.ended
-        and job.state.ended_at is not None
-        and datetime.fromisoformat(job.state.ended_at).astimezone(UTC) < moment
-    ]
+    """Return the jobs that ended before `moment`; not those whose end is no time, as people write it."""
+
+    def ended(job: Job) -> datetime:
+        try:
+            return datetime.fromisoformat(job.state.ended_at or "").astimezone(UTC)
+        except ValueError:
+            return moment
+
+    return [job for job in jobs if job.state.phase.ended and ended(job) < moment]

@@ -6,6 +6,7 @@ found = get(cluster, "batch/v1", "Job", "digits")
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from urllib.parse import quote
 
 from k8s.cluster.api import FIELD_MANAGER, Cluster, Gone, Missing, Object, call
 from trainer.exits import Exit, Fault
@@ -88,8 +89,8 @@ def _not_served(cluster: Cluster, group: str, api_version: str, kind: str) -> st
 def path_of(cluster: Cluster, api_version: str, kind: str, name: str = "") -> str:
     """Return the path of an object, or of all of its kind in the namespace."""
     found = resource(cluster, api_version, kind)
-    namespace = f"/namespaces/{cluster.namespace}" if found.namespaced else ""
-    return f"{found.path}{namespace}/{found.plural}" + (f"/{name}" if name else "")
+    namespace = f"/namespaces/{quote(cluster.namespace, '')}" if found.namespaced else ""
+    return f"{found.path}{namespace}/{found.plural}" + (f"/{quote(name, '')}" if name else "")
 
 
 def get(cluster: Cluster, api_version: str, kind: str, name: str) -> Object | None:

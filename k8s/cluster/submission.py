@@ -3,6 +3,7 @@
 submit(cluster, read(Path("build/digits-ddp/jobset.yaml")), force=False)
 """
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import yaml
 
 from k8s import yamltext
-from k8s.cluster import objects, state
-from k8s.cluster.api import Cluster, Object
+from k8s.cluster import jobs, objects, state
+from k8s.cluster.api import Cluster, Forbidden, Object
 from trainer.exits import Exit, Fault
 
 
@@ -39,7 +40,8 @@ def _is_object(document: Any) -> bool:
 def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
     """Apply the manifests, all or, when the server refuses one of them, none; return the job's name.
 
-    Raises Fault(64) for a job that has ended already under this name: nothing would run.
+    Raises Fault(64) for a job that has ended already under this name: nothing would run; and for one of
+    another launcher: pods and what stands beside the two could not be told apart.
     """
     kind, job = state.find_kind(manifests)
     for manifest in manifests:
@@ -58,6 +60,14 @@ def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
             Exit.CONFIG,
             f"job {name} is there already and has {phase}; delete it first: delete {name}",
         )
+    for other in jobs.served(cluster):
+        with contextlib.suppress(Forbidden):  # whoever may use one launcher need not see the others
+            if other != kind and jobs.of_kind(cluster, other, name):
+                raise Fault(
+                    Exit.CONFIG,
+                    f"job {name} is there already, on launcher {other.launcher}; delete it first, or "
+                    "choose another name",
+                )
     for manifest in manifests:
         objects.apply(cluster, manifest, dry_run=True, force=force)
     for manifest in manifests:

@@ -63,6 +63,15 @@ def test_cancel_ends_a_job_and_keeps_it(run: Run, cluster: Cluster, tmp_path: Pa
     assert json.loads(run(config, "list", "--json")[1])[0]["phase"] == "running"
 
 
+def test_gc_passes_over_an_end_that_is_no_time(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    odd = jobset(**RUNNING)
+    odd["metadata"] |= {"annotations": {"muster/cancelled": "yesterday"}}
+    server.put(*JOBSET, odd)
+    code, _, err = run(config, "gc", "--older-than", "0", "--dry-run")
+    assert (code, "would delete" in err) == (0, False)
+
+
 def test_a_queued_job_is_stopped_by_its_workload(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     queued = jobset(**RUNNING)

@@ -105,6 +105,18 @@ def test_a_job_that_has_ended_is_not_submitted_over(run: Run, cluster: Cluster) 
     assert "job digits-ddp is there already and has succeeded; delete it first" in err
 
 
+def test_a_job_of_another_launcher_has_the_name(run: Run, cluster: Cluster) -> None:
+    """Both would have the same pods' labels and one network policy, which `delete` takes away."""
+    server, config = cluster
+    assert run(config, "submit", str(golden("jobset")))[0] == 0
+    before = dict(server.objects)
+    for other in ("job", "trainjob"):
+        code, _, err = run(config, "submit", str(golden(other)))
+        assert (code, "is there already, on launcher jobset" in err) == (64, True)
+    assert server.objects == before
+    assert run(config, "submit", str(golden("jobset")))[0] == 0  # itself, again
+
+
 def test_submit_follows_and_waits(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     labels = LABELS | {"app.kubernetes.io/instance": "digits-ddp"}

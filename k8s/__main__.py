@@ -272,9 +272,7 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
 def gc(
     context: typer.Context,
     *,
-    older_than: Annotated[
-        float, typer.Option(min=0, max=1_000_000, help="hours since the end")
-    ] = 24.0,
+    older_than: Annotated[float, typer.Option(min=0, max=1e6, help="hours since the end")] = 24.0,
     dry_run: Annotated[bool, typer.Option(help="only say what would go")] = False,
 ) -> None:
     """Delete the jobs that ended, or were cancelled, long enough ago."""

@@ -30,8 +30,8 @@ def faults(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_a_rank_slowed_tenfold_is_named_within_thirty_seconds(mode: str, tmp_path: Path) -> None:
-    plant = planted(SLOW="10", SLOW_RANK_1="100")
-    slow = FOREVER | {"task": "tests.faults.tasks:Slow", "mode": mode, "steps": "110"}
+    plant = planted(SLOW="80", SLOW_RANK_1="800")
+    slow = FOREVER | {"task": "tests.faults.tasks:Slow", "mode": mode, "steps": "18"}
     events = run_ranks(2, tmp_path, plant, **slow)
     (named,) = faults(events, "straggler")
     assert named["rank"] == 1

@@ -7,12 +7,9 @@ that the ranks' exit codes survive: torchrun turns every one of them into 1, eve
     PET_NPROC_PER_NODE=2 python -m trainer.launch       # two ranks
 """
 
-import contextlib
-import fcntl
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Mapping
@@ -26,6 +23,8 @@ from trainer.contract import Contract, resolve, table
 from trainer.environment import from_environment, variable
 from trainer.exits import Action, Exit, Fault, codes_for
 from trainer.nodes.init import stand_in
+from trainer.nodes.interface import choice
+from trainer.nodes.log import kept
 from trainer.plan.choice import settle
 from trainer.settings import Settings
 
@@ -62,15 +61,22 @@ def _launch(settings: Settings, retry_offset: int) -> int:
         settle(settings, nodes * contract.ranks_per_node, label=variable, uneven=uneven)
     if not contract.port:
         contract = replace(contract, port=_free_port())
-    say("this node's place\n" + table(contract))
+    with kept(settings.run_folder / "logs") as log:
+        say("this node's place\n" + table(contract))
+        if log:
+            say(f"all that is said here is kept in {log}")
+        return _see_through(contract, settings, retry_offset)
+
+
+def _see_through(contract: Contract, settings: Settings, retry_offset: int) -> int:
     health.forget(settings.health)
     sign = health.sign(settings.health, health.LAUNCHER, limit=settings.health_limit)
     _share_cores(contract.ranks_per_node)
-    _name_interface(contract.local_address)
     try:
         if not contract.elastic and contract.node_rank > 0:
             wait_for_master(contract, timeout=settings.rendezvous_timeout)
             sign()
+        _name_interface(contract)
         # torch's agent takes seconds to import; refusals and the wait do without it.
         from trainer.nodes.agent import prepare  # noqa: PLC0415
 
@@ -159,25 +165,12 @@ def _share_cores(ranks: int) -> None:
     say(f"OMP_NUM_THREADS={threads}: {cores()} cores for {ranks} ranks")
 
 
-def _name_interface(address: str | None) -> None:
-    """Have gloo listen at this node's address, not at what its host name happens to resolve to.
-
-    Where that is a loopback address, as Debian writes it to /etc/hosts, the others wait in vain.
-    """
-    if address is None or "GLOO_SOCKET_IFNAME" in os.environ or sys.platform != "linux":
-        return
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without an IPv4 address
-                request = struct.pack("256s", name.encode())
-                answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    os.environ["GLOO_SOCKET_IFNAME"] = name
-                    say(f"GLOO_SOCKET_IFNAME={name}: it has PET_LOCAL_ADDR, {address}")
-                    return
-
-
-_SIOCGIFADDR = 0x8915  # linux/sockios.h
+def _name_interface(contract: Contract) -> None:
+    """Have gloo and NCCL use the interface that leads to the other nodes, unless told which."""
+    chosen, why = choice(contract, os.environ)
+    if chosen:
+        os.environ |= chosen
+        say(f"{', '.join(f'{name}={value}' for name, value in chosen.items())}: {why}")
 
 
 def cores() -> int:

@@ -157,7 +157,7 @@ class Settings(BaseModel):
         0, ge=0, description="samples that may be unreadable and are left out; one more is exit 65"
     )
     out: Path | None = Field(
-        None, description="run folder: metrics.jsonl, checkpoints/ (default: runs/TASK)"
+        None, description="run folder: metrics.jsonl, checkpoints/, logs/ (default: runs/TASK)"
     )
     resume: _Text = Field(
         "auto",

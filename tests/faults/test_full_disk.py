@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,31 @@ def test_events_that_find_no_room_are_missing_and_tear_no_others(
     *_, before, torn, last = file.read_text(encoding="utf-8").splitlines()
     assert json.loads(last) == {"number": 1000}
     assert f'{{"number": {json.loads(before)["number"] + 1}}}'.startswith(torn)
+
+
+SPEAKING = """
+import sys
+from pathlib import Path
+from trainer.nodes.log import kept
+with kept(Path("logs")) as log:
+    for number in range(3000):
+        print(number)
+        print(number, file=sys.stderr)
+print(log.stat().st_size)
+"""
+
+
+def test_a_log_that_finds_no_room_costs_the_log_only(start: Any, tiny_disk: Path) -> None:
+    with contextlib.suppress(OSError):
+        (tiny_disk / "ballast").write_bytes(bytes(2**20 - 3 * 4096))
+    process = start("-c", SPEAKING.replace('"logs"', repr(str(tiny_disk))), PYTHONPATH=str(ROOT))
+    assert process.process.wait(20) == 0
+    *lines, size = process.read(process.out).splitlines()
+    assert lines == [str(number) for number in range(3000)]
+    assert 0 < int(size) < 2**15
+    said = process.read(process.words)
+    (told,) = re.findall("launch: .*: No space left on device; words are missing there\n", said)
+    assert said.replace(told, "").splitlines() == lines
 
 
 def test_at_the_end_there_is_no_next_attempt_so_it_is_71(tiny_disk: Path, tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Started
 from tests.faults.cluster import Job, curve
 from tests.faults.hosts import Network, Wire, network, why_not
 from tests.ranks import run_ranks
@@ -21,31 +23,33 @@ TRAINED = {"steps": "15", "checkpoint_steps": "10", "eval_steps": "0"}
 SETTINGS = {f"TRAINER_{name.upper()}": value for name, value in TRAINED.items()}
 
 
-@pytest.fixture
+LATE = 60  # seconds that the master comes after the worker
+
+
+@dataclass
+class Early:
+    """A worker of two, whose master is not there; `late` is when it is to come."""
+
+    job: Job
+    worker: Started
+    late: float
+
+
+@pytest.fixture(scope="module")
 def net() -> Iterator[Network]:
     with network() as found:
         yield found
 
 
-def test_a_late_master_and_a_slow_lossy_and_briefly_cut_link_cost_time_only(
-    net: Network, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def early(net: Network, tmp_path_factory: Any) -> Early:
+    """Start the worker before the other tests, so that its wait is theirs."""
     # 20 ms there and back, one frame in a hundred lost
     hosts = [net.host(), net.host(Wire(delay=0.01, loss=0.01))]
-    job = Job(tmp_path / "job", hosts, SETTINGS, pace=0.1)
-    second = job.start_node(hosts[1])
-    second.wait_for("waiting for the master")
-    late = time.monotonic() + 20
-    whole = run_ranks(2, tmp_path / "whole", task="synthetic", **TRAINED)  # meanwhile
-    time.sleep(max(0, late - time.monotonic()))
-    assert second.process.poll() is None
-    job.nodes = [job.start_node(hosts[0]), second]
-    job.wait_for_step(5)
-    hosts[1].cut()
-    time.sleep(1)  # of the 3 s after which a node is lost
-    hosts[1].mend()
-    assert job.codes(within=90) == [0, 0], job.words()
-    assert curve(job.events) == curve(whole)  # bit by bit
+    job = Job(tmp_path_factory.mktemp("late") / "job", hosts, SETTINGS, pace=0.1)
+    worker = job.start_node(hosts[1], PET_LOCAL_ADDR="")
+    worker.wait_for("waiting for the master")
+    return Early(job, worker, time.monotonic() + LATE)
 
 
 def test_a_former_attempt_is_told_from_this_one_and_outlived(net: Network, tmp_path: Path) -> None:
@@ -97,3 +101,22 @@ def test_clocks_an_hour_apart_change_nothing_but_are_mentioned(
     assert said is not None, job.words()  # preflight says by how much
     apart, within = map(float, said.groups())
     assert abs(apart - 3600) <= within + 0.001
+
+
+def test_a_late_master_and_a_slow_lossy_and_briefly_cut_link_cost_time_only(
+    early: Early, tmp_path: Path
+) -> None:
+    """And each node finds the interface that leads to the other, which its own name does not."""
+    job, second = early.job, early.worker
+    whole = run_ranks(2, tmp_path / "whole", task="synthetic", **TRAINED)  # meanwhile
+    time.sleep(max(0, early.late - time.monotonic()))
+    assert second.process.poll() is None
+    job.nodes = [job.start_node(job.hosts[0], PET_LOCAL_ADDR=""), second]
+    job.wait_for_step(5)
+    job.hosts[1].cut()
+    time.sleep(1)  # of the 3 s after which a node is lost
+    job.hosts[1].mend()
+    assert job.codes(within=90) == [0, 0], job.words()
+    assert curve(job.events) == curve(whole)  # bit by bit
+    chosen = f"NCCL_SOCKET_IFNAME==eth0: it leads to {job.hosts[0].address}"
+    assert job.words().count(chosen) == 2

@@ -61,19 +61,26 @@ def test_plain_torchrun_reads_the_same_contract(start: Any) -> None:
 
 def test_a_rank_that_raises_is_told_once_and_is_70(start: Any, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_TASK, encoding="utf-8")
-    ended = start(
+    started = start(
         "-m",
         "trainer.launch",
         PET_NPROC_PER_NODE="2",
         FAILING_RANK="1",
         **(QUICK | {"TRAINER_TASK": "own:Own"}),
         PYTHONPATH=f"{tmp_path}:{ROOT}",
-    ).end()
+    )
+    ended = started.end()
     assert ended.code == 70
     assert ended.words.count("Traceback (most recent call last)") == 1
     assert ended.words.count("ValueError: out of order") == 2  # its last line, and the verdict's
     assert "launch: rank 1: ValueError: out of order (exit 70)" in ended.words
     assert ended.of("error")[0]["code"] == 69  # rank 0 lost its peer, which is not the cause
+    # a pod's log may go with its pod (kubeflow/trainer 3419, 877), so the run folder has it too
+    (log,) = (Path(started.out.name).parent / "runs").glob("*/logs/*.log")
+    kept = log.read_text(encoding="utf-8").splitlines()
+    said = ended.words.splitlines() + started.read(started.out).splitlines()
+    assert kept[0].startswith("--- ")
+    assert sorted(kept[1:]) == sorted(said)
 
 
 def test_codes_that_may_be_retried_are_shifted_where_a_controller_judges_by_range(

@@ -32,6 +32,8 @@ TRAINER_ORDER = {
     "plan.choice": 47,
     "guards.cgroup": 30,
     "nodes.init": 40,
+    "nodes.interface": 40,
+    "nodes.log": 40,
     "nodes.orphans": 40,
     "nodes.wire": 40,
     "nodes.coordinator": 45,

@@ -43,6 +43,12 @@ def build(parameters: Iterable[nn.Parameter], settings: Settings) -> Optimizer:
     return kind(parameters, **arguments)
 
 
+def obey(optimizer: Optimizer, settings: Settings) -> None:
+    """Have the optimiser go by the settings, where a checkpoint has brought those of its own run."""
+    for group in optimizer.param_groups:
+        group.update(recipe(settings)[1])
+
+
 def learning_rate(step: int, total: int, settings: Settings) -> float:
     """Return the rate of optimiser step `step` (the first is 0) of `total`.
 

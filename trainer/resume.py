@@ -3,6 +3,7 @@
 import time
 from contextlib import AbstractContextManager
 
+from trainer import optim
 from trainer.checkpoint.find import Found, find, is_shared, newest
 from trainer.checkpoint.manifest import Progress
 from trainer.checkpoint.read import load
@@ -75,6 +76,7 @@ def _load(run: Run, found: Found) -> None:
                 f"{then!r}; set that, another TRAINER_OUT, or TRAINER_RESUME=never",
             )
     load(found, run.strategy.module, run.saved_optimizer, run.extra, runtime=run.runtime)
+    optim.obey(run.saved_optimizer, settings)
     run.step, run.samples = progress.step, progress.samples
     run.saved, run.saved_step = found.where, progress.step
 

@@ -1,5 +1,6 @@
 """How far two runs are apart: loss and gradient norm of every step, the evaluation, every tensor."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -39,4 +40,5 @@ def differences(one: Run, other: Run) -> dict[str, float]:
     for name, tensor in expected.items():
         difference = (tensor - mine[name]).double().norm() / tensor.double().norm().clamp(min=1e-9)
         found[name] = float(difference)
+    assert all(math.isfinite(value) for value in found.values()), found
     return found

@@ -8,6 +8,7 @@ import torch
 from tests.parity.compare import STEPS, curve, worst
 from tests.parity.table import COMMON, OPTIMIZERS, ROWS, TASKS, TOLERANCE
 from tests.ranks import run_ranks, weights
+from trainer.checkpoint.find import complete
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,29 @@ def test_a_checkpoint_goes_on_under_any_mode_and_world(
         events = run_ranks(row.ranks, tmp_path / "parts", **settings)
     assert [e["step"] for e in events if e.get("action") == "resumed"] == ends[:-1]
     assert worst(curve(whole, "loss"), curve(events, "loss")) < TOLERANCE["fp64"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks", "mesh"), [("ddp", 2, ""), ("fsdp", 2, ""), ("pp", 4, "pp=2,dp_shard=2")]
+)
+def test_what_ranks_evaluate_is_what_they_save(
+    mode: str, ranks: int, mesh: str, tmp_path: Path
+) -> None:
+    """Each has had samples of its own, and so its own running statistics: the first one's are taken."""
+    common = COMMON | {"task": "tests.parity.tasks:Normed", "precision": "fp64"}
+    run_ranks(ranks, tmp_path, mode=mode, mesh=mesh, **common)
+    events = run_ranks(1, tmp_path, mode="single", **common)
+    together, alone = [event["loss"] for event in events if event["event"] == "eval"]
+    assert together == pytest.approx(alone, rel=1e-12)
+
+
+def test_a_resumed_run_goes_by_its_own_settings(tmp_path: Path) -> None:
+    common = COMMON | {"task": "digits", "mode": "single"}
+    run_ranks(1, tmp_path, **(common | {"steps": "2", "weight_decay": "0.1", "momentum": "0.5"}))
+    run_ranks(1, tmp_path, **(common | {"steps": "4", "weight_decay": "0", "momentum": "0.8"}))
+    saved = complete(str(tmp_path / "checkpoints" / "step-00000004")).manifest.values
+    assert saved["optimizer.param_groups.fc1.weight.weight_decay"] == 0
+    assert saved["optimizer.param_groups.fc1.weight.momentum"] == 0.8
 
 
 def test_resuming_with_the_same_world_is_exact(tmp_path: Path) -> None:

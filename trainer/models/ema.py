@@ -12,26 +12,32 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 
 class Average:
     """The average of a module's parameters and of its buffers of real numbers."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
+        self._module = module
         self._decay = decay
-        state = get_model_state_dict(module)  # by the names that checkpoints use
-        self._weights = {
-            name: tensor
-            for name, tensor in state.items()
-            if isinstance(tensor, Tensor) and tensor.is_floating_point()
-        }
-        self._average = {name: tensor.clone() for name, tensor in self._weights.items()}
+        self._average: dict[str, Tensor] = {}
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # a tensor of the module and its average
+        seen: dict[object, Tensor] = {}  # tied weights have several names
+        for name, tensor in get_model_state_dict(module).items():  # by the names of checkpoints
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                continue
+            if (place := _place(tensor)) not in seen:
+                seen[place] = tensor.clone()
+                self._pairs.append((tensor, seen[place]))
+            self._average[name] = seen[place]
 
     @torch.no_grad()
     def update(self) -> None:
         """Take the weights of an optimiser step in."""
-        for name, average in self._average.items():
-            average.lerp_(self._weights[name], 1 - self._decay)
+        for weight, average in self._pairs:
+            average.lerp_(weight, 1 - self._decay)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -44,10 +50,13 @@ class Average:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for name, average in self._average.items():
-            weight = self._weights[name].clone()
-            self._weights[name].copy_(average)
-            average.copy_(weight)
+        for weight, average in self._pairs:
+            before = weight.clone()
+            weight.copy_(average)
+            average.copy_(before)
+        for part in self._module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()  # what it has gathered, and would compute with, are the weights before
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self._average)
@@ -56,3 +65,10 @@ class Average:
         """Take a checkpoint's average."""
         for name, average in self._average.items():
             average.copy_(state[name])
+
+
+def _place(tensor: Tensor) -> object:
+    """Return what two tensors have in common only if they are one."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    # the only name of a storage that the fake ones of a dry run have too
+    return local.untyped_storage()._cdata, local.storage_offset(), local.shape  # noqa: SLF001

@@ -116,7 +116,13 @@ def _skeleton(model: nn.Module) -> nn.Module:
     stand_ins: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
     for parameter in model.parameters():
         stand_ins[id(parameter)] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-    return copy.deepcopy(model, stand_ins)  # which takes what its memo holds
+    synced = [module for module in model.modules() if hasattr(module, "process_group")]
+    stand_ins |= {id(module.process_group): module.process_group for module in synced}
+    skeleton: nn.Module = copy.deepcopy(model, stand_ins)  # which takes what its memo holds
+    for module in skeleton.modules():
+        if hasattr(module, "process_group"):  # a BatchNorm, which would ask the other ranks
+            module.eval()
+    return skeleton
 
 
 def _shares(costs: Sequence[Cost]) -> list[float]:

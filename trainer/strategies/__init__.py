@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trainer.data.sets import Batch
+from trainer.modes import DATA_AXES
 from trainer.precision import autocast
 from trainer.runtime import Runtime
 from trainer.settings import Settings
@@ -164,6 +165,14 @@ def global_norm(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) ->
     if group is not None:
         dist.all_reduce(total, group=group)
     return total.sqrt().to(torch.promote_types(gradients[0].dtype, torch.float32))
+
+
+def share_buffers(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Give all ranks that see other samples the buffers of the first, running statistics among them."""
+    for axis in DATA_AXES:
+        if mesh[axis].size() > 1:
+            for buffer in module.buffers():
+                dist.broadcast(local(buffer), group=mesh.get_group(axis), group_src=0)
 
 
 def local(tensor: Tensor) -> Tensor:

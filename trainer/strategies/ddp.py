@@ -13,7 +13,16 @@ from torch.optim import Optimizer
 from trainer import optim
 from trainer.data.sets import Batch
 from trainer.exits import Exit, Fault
-from trainer.strategies import Context, Strategy, _comm_hooks, accumulate, clip, inference, single
+from trainer.strategies import (
+    Context,
+    Strategy,
+    _comm_hooks,
+    accumulate,
+    clip,
+    inference,
+    share_buffers,
+    single,
+)
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
@@ -68,4 +77,5 @@ def over(
         step=step,
         clip=lambda norm: clip(parameters, norm),
         forward=inference(model, context),
+        settle=lambda: share_buffers(model, mesh),
     )

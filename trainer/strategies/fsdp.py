@@ -19,20 +19,29 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.nn.modules.batchnorm import _NormBase
 
 from trainer import optim
 from trainer.data.sets import Batch
 from trainer.models.blocks import blocks
 from trainer.precision import half
 from trainer.settings import Settings
-from trainer.strategies import Context, Strategy, accumulate, clip, inference, single
+from trainer.strategies import (
+    Context,
+    Strategy,
+    accumulate,
+    clip,
+    inference,
+    share_buffers,
+    single,
+)
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    runtime = context.runtime
-    if runtime.mesh is None:  # a world of one has nothing to shard over
+    runtime, mesh = context.runtime, context.runtime.mesh
+    if mesh is None:  # a world of one has nothing to shard over
         return single.build(model, context)
-    sharded = shard(model, data_mesh(runtime.mesh), context.settings)
+    sharded = shard(model, data_mesh(mesh), context.settings)
     parameters = list(model.parameters())
     replicas = runtime.sizing.batches.replicas
 
@@ -47,6 +56,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
         step=step,
         clip=lambda norm: clip(parameters, norm),
         forward=inference(model, context),
+        settle=lambda: share_buffers(model, mesh),
     )
 
 
@@ -75,16 +85,20 @@ def unsynced(
 def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     """Shard `model` over `mesh`, block by block, so that few parameters are whole at once."""
     # reduce_dtype is spelt out: its default changed with torch 2.15, from param_dtype to the gradient's.
-    precision = MixedPrecisionPolicy()
+    precision = exact = MixedPrecisionPolicy()
     if dtype := half(settings):
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    offload = CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy()
-    for module in (*blocks(model), model):
+    # Running statistics stay float32, and a norm takes no weights of another type than theirs.
+    norms = [m for m in model.modules() if dtype and isinstance(m, _NormBase) and m.affine]
+    offload = OffloadPolicy()
+    if settings.cpu_offload:
+        offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
+    for module in dict.fromkeys((*norms, *blocks(model), model)):
         fully_shard(
             module,
             mesh=mesh,
             reshard_after_forward=settings.reshard,
-            mp_policy=precision,
+            mp_policy=exact if module in norms else precision,
             offload_policy=offload,
         )
     if not isinstance(model, FSDPModule):

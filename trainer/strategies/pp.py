@@ -26,7 +26,17 @@ from trainer.data.sets import Batch
 from trainer.models.stages import Cut, Stage, cut, keep_only, put
 from trainer.plan.schedules import SCHEDULES, holder, stages_of
 from trainer.precision import autocast
-from trainer.strategies import Context, Strategy, clip, fsdp, local, single, tp, weighted_loss
+from trainer.strategies import (
+    Context,
+    Strategy,
+    clip,
+    fsdp,
+    local,
+    share_buffers,
+    single,
+    tp,
+    weighted_loss,
+)
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
@@ -73,8 +83,8 @@ def build(model: nn.Module, context: Context) -> Strategy:
         scale = (runtime.sizing.batches.replicas if sharded else 1) / weight
         now[:] = micro_batches
         losses.clear()
-        if not sharded:
-            _share_buffers(model, mesh)
+        if not sharded:  # as DDP does before a forward pass
+            share_buffers(model, mesh)
         # The schedule cuts what it is given into as many parts again.
         inputs = (torch.cat([batch.inputs for batch in micro_batches]),) if first else ()
         targets = torch.cat([batch.targets for batch in micro_batches]) if last else None
@@ -92,6 +102,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
         step=step,
         clip=lambda norm: clip(parameters, norm, group=group),
         forward=partial(_forward, stages, plan.borders, context),
+        settle=lambda: share_buffers(model, mesh),
         notes={"schedule": settings.pipeline_schedule, "stages": plan.describe()},
     )
 
@@ -170,12 +181,3 @@ def _add_up(parameters: Sequence[nn.Parameter], mesh: DeviceMesh) -> None:
     ]
     for work in pending:
         work.wait()
-
-
-def _share_buffers(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Give every replica of a stage the buffers of the first, as DDP does before a forward pass."""
-    if mesh["dp_replicate"].size() == 1:
-        return
-    group = mesh.get_group("dp_replicate")
-    for buffer in model.buffers():
-        dist.broadcast(buffer, group=group, group_src=0)

@@ -24,7 +24,16 @@ from trainer.data.sets import Batch
 from trainer.exits import Exit, Fault
 from trainer.models.tensor_plan import TensorPlan, Whole
 from trainer.settings import Settings
-from trainer.strategies import Context, Strategy, accumulate, clip, fsdp, inference, single
+from trainer.strategies import (
+    Context,
+    Strategy,
+    accumulate,
+    clip,
+    fsdp,
+    inference,
+    share_buffers,
+    single,
+)
 
 
 @runtime_checkable
@@ -36,13 +45,14 @@ class Splittable(Protocol):
 
 def build(model: nn.Module, context: Context) -> Strategy:
     runtime, settings = context.runtime, context.settings
-    if runtime.mesh is None:  # a world of one has nothing to split over
+    mesh = runtime.mesh
+    if mesh is None:  # a world of one has nothing to split over
         return single.build(model, context)
-    parallelize(model, runtime.mesh["tp"], settings)
+    parallelize(model, mesh["tp"], settings)
     replicas = runtime.sizing.batches.replicas
     sharded = None
     if replicas > 1:
-        sharded = fsdp.shard(model, fsdp.data_mesh(runtime.mesh), settings)
+        sharded = fsdp.shard(model, fsdp.data_mesh(mesh), settings)
     parameters = list(model.parameters())
     gathered = replace(context, loss=whole_loss(context.loss))
     forward = inference(model, context)
@@ -66,6 +76,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
         step=step,
         clip=lambda norm: clip(parameters, norm),
         forward=lambda inputs: whole(forward(inputs)),
+        settle=lambda: share_buffers(model, mesh),
     )
 
 

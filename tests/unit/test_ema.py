@@ -1,0 +1,24 @@
+"""Averaged weights: in use within the block, and everything as it was behind it."""
+
+import torch
+from torch import nn
+
+from trainer.models.ema import Average
+
+
+def test_tied_weights_are_averaged_and_swapped_once() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    average = Average(model, 0.75)
+    before = model[0].weight.detach().clone()
+    with torch.no_grad():
+        model[0].weight += 4
+    average.update()
+    assert average.state_dict().keys() == {
+        name for name, tensor in model.state_dict().items() if tensor.is_floating_point()
+    }
+    with average.in_use():
+        torch.testing.assert_close(model[0].weight, before + 1)
+    torch.testing.assert_close(model[0].weight, before + 4)
+    torch.testing.assert_close(average.state_dict()["2.weight"], before + 1)

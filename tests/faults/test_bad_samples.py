@@ -47,12 +47,16 @@ def bad_samples(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if event.get("kind") == "bad_sample"]
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(1, "0"), (2, "0"), (2, "2")])
+@pytest.mark.parametrize(
+    ("ranks", "workers", "mode"),
+    [(1, "0", "hogwild"), (2, "0", "ddp"), (2, "2", "ddp")],
+)
 def test_the_means_are_over_what_can_be_read(
-    ranks: int, workers: str, pictures: Path, tmp_path: Path
+    ranks: int, workers: str, mode: str, pictures: Path, tmp_path: Path
 ) -> None:
     path = spoil(pictures, "train")
     settings = ALL_AT_ONCE | {"data": str(pictures), "workers": workers, "bad_samples": "1"}
+    settings |= {"mode": mode, "processes": "1"}
     events = run_ranks(ranks, tmp_path / "run", **settings)
     (bad,) = bad_samples(events)  # though it comes in each of two epochs
     assert (bad["index"], bad["where"], bad["part"]) == (BAD, f"({path})", "training")

@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.ranks import run_ranks
+from tests.faults.tasks import planted
+from tests.ranks import run_ranks, weights
 
 pytestmark = pytest.mark.slow
 
@@ -86,3 +87,11 @@ def test_the_end_of_a_process_is_noticed_and_told(how: str, start: Any, tmp_path
 def test_loss_scaling_is_refused(tmp_path: Path) -> None:
     events = run_ranks(1, tmp_path, code=64, mode="hogwild", precision="fp16")
     assert "TRAINER_PRECISION='fp16': mode hogwild" in events[-1]["message"]
+
+
+def test_a_bad_batch_is_counted_once_and_leaves_no_trace(tmp_path: Path) -> None:
+    settings = {"task": "tests.faults.tasks:Poisoned", "steps": "8", "nonfinite_allowance": "2"}
+    plant = planted(POISONED="1")
+    events = run_ranks(1, tmp_path, plant, mode="hogwild", processes="2", **settings)
+    assert events[-1]["skipped_steps"] == 1
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path).values())

@@ -3,12 +3,17 @@
 With two, tests/faults/test_hogwild.py compares the accuracy.
 """
 
+import time
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 from tests.parity.compare import curve, differences, worst
 from tests.parity.conftest import Single
 from tests.parity.table import TOLERANCE, Case
-from tests.ranks import run_ranks
+from tests.ranks import run_ranks, weights
 
 
 def test_one_process_equals_single(single: Single, tmp_path: Path) -> None:
@@ -23,3 +28,26 @@ def test_one_process_equals_single(single: Single, tmp_path: Path) -> None:
     for name in late:
         one, other = curve(expected[1], name), curve(events, name)
         assert worst(one[:-1], other[1:]) < TOLERANCE[case.precision]
+
+
+def _copy_slowly() -> None:
+    from trainer.checkpoint.staging import Staging
+
+    copy = Staging.copy
+
+    def slow(self: Staging, state: Any) -> Any:
+        time.sleep(1)
+        return copy(self, state)
+
+    Staging.copy = slow  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_no_update_comes_between_a_checkpoint_and_its_copy(tmp_path: Path) -> None:
+    common = {"task": "synthetic", "mode": "hogwild", "processes": "1", "schedule": "constant"}
+    common |= {"eval_steps": "0", "preflight": "off"}
+    run_ranks(1, tmp_path / "four", steps="4", **common)
+    run_ranks(1, tmp_path / "six", _copy_slowly, steps="6", checkpoint_steps="4", **common)
+    (tmp_path / "six/checkpoints/step-00000006").rename(tmp_path / "aside")
+    one, other = weights(tmp_path / "four"), weights(tmp_path / "six")
+    assert all(torch.equal(one[name], other[name]) for name in one)

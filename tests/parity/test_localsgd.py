@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.faults.tasks import planted
 from tests.parity.compare import curve, worst
 from tests.ranks import run_ranks, weights
 
@@ -51,6 +52,20 @@ def test_going_on_from_between_two_averagings_is_exact(
     alone = run_ranks(1, tmp_path / "parts", **(settings | {"mode": "single"}))
     losses = [event["loss"] for event in alone if event["event"] == "eval"]
     assert losses[-1] == pytest.approx(losses[-2], rel=1e-12)
+
+
+@pytest.mark.slow
+def test_going_back_to_a_checkpoint_begins_the_period_anew(tmp_path: Path) -> None:
+    settings: dict[str, Any] = COMMON | DILOCO | {"mode": "localsgd", "local_steps": "8"}
+    settings |= {"task": "tests.faults.tasks:Numberless", "checkpoint_steps": "5"}
+    settings |= {"nonfinite_allowance": "2"}
+    losses = []
+    for name, calls in (("clean", "1000"), ("back", "13,14")):
+        plant = planted(NUMBERLESS=f"gradient:{calls}")
+        events = run_ranks(2, tmp_path / name, plant, **settings)
+        losses.append({e["step"]: e["loss"] for e in events if e["event"] == "step"})
+    assert [event["to"] for event in events if event.get("kind") == "rolled_back"] == [10]
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pickle
 import signal
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -60,7 +60,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
         module=model,
         optimizer=optimizer,  # takes no step itself: it holds the mean state, and the rate
         step=crew.deal,
-        clip=lambda _: crew.newest.norm,
+        clip=lambda _: crew.norm(),
         forward=inference(model, context),
         settle=crew.settle,
         close=crew.close,
@@ -111,8 +111,12 @@ class Crew:
         self._state_is_theirs = True
         optimizer.register_load_state_dict_post_hook(self._loaded)
 
-    def deal(self, micro_batches: Sequence[Batch], weight: float) -> Tensor:
-        """Give a batch to an idle process; return the newest loss, times `weight`."""
+    def deal(self, micro_batches: Sequence[Batch], _: float) -> Tensor:
+        """Give a batch to an idle process; return the newest loss, times the batch's weight."""
+        # Without the samples that cannot be read: once the gradient is here, it is in the weights.
+        weight = sum(float(batch.weights.double().sum()) for batch in micro_batches) or 1.0
+        # There are no gradients here: all this does is wait while a checkpoint's copy is made.
+        self._optimizer.step()
         if not self._processes:
             self._start()
         if not self._state_is_theirs:
@@ -126,6 +130,13 @@ class Crew:
         while not self._updates:  # there is no loss to return yet
             self._receive()
         return self.newest.loss * weight
+
+    def norm(self) -> Tensor:
+        """Return the newest norm; one that is not finite once, not until the next one comes."""
+        norm = self.newest.norm
+        if not norm.isfinite():
+            self.newest = replace(self.newest, norm=torch.zeros(()))
+        return norm
 
     def settle(self) -> None:
         """Wait until every batch is in the weights, and average the processes' momenta."""
@@ -257,10 +268,14 @@ def _update(model: nn.Module, optimizer: Optimizer, work: _Work, context: Contex
     torch.manual_seed(work.seed)
     optim.set_learning_rate(optimizer, work.rate)
     model.train()
+    kept = [buffer.clone() for buffer in model.buffers()]
     loss_sum = accumulate(model, work.micro_batches, context, scale=1 / work.weight)
     norm = clip(list(model.parameters()), context.settings.clip_norm)
     if norm.isfinite():
         optimizer.step()
+    else:  # a BatchNorm has the batch in its statistics by now, and others go on with those
+        for buffer, before in zip(model.buffers(), kept, strict=True):
+            buffer.copy_(before)
     optimizer.zero_grad()
     return _Update(loss_sum / work.weight, norm.detach())
 

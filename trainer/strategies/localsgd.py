@@ -130,6 +130,11 @@ class Period:
         self._model, self._optimizer, self._outer = model, optimizer, outer
         self._settings, self._group = settings, group
         self._steps = 0
+        optimizer.register_load_state_dict_post_hook(lambda _: self._begin_anew())
+
+    def _begin_anew(self) -> None:
+        """Forget the steps since, whose weights a checkpoint's have replaced."""
+        self._steps = 0
 
     def take_step(self) -> None:
         """Count a step; when the period is over, the next one begins with the average."""
@@ -147,12 +152,13 @@ class Period:
         _average(chain(self._model.parameters(), self._model.buffers()), self._group)
         if self._outer:
             self._outer.step()
-        state = [t for part in self._optimizer.state.values() for t in part.values()]
-        tensors = [value for value in state if isinstance(value, Tensor)]
+        state = [item for part in self._optimizer.state.values() for item in part.items()]
+        tensors = [(name, value) for name, value in state if isinstance(value, Tensor)]
         if self._settings.local_state == "average":
-            _average(tensors, self._group)
+            # Not AdamW's count of steps: all ranks have the same, on the CPU, where NCCL sends nothing.
+            _average((value for name, value in tensors if name != "step"), self._group)
         else:
-            torch._foreach_zero_(tensors)
+            torch._foreach_zero_([value for _, value in tensors])
         self._steps = 0
 
 

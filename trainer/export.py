@@ -60,6 +60,7 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
     file cannot be written.
     """
     # torch takes seconds to import; --help and wrong arguments do without.
+    from safetensors import SafetensorError  # noqa: PLC0415
     from safetensors.torch import save_file  # noqa: PLC0415
 
     from trainer.checkpoint.find import complete  # noqa: PLC0415
@@ -81,10 +82,11 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, partial, described)
         partial.replace(out)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the latter is what a full disk amounts to there
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise Fault(Exit.MACHINE, f"{out}: cannot be written: {error.strerror or error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise Fault(Exit.MACHINE, f"{out}: cannot be written: {reason}") from error
     size = sum(tensor.nbytes for tensor in tensors.values())
     print(f"{out}: {len(tensors)} tensors, {size:,} bytes, of {found.where}")
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.pool import Case, carry_out, lend
 from tests.ranks import run_ranks, weights
 from trainer.tasks import synthetic
 
@@ -85,3 +86,23 @@ def test_a_run_that_is_killed_again_and_again_is_the_same_run(tmp_path: Path) ->
     one, other = weights(tmp_path / "whole"), weights(broken)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def _die_while_loading() -> None:
+    from trainer.checkpoint import read
+
+    def dying(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.environ["RANK"] == "1":
+        read._Reader.read_data = dying  # type: ignore[assignment]  # noqa: SLF001
+
+
+def test_a_peer_that_is_lost_while_loading_is_no_damaged_checkpoint(tmp_path: Path) -> None:
+    """65 would end the job for good; a retry has all it takes."""
+    settings = {"TASK": "synthetic", "STEPS": "4", "OUT": str(tmp_path), "LOG": "json"}
+    variables = {f"TRAINER_{name}": value for name, value in settings.items()}
+    run_ranks(2, tmp_path, task="synthetic", steps="2")
+    with lend(2, fresh=True) as ranks:
+        endings = carry_out(Case(variables, _die_while_loading), ranks, timeout=60)
+    assert [ending.code for ending in endings] == [69, -signal.SIGKILL], endings[0].words

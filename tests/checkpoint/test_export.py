@@ -1,5 +1,6 @@
 """python -m trainer.export: the weights in a file that others read, or a code and one line."""
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,18 @@ def test_a_refusal_is_one_line_a_code_and_no_file(
     assert main(arguments) == code
     assert re.search(words, capsys.readouterr().err)
     assert not Path(places["OUT"]).exists()
+
+
+def test_a_full_disk_is_71_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, out = save(tmp_path / "checkpoints", 1), tmp_path / "out.safetensors"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        assert main([checkpoint, "-o", str(out)]) == Exit.MACHINE
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_help_needs_no_torch() -> None:

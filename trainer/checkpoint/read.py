@@ -30,7 +30,7 @@ from trainer.checkpoint.find import Found
 from trainer.checkpoint.manifest import DTYPES, Chunk, Manifest, Tensor
 from trainer.checkpoint.state import capture, restore
 from trainer.exits import Exit, Fault
-from trainer.runtime import Runtime, say
+from trainer.runtime import Runtime, as_fault, say
 
 
 def load(
@@ -62,6 +62,8 @@ def load(
         )
         restore(state, module, optimizer, extra)
     except (CheckpointException, RuntimeError, ValueError, KeyError, TypeError) as error:
+        if (fault := as_fault(error)).code != Exit.CODE:  # a lost peer, a broken device
+            raise fault from error
         reason = str(error).strip().splitlines()[-1]
         raise Fault(
             Exit.DATA, f"checkpoint {found.where}: does not fit this run: {reason}"

@@ -76,9 +76,7 @@ class Saver:
         The save before must have been waited for. No tensor of `state` may change until
         `wait_for_copy`, which every update of a watched optimiser calls.
         """
-        if torch.accelerator.is_available():
-            # The copy has a stream of its own, which knows nothing of the update still in this one.
-            torch.accelerator.current_stream().synchronize()
+        self._staging.wait_for(state)
         self._copied.clear()
         self._ended = None
         self._thread = threading.Thread(
@@ -88,10 +86,11 @@ class Saver:
         self._blocked = time.monotonic() - since
 
     def wait_for_copy(self) -> None:
-        """Return once the state may change again."""
+        """Return once the state may change again. Raises Fault(71) when the copy takes too long."""
         if not self._copied.is_set():
             began = time.monotonic()
-            self._copied.wait(self._timeout)
+            if not self._copied.wait(self._timeout):
+                raise self._too_slow()
             self._blocked += time.monotonic() - began
 
     def _write(self, state: State, label: Label, since: float) -> None:
@@ -129,12 +128,15 @@ class Saver:
         if self._thread is not None:
             self._thread.join(self._timeout)
             if self._thread.is_alive():
-                raise Fault(
-                    Exit.MACHINE,
-                    f"checkpoints {self.store.where('')}: not written after {self._timeout:.0f} s; "
-                    "see to the storage or set a larger TRAINER_CHECKPOINT_TIMEOUT",
-                )
+                raise self._too_slow()
         return self.ended()
+
+    def _too_slow(self) -> Fault:
+        return Fault(
+            Exit.MACHINE,
+            f"checkpoints {self.store.where('')}: not written after {self._timeout:.0f} s; "
+            "see to the storage or set a larger TRAINER_CHECKPOINT_TIMEOUT",
+        )
 
     def leave(self) -> None:
         """Give a writer a last chance; the run has failed, so how it ends is of no interest."""

@@ -4,6 +4,7 @@ DCP's own stager copies storages, which holds Python's lock for as long as a cop
 what describes a sharded tensor. Here only a rank's own shards are copied; DCP plans with the state.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,33 +22,56 @@ def local(tensor: Tensor) -> Tensor:
 
 
 class Staging:
-    """Host memory for one copy of a state: kept, and pinned where there is an accelerator."""
+    """Host memory for one copy of a state: kept, and pinned where there is an accelerator.
+
+    Every device that holds a part of the state (mode mp) has a stream of its own for the copy.
+    """
 
     def __init__(self) -> None:
-        self._accelerated = torch.accelerator.is_available()
-        self._stream = torch.Stream() if self._accelerated else None
+        self._own: torch.device | None = None
+        self._streams: dict[torch.device, torch.Stream] = {}
+        if torch.accelerator.is_available():
+            stream = torch.Stream()
+            self._own = stream.device
+            self._streams[stream.device] = stream
         self._kept: dict[Path, Tensor] = {}
+
+    def wait_for(self, state: Mapping[str, Any]) -> None:
+        """Wait for the updates that are still on their way, of which the copy's streams know nothing."""
+        for device in {local(tensor).device for _, tensor in _tensors(state, ())}:
+            if device.type != "cpu":
+                torch.accelerator.current_stream(device).synchronize()
 
     def copy(self, state: Mapping[str, Any]) -> Copies:
         """Return copies of the tensors in nested dicts and lists, by their paths.
 
         They stay as they are until the next call.
         """
-        found = {path: local(tensor).detach() for path, tensor in _tensors(state, ())}
+        found: defaultdict[torch.device | None, dict[Path, Tensor]] = defaultdict(dict)
+        for path, tensor in _tensors(state, ()):
+            part = local(tensor).detach()
+            # On this thread no other device is current, and pinned memory belongs to one.
+            found[self._own if part.device.type == "cpu" else part.device][path] = part
         with torch.no_grad():
-            if self._stream is None:
-                self._fill(found)
-            else:
-                with self._stream:
-                    self._fill(found)
-                self._stream.synchronize()
-        return {path: self._kept[path] for path in found}
+            for device, parts in found.items():
+                if device is None:
+                    self._fill(parts)
+                    continue
+                if device not in self._streams:
+                    self._streams[device] = torch.Stream(device)
+                with self._streams[device]:
+                    self._fill(parts)
+        for stream in self._streams.values():
+            stream.synchronize()
+        return {path: self._kept[path] for parts in found.values() for path in parts}
 
     def _fill(self, found: Mapping[Path, Tensor]) -> None:
         for path, tensor in found.items():
             kept = self._kept.get(path)
             if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
-                kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._accelerated)
+                kept = torch.empty(
+                    tensor.shape, dtype=tensor.dtype, pin_memory=self._own is not None
+                )
                 self._kept[path] = kept
             kept.copy_(tensor, non_blocking=True)
 

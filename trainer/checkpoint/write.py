@@ -218,6 +218,12 @@ def _manifest(label: Label, metadata: Metadata, results: Sequence[WriteResult]) 
     files: dict[str, File] = {}
     chunks: dict[str, list[Chunk]] = {}
     values: dict[str, Any] = {}
+    sizes = {
+        (key, tuple(chunk.offsets)): tuple(chunk.sizes)
+        for key, stored in metadata.state_dict_metadata.items()
+        if isinstance(stored, TensorStorageMetadata)
+        for chunk in stored.chunks
+    }
     for result in results:
         key = result.index.fqn
         stored = metadata.state_dict_metadata[key]
@@ -228,9 +234,8 @@ def _manifest(label: Label, metadata: Metadata, results: Sequence[WriteResult]) 
         if written:
             files[name] = written[0]
         offsets = tuple(result.index.offset or (0,) * len(stored.size))
-        sizes = next(tuple(c.sizes) for c in stored.chunks if tuple(c.offsets) == offsets)
         chunks.setdefault(key, []).append(
-            Chunk(offsets=offsets, sizes=sizes, file=name, start=start)
+            Chunk(offsets=offsets, sizes=sizes[key, offsets], file=name, start=start)
         )
     tensors = {
         key: Tensor(

@@ -185,6 +185,33 @@ def test_a_download_that_fails_is_65(tmp_path: Path, monkeypatch: pytest.MonkeyP
         task.data(train=True)
 
 
+def test_a_download_is_there_as_a_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchvision import datasets
+
+    def begin(folder: str, *, download: bool) -> None:
+        assert download
+        (Path(folder) / "MNIST" / "raw").mkdir(parents=True)
+
+    def cut_off(folder: str, *, download: bool) -> None:
+        begin(folder, download=download)
+        raise RuntimeError("connection reset")
+
+    def while_another_node_does_too(folder: str, *, download: bool) -> None:
+        begin(folder, download=download)
+        mnist(tmp_path)
+
+    task = tasks.load(Settings(task="mnist", data=tmp_path, download=True))
+    monkeypatch.setattr(datasets, "MNIST", cut_off)
+    with pytest.raises(Fault, match="failed: connection reset"):
+        task.data(train=True)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(datasets, "MNIST", while_another_node_does_too)
+    assert len(task.data(train=True)) == 1437
+    assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]
+
+
 def photos(folder: Path, *, each: int = 12) -> Path:
     """Write scikit-learn's digits 0 to 2 as PNG files of different sizes."""
     for train, part in ((True, "train"), (False, "val")):

@@ -3,6 +3,7 @@
 import gzip
 import math
 import struct
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ def folder_of(settings: Settings, present: Path, download: Callable[[str], objec
     wanted = settings.data / present
     if not wanted.exists() and settings.download:
         try:
-            download(str(settings.data))
+            _fetch(settings.data, present, download)
         except (OSError, RuntimeError) as error:
             raise Fault(
                 Exit.DATA, f"{name}: the download to {settings.data} failed: {error}"
@@ -66,6 +67,20 @@ def folder_of(settings: Settings, present: Path, download: Callable[[str], objec
             "TRAINER_DATA to the folder that holds it",
         )
     return settings.data
+
+
+def _fetch(folder: Path, present: Path, download: Callable[[str], object]) -> None:
+    """Download beside and rename: a half must not look whole, and another node may do the same."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as beside:
+        download(beside)
+        target = folder / present
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            (Path(beside) / present).rename(target)
+        except OSError:
+            if not target.exists():  # else the other one was first
+                raise
 
 
 def idx(path: Path) -> Tensor:

@@ -7,7 +7,7 @@ python -m trainer --help                        # every setting
 
 import sys
 
-from trainer.ending import tell
+from trainer.ending import leave, tell
 from trainer.environment import from_environment, variable
 from trainer.exits import MEANINGS, Exit, Fault
 from trainer.nodes.orphans import die_with_the_agent
@@ -65,4 +65,4 @@ def _default(value: object) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from trainer.exits import Exit, Fault
 
 DEFAULT_PORT = 29500
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _endpoint(environment: Mapping[str, str], *, elastic: bool, nodes: int) -> t
     if elastic:
         text = environment.get("PET_RDZV_ENDPOINT", "")
         address, _, port = text.rpartition(":")
-        if not address or not port.isdecimal():
+        if not address or not (port.isdecimal() and int(nodes > 1) <= int(port) <= _LAST_PORT):
             raise Fault(
                 Exit.CONFIG,
                 f"PET_RDZV_ENDPOINT={text!r}: must be HOST:PORT when PET_RDZV_BACKEND is c10d",
@@ -117,15 +118,26 @@ def _endpoint(environment: Mapping[str, str], *, elastic: bool, nodes: int) -> t
     address = environment.get("PET_MASTER_ADDR") or ""
     if not address and nodes > 1:
         raise Fault(Exit.CONFIG, f"PET_MASTER_ADDR is not set, but there are {nodes} nodes")
-    default = DEFAULT_PORT if nodes > 1 else 0
-    port_number = _integer(environment, "PET_MASTER_PORT", default=default, least=0)
+    several = nodes > 1  # who cannot all look for a free port of their own
+    port_number = _integer(
+        environment,
+        "PET_MASTER_PORT",
+        default=DEFAULT_PORT if several else 0,
+        least=int(several),
+        most=_LAST_PORT,
+    )
     return address or "127.0.0.1", port_number
 
 
-def _integer(environment: Mapping[str, str], name: str, *, default: int, least: int) -> int:
+def _integer(
+    environment: Mapping[str, str], name: str, *, default: int, least: int, most: int | None = None
+) -> int:
     text = environment.get(name) or str(default)
-    if not text.isdecimal() or int(text) < least:
-        raise Fault(Exit.CONFIG, f"{name}={text!r}: must be a whole number, at least {least}")
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        and_most = f", at most {most}" if most is not None else ""
+        raise Fault(
+            Exit.CONFIG, f"{name}={text!r}: must be a whole number, at least {least}{and_most}"
+        )
     return int(text)
 
 

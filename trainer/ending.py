@@ -1,14 +1,17 @@
-"""How a rank that ends with a fault says so: once, to the agent or to who is reading.
+"""How a rank ends: a fault is told once, to the agent or to who is reading, and nothing holds it up.
 
-sys.exit(tell(fault, error))
+leave(tell(fault, error))
 """
 
+import contextlib
 import json
+import multiprocessing
 import os
 import sys
 import time
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from trainer.exits import Exit, Fault
 
@@ -24,8 +27,26 @@ def tell(fault: Fault, error: BaseException | None) -> int:
     if (file := os.environ.get("TORCHELASTIC_ERROR_FILE")) and fault.code != Exit.STOPPED:
         details = {"py_callstack": trace, "timestamp": str(int(time.time()))}
         said = {"message": str(fault), "errorCode": int(fault.code), "extraInfo": details}
-        Path(file).write_text(json.dumps({"message": said}), encoding="utf-8")
+        with contextlib.suppress(OSError):  # a full disk must not cost the exit code too
+            Path(file).write_text(json.dumps({"message": said}), encoding="utf-8")
     if "MUSTER_AGENT" not in os.environ:  # trainer.launch tells it, for all its ranks once
         rank = f" rank {os.environ['RANK']}" if "RANK" in os.environ else ""
         print(f"{trace}trainer:{rank} {fault} (exit {fault.code})", file=sys.stderr, flush=True)
     return fault.code
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, at once if it has left a process group behind (`runtime.join`)."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        drop_out(code)
+    sys.exit(code)
+
+
+def drop_out(code: int) -> NoReturn:
+    """End the process without the interpreter's own end, which waits for threads and process groups."""
+    for child in multiprocessing.active_children():  # loader workers: no atexit will see to them
+        child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -31,7 +31,7 @@ def evaluate(run: Run, stop: Stop) -> float | None:
 @torch.no_grad()
 def _evaluate(run: Run, stop: Stop) -> float | None:
     runtime = run.runtime
-    sums = torch.zeros(5, dtype=torch.float64)
+    sums = torch.zeros(4, dtype=torch.float64)
     unread: list[Bad] = []
     run.strategy.module.eval()
     shares = evaluation_shares(
@@ -48,11 +48,10 @@ def _evaluate(run: Run, stop: Stop) -> float | None:
         counted = batch.weights > 0
         weights = batch.weights[counted].double()
         parts = ((losses[counted] * weights).sum(), weights.sum(), scores[counted].sum())
-        bad = [one for one in batch.bad if one.weight]
-        sums += torch.stack([*parts, counted.sum(), torch.tensor(len(bad))]).cpu()
-        unread += bad
+        sums += torch.stack([*parts, counted.sum()]).cpu()
+        unread += [one for one in batch.bad if one.weight]
     run.strategy.module.train()
-    loss, weight, score, count, missing = total(sums.tolist(), runtime)
+    loss, weight, score, count, missing = total([*sums.tolist(), len(unread)], runtime)
     if missing:
         account(run, unread, part="test")
     if count + missing != len(run.test):

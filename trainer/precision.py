@@ -57,9 +57,9 @@ def settle_tf32(settings: Settings, device: torch.device) -> None:
             "GPUs from Ampere on have; fp32 would do",
         )
     torch.set_float32_matmul_precision("high" if asked else "highest")
-    # cudnn's default is TF32, whatever was said of matrix products.
-    for part in ("conv", "rnn"):
-        getattr(torch.backends.cudnn, part).fp32_precision = "tf32" if asked else "ieee"
+    # cudnn's default is TF32, whatever was said of matrix products. Not by `conv.fp32_precision`: after
+    # that who reads this flag, as torch.backends.cudnn.flags() does, gets an error (torch 2.15).
+    torch.backends.cudnn.allow_tf32 = asked
 
 
 class LossScale:

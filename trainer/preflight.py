@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainer import tasks
 from trainer.data.sets import Data, InMemory
+from trainer.ending import leave
 from trainer.environment import from_environment
 from trainer.exits import Exit, Fault
 from trainer.guards.links import Exchange, blame, exchange
@@ -169,4 +170,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -101,6 +101,7 @@ def join(settings: Settings) -> Iterator[Runtime]:
     dist.init_process_group(
         backend, timeout=timeout, device_id=device if device.type != "cpu" else None
     )
+    together = False
     try:
         control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
         mesh, share = place(sizing, device)
@@ -117,8 +118,13 @@ def join(settings: Settings) -> Iterator[Runtime]:
         # Leaving while another rank still talks aborts it: 7 of 52 runs without this barrier, 0 of 52
         # with it, gloo, torch 2.13.
         dist.barrier(group=control)
+        together = True
     finally:
-        dist.destroy_process_group()
+        # A rank that fails would wait here for those that wait for it, without a bound: NCCL lets nobody
+        # go alone (pytorch 119250, nccl 1777). The end of the process takes the group along
+        # (`ending.leave`).
+        if together or backend != "nccl":
+            dist.destroy_process_group()
 
 
 def place(sizing: Sizing, device: torch.device) -> tuple[DeviceMesh, int]:

@@ -195,6 +195,7 @@ class Settings(BaseModel):
     device_memory: float | None = Field(
         None,
         gt=0,
+        allow_inf_nan=False,
         description="GiB of a device, for auto and the dry run (default: what a GPU says)",
     )
     ledger: bool = Field(

@@ -5,18 +5,21 @@ found, skipped elsewhere: .venv/bin/python -m pytest -m gpu
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from tests.conftest import ROOT
 from trainer.data.sets import Batch
 from trainer.plan.sizing import size
 from trainer.runtime import Runtime
 from trainer.settings import Settings
 from trainer.strategies import Context
 from trainer.strategies.dp_balanced import LossInside
+from trainer.tasks import synthetic
 
 GPUS = torch.cuda.device_count()
 
@@ -47,6 +50,7 @@ CASES = {
     "channels last": Case("single", settings={"CHANNELS_LAST": "true"}),
     "recomputed": Case("single", settings={"ACTIVATION_CHECKPOINTING": "true"}),
     "lstm": Case("single", task="charlm-lstm"),
+    "workers": Case("single", settings={"WORKERS": "2"}, task="tests.gpu.test_gpu:OneByOne"),
     "dp": Case("dp"),
     "dp-balanced": Case("dp-balanced"),
     "mp": Case("mp", settings={"MICRO_BATCH": "8"}),
@@ -54,6 +58,7 @@ CASES = {
     "ddp, bf16 hook": Case("ddp", 2, {"COMM_HOOK": "bf16"}, 0.1),
     "ddp, fp16": Case("ddp", 2, {"PRECISION": "fp16"}, 0.1),
     "ddp-zero1": Case("ddp-zero1", 2),
+    "localsgd": Case("localsgd", 2, {"LOCAL_STEPS": "1"}),
     "fsdp": Case("fsdp", 2),
     "fsdp, offloaded": Case("fsdp", 2, {"CPU_OFFLOAD": "true"}),
     "fsdp, bf16": Case("fsdp", 2, {"PRECISION": "bf16"}, 0.1),
@@ -64,14 +69,23 @@ CASES = {
 }
 
 
-def run(start: Any, case: Case, *, host: bool = False) -> Any:
+class OneByOne(synthetic.Task):
+    """Vectors that loader workers read, so that batches come to the GPU out of pinned memory."""
+
+    def data(self, *, train: bool) -> Any:
+        whole = super().data(train=train)
+        return list(zip(whole.inputs, whole.targets.tolist(), strict=True))
+
+
+def run(start: Any, case: Case, *, host: bool = False, **more: str) -> Any:
     """Train twenty steps as `case` says, or in one process on the host, and return how it ended."""
     wanted = {"TASK": case.task, "STEPS": "20", "LOG_STEPS": "1", "EVAL_STEPS": "0", "LOG": "json"}
     wanted |= {"CHECKPOINT_STEPS": "0", "WARMUP_STEPS": "4", "OUT": "run"}
     # AdamW divides a gradient that is nothing but rounding by its own size.
     wanted |= {"OPTIMIZER": "sgd", "LR": "0.03"}
     wanted |= {"MODE": "single"} if host else {"MODE": case.mode, **case.settings}
-    env = {f"TRAINER_{name}": value for name, value in wanted.items()}
+    env = {f"TRAINER_{name}": value for name, value in (wanted | more).items()}
+    env["PYTHONPATH"] = str(ROOT)
     if host:
         return start("-m", "trainer", CUDA_VISIBLE_DEVICES="", **env).end(timeout=280)
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", str(case.ranks))
@@ -90,8 +104,41 @@ def test_gpus_train_as_the_host_does(name: str, start: Any) -> None:
     assert launch["device"] == "cuda:0"
     assert launch["backend"] == ("nccl" if case.ranks > 1 else "none")
     assert found.losses == pytest.approx(expected.losses, rel=case.tolerance)
-    assert "training set is kept on cuda:0" in found.words
+    where = "read from the host" if name == "workers" else "kept on cuda:0"
+    assert f"training set is {where}" in found.words
     assert found.of("summary")[0]["peak_memory"] > 0
+
+
+@pytest.mark.parametrize("name", ["single", "mp", "fsdp, offloaded"])
+def test_a_checkpoint_of_gpus_goes_on_on_the_host(name: str, start: Any, tmp_path: Path) -> None:
+    """What a stream of its own has copied, from every device, is what was there."""
+    case, common = CASES[name], {"SCHEDULE": "constant", "OUT": str(tmp_path / "run")}
+    if case.ranks > GPUS:
+        pytest.skip(f"{case.ranks} ranks need as many GPUs, there are {GPUS}")
+    expected = run(start, case, host=True, SCHEDULE="constant")
+    first = run(start, case, **common, STEPS="10", CHECKPOINT_STEPS="4")
+    rest = run(start, case, host=True, **common)
+    assert (first.code, rest.code) == (0, 0), first.words + rest.words
+    assert next(event["step"] for event in rest.of("checkpoint")) == 10
+    losses = {step: loss for step, loss in expected.losses.items() if step > 10}
+    assert rest.losses == pytest.approx(losses, rel=case.tolerance)
+
+
+@pytest.mark.skipif(GPUS < 2, reason="2 ranks need as many GPUs")
+def test_a_rank_that_fails_alone_ends_all_with_its_own_code(start: Any) -> None:
+    """NCCL lets no rank leave alone, so the one that fails must not wait for the others."""
+    variables = {"TRAINER_TASK": "tests.faults.tasks:Greedy", "TRAINER_LOG": "json"}
+    variables |= {"PET_NPROC_PER_NODE": "2", "GREEDY": "python", "PYTHONPATH": str(ROOT)}
+    ended = start("-m", "trainer.launch", **variables).end(timeout=120)
+    assert ended.code == 70, ended.words
+    assert "out of memory (host)" in ended.words
+
+
+@pytest.mark.skipif(GPUS < 2, reason="2 ranks need as many GPUs")
+def test_local_sgd_averages_what_nccl_can_send(start: Any) -> None:
+    """AdamW counts its steps on the CPU."""
+    ended = run(start, Case("localsgd", 2, {"LOCAL_STEPS": "4", "OPTIMIZER": "adamw"}))
+    assert ended.code == 0, ended.words
 
 
 def test_the_loss_inside_two_replicas_on_one_gpu() -> None:

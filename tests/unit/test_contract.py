@@ -67,7 +67,17 @@ REFUSED = [
     (NODE_1_OF_2 | {"PET_NODE_RANK": ""}, "PET_NODE_RANK is not set, but there are 2 nodes"),
     (NODE_1_OF_2 | {"PET_NODE_RANK": "2"}, "PET_NODE_RANK=2: must be below PET_NNODES, 2"),
     (NODE_1_OF_2 | {"PET_MASTER_PORT": "http"}, "PET_MASTER_PORT='http': must be"),
+    # each node would take another
+    (
+        NODE_1_OF_2 | {"PET_MASTER_PORT": "0"},
+        "PET_MASTER_PORT='0': must be a whole number, at least 1",
+    ),
+    (
+        NODE_1_OF_2 | {"PET_MASTER_PORT": "65536"},
+        "PET_MASTER_PORT='65536': must be a whole number, ",
+    ),
     (ELASTIC | {"PET_RDZV_ENDPOINT": "job"}, "PET_RDZV_ENDPOINT='job': must be HOST:PORT"),
+    (ELASTIC | {"PET_RDZV_ENDPOINT": "job:0"}, "PET_RDZV_ENDPOINT='job:0': must be HOST:PORT"),
     (ELASTIC | {"PET_MAX_RESTARTS": "-1"}, "PET_MAX_RESTARTS='-1': must be"),
     ({"PET_SHUTDOWN_TIMEOUT": "0"}, "PET_SHUTDOWN_TIMEOUT='0': must be"),
 ]

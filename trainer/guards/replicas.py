@@ -40,6 +40,7 @@ def compare(run: Run) -> None:
     group = mesh.get_group(_AXIS)
     names, tensors = zip(*run.strategy.module.named_parameters(), strict=True)
     own = torch.stack([fingerprint(tensor) for tensor in tensors])
+    own = own.to(mesh.device_type)  # with cpu_offload the shards are elsewhere
     extremes = torch.cat([own, ~own])  # the largest ~x is the smallest x: one collective for both
     dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)
     highest, lowest = extremes[: len(own)], ~extremes[len(own) :]

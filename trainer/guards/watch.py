@@ -11,7 +11,6 @@ does not answer, or is not in a collective at all, is named; then all end with 6
 import contextlib
 import faulthandler
 import json
-import multiprocessing
 import os
 import socket
 import threading
@@ -24,7 +23,7 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from trainer.ending import tell
+from trainer.ending import drop_out, tell
 from trainer.exits import Exit, Fault
 from trainer.guards.dump import write_down
 from trainer.guards.stop import Stop
@@ -250,10 +249,7 @@ def _give_up(pulse: Pulse, store: dist.Store, state: _State) -> NoReturn:
         "fault", kind="hang", step=pulse.step, missing=missing, ranks_heard=sorted(answers)
     )
     pulse.report("error", code=int(fault.code), message=str(fault))
-    code = tell(fault, None)
-    for child in multiprocessing.active_children():  # loader workers: what follows runs no atexit
-        child.kill()
-    os._exit(code)
+    drop_out(tell(fault, None))
 
 
 def _missing(

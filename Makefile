@@ -22,7 +22,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast test-cluster kind-up kind-e2e kind-down torchx soak docs lock image docker-run compose-run sbom audit clean
+.PHONY: help setup run render lint format test test-fast test-cluster test-standin kind-up kind-e2e kind-down torchx soak docs lock image docker-run compose-run sbom audit clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -76,9 +76,12 @@ torchx: $(STAMP) ## put TorchX 0.7 into build/torchx, so that make test compares
 
 test-cluster: $(STAMP) ## jobs of IMAGE on the cluster of KUBECONFIG, in a namespace of their own (PICK=jobset: one launcher)
 	@MUSTER_TEST_CLUSTER=1 IMAGE=$(CPU_IMAGE) PULL_POLICY=$(PULL_POLICY) \
-		$(PY) -m pytest -rs tests/cluster $(if $(PICK),-k '$(PICK)')
+		$(PY) -m pytest -rs tests/cluster $(if $(PICK),-k '[$(PICK)]')
 PULL_POLICY ?= IfNotPresent
 CPU_IMAGE = $(if $(filter command environment,$(firstword $(origin IMAGE))),$(IMAGE),muster:cpu)
+
+test-standin: $(STAMP) ## the same without a cluster: a stand-in runs the pods as processes here (Linux, root)
+	@$(PY) -m tests.standin $(MAKE) --no-print-directory test-cluster IMAGE=muster:standin PICK='$(PICK)'
 
 kind-up: ## a kind cluster with JobSet, Kubeflow Trainer, the training operator and Kueue, each of a pinned version
 	@tests/cluster/kind/up.sh $(KIND)

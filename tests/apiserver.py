@@ -100,7 +100,7 @@ class Server:
 
     def _tell(self, path: str, change: str, found: Object) -> None:
         for place, query, events in self.watches:
-            if place == path.rsplit("/", 1)[0] and _selected(found, query):
+            if place == path.rsplit("/", 1)[0] and selected(found, query):
                 events.put({"type": change, "object": found})
 
     def forget(self) -> None:
@@ -132,10 +132,10 @@ class Server:
 
     def _patched(self, path: str, body: Any) -> Object:
         if not isinstance(body, list):
-            return _merge(self.objects.get(path, {}), body)
+            return merge(self.objects.get(path, {}), body)
         changed: Object = json.loads(json.dumps(self.objects[path]))
         for operation in body:
-            _replace(changed, operation["path"], operation["value"])
+            replace(changed, operation["path"], operation["value"])
         return changed
 
     def _log(self, name: str, query: dict[str, str]) -> tuple[int, Object | str]:
@@ -168,7 +168,7 @@ class Server:
         items = [
             {k: v for k, v in found.items() if k not in ("apiVersion", "kind")}
             for found in here
-            if _selected(found, query)
+            if selected(found, query)
         ]
         return {"items": items, "metadata": {"resourceVersion": str(self.version)}}
 
@@ -176,7 +176,7 @@ class Server:
 PLURALS = {plural for kinds in GROUPS.values() for plural in kinds.values()}
 
 
-def _selected(found: Object, query: dict[str, str]) -> bool:
+def selected(found: Object, query: dict[str, str]) -> bool:
     labels = found["metadata"].get("labels", {})
     wanted = [pair.split("=") for pair in query.get("labelSelector", "").split(",") if pair]
     field, _, value = query.get("fieldSelector", "").partition("=")
@@ -185,18 +185,18 @@ def _selected(found: Object, query: dict[str, str]) -> bool:
     return named and typed and all(labels.get(k) == v for k, v in wanted)
 
 
-def _merge(one: Object, other: Object) -> Object:
+def merge(one: Object, other: Object) -> Object:
     """RFC 7386: null removes."""
     merged = {key: value for key, value in one.items() if other.get(key, value) is not None}
     for key, value in other.items():
         if isinstance(value, dict):
-            merged[key] = _merge(one.get(key) or {}, value)
+            merged[key] = merge(one.get(key) or {}, value)
         elif value is not None:
             merged[key] = value
     return merged
 
 
-def _replace(found: Any, pointer: str, value: Any) -> None:
+def replace(found: Any, pointer: str, value: Any) -> None:
     *parents, last = pointer.strip("/").split("/")
     for part in parents:
         found = found[int(part) if isinstance(found, list) else part]

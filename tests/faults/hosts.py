@@ -57,7 +57,7 @@ class Host:
 
     def __init__(self, net: "Network", number: int, wire: "Wire | None") -> None:
         self.number = number
-        self.address = f"10.77.0.{number + 1}"
+        self.address = f"10.77.{number // 250}.{number % 250 + 1}"
         self.wire = wire
         self.started: list[Started] = []
         self._net = net
@@ -72,7 +72,7 @@ class Host:
             wire.connect(self.name, net.name, self._port)
         _run("ip", "-n", net.name, "link", "set", self._port, "master", _SWITCH, "up")
         for command in (
-            f"addr add {self.address}/24 dev eth0",
+            f"addr add {self.address}/16 dev eth0",
             "link set eth0 up",
             "link set lo up",
         ):
@@ -212,14 +212,21 @@ class Network:
     def __init__(self) -> None:
         self.name = f"muster-{os.getpid()}-{random.randrange(10**6)}"  # noqa: S311
         self.hosts: list[Host] = []
+        self._made = 0
         _run("ip", "netns", "add", self.name)
         _run("ip", "-n", self.name, "link", "add", _SWITCH, "type", "bridge")
         _run("ip", "-n", self.name, "link", "set", _SWITCH, "up")
 
     def host(self, wire: Wire | None = None) -> Host:
         """Add a host, on a link that is never late unless it is a wire."""
-        self.hosts.append(Host(self, len(self.hosts), wire))
+        self.hosts.append(Host(self, self._made, wire))
+        self._made += 1
         return self.hosts[-1]
+
+    def drop(self, host: Host) -> None:
+        """Remove one host; no other gets its address."""
+        self.hosts.remove(host)
+        host.remove()
 
     def remove(self) -> None:
         for host in self.hosts:

@@ -58,7 +58,8 @@ def _run(one: Container, place: Path) -> None:
     for path in one.tmpfs:
         _mount("tmpfs", _made(merged / path.lstrip("/")), "-t", "tmpfs", "-o", "mode=1777")
     for source, target, read_only in one.mounts:
-        _bind(source, _made(merged / target.lstrip("/")), read_only=read_only)
+        place = merged / target.lstrip("/")
+        _bind(source, place if place.is_file() else _made(place), read_only=read_only)
     if one.read_only:
         _mount(merged, merged, "--bind", "-o", "remount,ro,bind", bind_first=True)
     user, _, group = one.user.partition(":")

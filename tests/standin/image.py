@@ -1,0 +1,122 @@
+"""The image whose containers the stand-in runs, and a pod's container made of it.
+
+By default it is this checkout: the trainer at /workspace as in the built image, with this Python and its
+packages. Or the one that MUSTER_TEST_IMAGE describes, as for tests/image/docker.py.
+"""
+
+import json
+import os
+import re
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import ROOT
+from tests.image.container import Container
+from tests.rendering import expand
+from tests.standin.store import Object
+
+_FIELD = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
+
+
+def _image() -> dict[str, Any]:
+    if file := os.environ.get("MUSTER_TEST_IMAGE"):
+        built: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+        return built | {"mounts": []}
+    environment = {
+        "PATH": "/opt/python/bin:/usr/bin:/bin",
+        "PYTHONPATH": "/opt/packages",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": "/tmp",
+        "USER": "muster",
+    }
+    return {
+        "root": "/",
+        "command": ["python", "-m", "trainer.launch"],
+        "environment": environment,
+        "user": "65532:65532",
+        "mounts": [
+            (sys.base_prefix, "/opt/python", True),
+            (sysconfig.get_path("purelib"), "/opt/packages", True),
+            (str(ROOT / "trainer"), "/workspace/trainer", True),
+        ],
+    }
+
+
+def container(pod: Object, folder: Path, claims: Path, hosts: Path) -> Container:
+    """Return a pod's only container; its volumes are made below `folder` and `claims`."""
+    (spec,) = pod["spec"]["containers"]
+    assert not pod["spec"].get("initContainers"), "the stand-in runs no init containers"
+    image, whole = _image(), pod["spec"].get("securityContext", {})
+    security = whole | spec.get("securityContext", {})
+    user = image["user"]
+    if "runAsUser" in security:
+        user = f"{security['runAsUser']}:{security.get('runAsGroup', security['runAsUser'])}"
+    places = {v["name"]: _volume(v, folder, claims, whole.get("fsGroup")) for v in _volumes(pod)}
+    mounts = [
+        (str(place), one["mountPath"], one.get("readOnly", False))
+        for one in spec.get("volumeMounts", [])
+        if (place := places[one["name"]]) is not None
+    ]
+    memory = [v for v in _volumes(pod) if places[v["name"]] is None]
+    (shm,) = memory or [{"emptyDir": {}}]
+    return Container(
+        root=image["root"],
+        command=[*(spec.get("command") or image["command"]), *spec.get("args", [])],
+        environment=image["environment"] | _variables(pod, spec),
+        user=user,
+        read_only=security.get("readOnlyRootFilesystem", False),
+        shm_bytes=_mebibytes(shm["emptyDir"].get("sizeLimit", "64Mi")) << 20,
+        mounts=[*image["mounts"], *mounts, (str(hosts), "/etc/hosts", True)],
+        hostname=pod["spec"].get("hostname", pod["metadata"]["name"]),
+    )
+
+
+def _volumes(pod: Object) -> list[Object]:
+    found: list[Object] = pod["spec"].get("volumes", [])
+    return found
+
+
+def _volume(volume: Object, folder: Path, claims: Path, group: int | None) -> Path | None:
+    """Make a volume's folder; None for the memory that a container has at /dev/shm anyway."""
+    place: Path
+    if "persistentVolumeClaim" in volume:
+        place = claims / volume["persistentVolumeClaim"]["claimName"]
+    elif volume.get("emptyDir", {}).get("medium") == "Memory":
+        return None
+    else:
+        assert "emptyDir" in volume, f"the stand-in has no volume like {volume}"
+        place = folder / volume["name"]
+    place.mkdir(parents=True, exist_ok=True)
+    place.chmod(0o755 if "persistentVolumeClaim" in volume else 0o777)
+    if group is not None:
+        os.chown(place, -1, group)
+        place.chmod(place.stat().st_mode | 0o2070)
+    return place
+
+
+def _mebibytes(text: str) -> int:
+    number, unit = int(text[:-2]), text[-2:]
+    return number * {"Mi": 1, "Gi": 1024}[unit]
+
+
+def _variables(pod: Object, spec: Object) -> dict[str, str]:
+    """Return a container's environment as the kubelet makes it."""
+    variables: dict[str, str] = {}
+    for one in spec.get("env", []):
+        if "valueFrom" in one:
+            variables[one["name"]] = _field(pod, one["valueFrom"]["fieldRef"]["fieldPath"])
+        else:
+            variables[one["name"]] = expand(one.get("value", ""), variables)
+    return variables
+
+
+def _field(pod: Object, path: str) -> str:
+    if keyed := _FIELD.fullmatch(path):
+        return str(pod["metadata"].get(keyed[1], {}).get(keyed[2], ""))
+    found: Any = pod
+    for part in path.split("."):
+        found = found[part]
+    return str(found)

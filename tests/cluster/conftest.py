@@ -81,6 +81,7 @@ def verbs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verbs]:
     metadata = {"name": cluster.namespace, "labels": levels}
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
     objects.apply(cluster, namespace)
+    FIGURES.append(f"on Kubernetes {api.call(cluster, 'GET', '/version')['gitVersion']}:")
     try:
         yield Verbs(cluster, tmp_path_factory.mktemp("jobs"))
     finally:

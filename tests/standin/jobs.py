@@ -55,7 +55,7 @@ def sync(store: Store) -> None:
         else:
             _sync(_look(store, _defaulted(store, job), pods))
     for pod in store.all("v1", "Pod"):  # orphans
-        owner = next(iter(pod["metadata"].get("ownerReferences", [])), {})
+        owner: Object = next(iter(pod["metadata"].get("ownerReferences", [])), {})
         if owner.get("kind") == "Job" and owner["uid"] not in known:
             _release(store, pod)
 
@@ -94,7 +94,7 @@ def _look(store: Store, job: Object, pods: list[Object]) -> _Seen:
     new = [pod for pod in pods if FINALIZER in pod["metadata"].get("finalizers", [])]
     failed = [pod for pod in new if pod["status"]["phase"] == "Failed"]
     succeeded = {index_of(pod) for pod in pods if pod["status"]["phase"] == "Succeeded"}
-    out, last = _indexes(status.get("failedIndexes", "")), {}
+    out, last = _indexes(status.get("failedIndexes", "")), dict[int, Object]()
     if "backoffLimitPerIndex" in spec:
         last = {index_of(pod): pod for pod in sorted(failed, key=all_failures_of)}
         limit = spec["backoffLimitPerIndex"]

@@ -3,7 +3,7 @@
 A pod has a network namespace with an address of its own, finds the others by the names of their headless
 Services, and is stopped with SIGTERM and, after its grace, SIGKILL. A pod has one container, which is
 never restarted (the kit's are `Never`); a failed liveness probe ends it. Left out: limits of CPU and
-memory, NetworkPolicies, readiness and start-up probes, ports, init containers, and scheduling: what is
+memory, NetworkPolicies, the time that names take to spread, readiness and start-up probes, ports, init containers, and scheduling: what is
 pending goes to this node, however much is asked for.
 """
 
@@ -275,8 +275,8 @@ class Kubelet:
                 variables = [f"{name}={value}" for name, value in first.environ().items()]
                 apart = [f"--{one}" for one in ("mount", "uts", "ipc", "net", "pid", "root")]
                 enter = ["nsenter", f"--target={first.pid}", *apart, "--wd=/workspace"]
-                user = first.uids().real
-                become = ["setpriv", f"--reuid={user}", "--clear-groups", "env", "-i", *variables]
+                user = [f"--reuid={first.uids().real}", f"--regid={first.gids().real}"]
+                become = ["setpriv", *user, "--clear-groups", "env", "-i", *variables]
                 limit = probe.get("timeoutSeconds", 1)
                 try:
                     told = subprocess.run(
@@ -319,7 +319,8 @@ class Kubelet:
             pod = here.pod
             labels = pod["metadata"].get("labels", {})
             same = pod["metadata"]["namespace"] == metadata["namespace"]
-            there = here.address and here.code is None and path_of(pod) in self.store.objects
+            held = self.store.objects.get(path_of(pod), pod)["metadata"]["uid"]
+            there = here.address and here.code is None and held == pod["metadata"]["uid"]
             if not (same and there and wanted <= labels.items()):
                 continue
             names = [metadata["name"]]

@@ -126,10 +126,11 @@ def _make(store: Store, job: Object, status: Object, pods: list[Object]) -> None
     metadata = job["metadata"]
     if not store.get("v1", "Service", metadata["namespace"], metadata["name"]):
         selector = {"volcano.sh/job-name": metadata["name"]}
-        own = {"name": metadata["name"], "namespace": metadata["namespace"]}
-        body = {"apiVersion": "v1", "kind": "Service", "spec": {"clusterIP": "None"}}
-        body["spec"]["selector"] = selector
-        store.create(body | {"metadata": own | {"ownerReferences": [reference(job)]}})
+        own: Object = {"name": metadata["name"], "namespace": metadata["namespace"]}
+        body = {"apiVersion": "v1", "kind": "Service"}
+        spec = {"clusterIP": "None", "selector": selector}
+        own["ownerReferences"] = [reference(job)]
+        store.create(body | {"metadata": own, "spec": spec})
     there = {pod["metadata"]["name"] for pod in pods}
     for task in job["spec"]["tasks"]:
         for index in range(task["replicas"]):

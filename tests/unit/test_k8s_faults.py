@@ -138,7 +138,9 @@ def test_a_trainjob_has_its_deadline_itself() -> None:
 @pytest.mark.parametrize("restarts", [0, 1, 5])
 def test_the_number_of_restarts(restarts: int) -> None:
     values = job(faults={"maxRestarts": restarts})
-    assert render(values, "job").objects[1]["spec"]["backoffLimit"] == restarts
+    spec = render(values, "job").objects[1]["spec"]
+    # Of each index: the back-off before a pod is replaced is then its own, not that of all failures.
+    assert (spec["backoffLimit"], spec["backoffLimitPerIndex"]) == (restarts, restarts)
     assert render(values, "jobset").objects[0]["spec"]["failurePolicy"]["maxRestarts"] == restarts
     # Volcano gives up when it has counted maxRetry restarts, before the last of them.
     assert render(values, "volcano").objects[0]["spec"]["maxRetry"] - 1 == restarts

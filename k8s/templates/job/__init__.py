@@ -18,7 +18,8 @@ def _restarts(plan: Plan) -> str:
     return (
         f"exit {codes(Action.FAIL)} fails the job at once; exit "
         f"{codes(Action.RETRY_FREE, Action.RETRY_PEER)} and "
-        f"evictions replace the pod, uncounted; other failures replace it, {plan.max_restarts} at most"
+        f"evictions replace the pod, uncounted; other failures replace it, {plan.max_restarts} at most; "
+        "a replacement waits 10 s, and twice as long every further time (launcher jobset does not)"
     )
 
 

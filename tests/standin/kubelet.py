@@ -3,8 +3,8 @@
 A pod has a network namespace with an address of its own, finds the others by the names of their headless
 Services, and is stopped with SIGTERM and, after its grace, SIGKILL. A pod has one container, which is
 never restarted (the kit's are `Never`); a failed liveness probe ends it. Left out: limits of CPU and
-memory, NetworkPolicies, the time that names take to spread, readiness and start-up probes, ports, init containers, and scheduling: what is
-pending goes to this node, however much is asked for.
+memory, NetworkPolicies, the time that names take to spread, readiness and start-up probes, ports, init
+containers, and scheduling: what is pending goes to this node, however much is asked for.
 """
 
 import contextlib

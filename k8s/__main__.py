@@ -119,7 +119,7 @@ def show_logs(  # noqa: PLR0913  # its options
         bool, typer.Option("--follow", "-f", help="go on until the job ends")
     ] = False,
     node: Annotated[list[int] | None, typer.Option(help="only these nodes")] = None,
-    rank: Annotated[list[int] | None, typer.Option(help="only the nodes of these ranks")] = None,
+    rank: Annotated[list[int] | None, typer.Option(help="only these ranks")] = None,
     since: Since = None,
     previous: Annotated[
         bool, typer.Option(help="of the containers before the last restart")
@@ -129,7 +129,7 @@ def show_logs(  # noqa: PLR0913  # its options
         typer.Option("--save", help="write the job, events, pods and all logs to this folder"),
     ] = None,
 ) -> None:
-    """Show what every node says, each line with the node it comes from."""
+    """Show what every rank says, each line with its node and rank."""
     if folder and (follow or previous):
         raise Fault(
             Exit.CONFIG, "--save: takes what there is, previous logs too; leave out the rest"

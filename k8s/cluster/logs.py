@@ -1,4 +1,4 @@
-"""The words of every rank: read once or followed, each line with the node it comes from.
+"""The words of every rank: read once or followed, each line with the node and the rank that says it.
 
 follow(cluster, look(cluster, "digits"), print, query={"follow": "true"})
 """
@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -17,6 +18,7 @@ from k8s.cluster import api, jobs, objects
 from k8s.cluster.api import Cluster, Missing, Refused
 from k8s.cluster.jobs import Job
 from k8s.cluster.state import Pod
+from trainer import lines as said
 from trainer.exits import Exit, Fault
 
 _SILENCE = 600  # seconds that a followed log may say nothing before its connection is made anew
@@ -55,22 +57,54 @@ def _of(container: str, query: Mapping[str, object]) -> dict[str, object]:
     return {**query, "container": container} if container else dict(query)
 
 
-def prefix(pod: Pod) -> str:
-    """Return what a pod's lines begin with: its node, or its name where that is not known."""
-    return f"[node {pod.node}] " if pod.node is not None else f"[{pod.name}] "
+@dataclass(frozen=True)
+class Wanted:
+    """Which nodes and ranks were asked for: all, when neither was.
+
+    `anywhere` says that a job's ranks may be in any of its pods, as those of an elastic one.
+    """
+
+    nodes: frozenset[int] = frozenset()
+    ranks: frozenset[int] = frozenset()
+    anywhere: bool = False
+
+    def pod(self, pod: Pod) -> bool:
+        """Return whether a pod may have lines that were asked for."""
+        some = self.anywhere or not self.ranks.isdisjoint(pod.ranks)
+        return self._all or pod.node in self.nodes or (bool(self.ranks) and some)
+
+    def line(self, pod: Pod, rank: int | None) -> bool:
+        """Return whether a pod's line was asked for; `rank` is None where it says none.
+
+        It is the rank's then where a pod has only one, and the launcher's where it has several.
+        """
+        if self._all or pod.node in self.nodes:
+            return True
+        return rank in self.ranks if rank is not None else len(pod.ranks) == 1
+
+    @property
+    def _all(self) -> bool:
+        return not self.nodes and not self.ranks
 
 
-def wanted(
-    cluster: Cluster, job: Job, nodes: list[int] | None, ranks: list[int] | None
-) -> Callable[[Pod], bool]:
-    """Return which pods were asked for. Raises Fault(64) for a rank that no pod has."""
-    if nodes is None and ranks is None:
-        return lambda _: True
-    known = {rank for pod in jobs.pods(cluster, job) for rank in pod.ranks}
-    if unknown := sorted(set(ranks or ()) - known):
-        there = f"{min(known)} to {max(known)}" if known else "no pods that say theirs"
-        raise Fault(Exit.CONFIG, f"--rank {unknown[0]}: job {job.name} has {there}")
-    return lambda pod: pod.node in (nodes or ()) or bool(set(pod.ranks) & set(ranks or ()))
+ALL = Wanted()
+
+
+def wanted(cluster: Cluster, job: Job, nodes: list[int] | None, ranks: list[int] | None) -> Wanted:
+    """Return what was asked for. Raises Fault(64) for a rank that no pod has."""
+    anywhere = job.kind.elastic(job.found) is not None
+    if ranks and not anywhere:
+        known = {rank for pod in jobs.pods(cluster, job) for rank in pod.ranks}
+        if unknown := sorted(set(ranks) - known):
+            there = f"{min(known)} to {max(known)}" if known else "no pods that say theirs"
+            raise Fault(Exit.CONFIG, f"--rank {unknown[0]}: job {job.name} has {there}")
+    return Wanted(frozenset(nodes or ()), frozenset(ranks or ()), anywhere)
+
+
+def prefix(pod: Pod, rank: int | None = None) -> str:
+    """Return what a line begins with: its node, or the pod where that is not known, and its rank."""
+    where = f"node {pod.node}" if pod.node is not None else pod.name
+    return f"[{where}] " if rank is None else f"[{where} rank {rank}] "
 
 
 def follow(
@@ -79,15 +113,15 @@ def follow(
     show: Callable[[str], object],
     *,
     query: Mapping[str, object],
-    wanted: Callable[[Pod], bool] = lambda _: True,
+    wanted: Wanted = ALL,
 ) -> None:
-    """Show the lines of the job's wanted pods: those there are, or with `follow` until the job ends."""
-    following = Following(cluster, query=query)
+    """Show the job's lines that are wanted: those there are, or with `follow` until the job ends."""
+    following = Following(cluster, query=query, wanted=wanted)
     try:
         while True:
             job = jobs.again(cluster, job)
             for pod in jobs.pods(cluster, job):
-                if pod.phase != "Pending" and wanted(pod):
+                if pod.phase != "Pending" and wanted.pod(pod):
                     following.add(pod)
             following.drain(show, seconds=_LOOK)
             if following.reading:
@@ -106,9 +140,12 @@ class Following:
     `close` ends every thread and connection. A pod that is added a second time is not read again.
     """
 
-    def __init__(self, cluster: Cluster, *, query: Mapping[str, object]) -> None:
+    def __init__(
+        self, cluster: Cluster, *, query: Mapping[str, object], wanted: Wanted = ALL
+    ) -> None:
         self._cluster = cluster
         self._query = dict(query)
+        self._wanted = wanted
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._readers: dict[str, threading.Thread] = {}
         self._responses: dict[str, Any] = {}
@@ -189,7 +226,7 @@ class Following:
                         last, _, words = words.partition(" ")
                         if last <= before:  # shown before the connection broke
                             continue
-                    self._lines.put(prefix(pod) + words)
+                    self._put(pod, words)
                 if not piece:
                     whole = True
                     break
@@ -198,8 +235,13 @@ class Following:
         finally:
             response.close()
         if rest and not stamped:
-            self._lines.put(prefix(pod) + rest.decode(errors="replace"))
+            self._put(pod, rest.decode(errors="replace"))
         return last, whole
+
+    def _put(self, pod: Pod, line: str) -> None:
+        rank = said.rank_of(line)
+        if self._wanted.line(pod, rank):
+            self._lines.put(prefix(pod, rank) + said.bare(line))
 
 
 def _cut(response: Any) -> None:

@@ -4,13 +4,13 @@ save(cluster, job, Path("digits-logs"))
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from k8s.cluster import jobs, logs, state
 from k8s.cluster.api import Cluster, Object
 from k8s.cluster.jobs import Job
-from k8s.cluster.state import Pod
+from k8s.cluster.logs import ALL, Wanted
 from k8s.yamltext import dump
 from trainer.exits import Exit, Fault
 
@@ -20,14 +20,14 @@ def save(
     job: Job,
     folder: Path,
     *,
-    wanted: Callable[[Pod], bool] = lambda _: True,
+    wanted: Wanted = ALL,
     since: int | None = None,
 ) -> list[Path]:
     """Write the job, its events, and each pod's spec, log and previous log; return what was written.
 
     A file is there whole or not at all. Raises Fault(64) when the folder cannot be written.
     """
-    pods = [item for item in jobs.pods_of(cluster, job) if wanted(state.pod(item, job.kind))]
+    pods = [item for item in jobs.pods_of(cluster, job) if wanted.pod(state.pod(item, job.kind))]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = _files(cluster, job, pods, since)

@@ -19,11 +19,12 @@ from tests.ranks import free_port, run_ranks
 pytestmark = pytest.mark.slow
 
 OWN_TASK = """
-import os
+import os, sys
 from trainer.tasks.synthetic import Task as Synthetic
 
 class Own(Synthetic):
     def loss(self, outputs, targets):
+        print("I am", os.environ["RANK"], file=sys.stderr)
         if os.environ.get("RANK", "0") == os.environ.get("FAILING_RANK"):
             raise ValueError("out of order")
         return super().loss(outputs, targets)
@@ -71,7 +72,8 @@ def test_a_rank_that_raises_is_told_once_and_is_70(start: Any, tmp_path: Path) -
     )
     ended = started.end()
     assert ended.code == 70
-    assert ended.words.count("Traceback (most recent call last)") == 1
+    assert ended.words.count("[rank 1] Traceback (most recent call last)") == 1
+    assert {"[rank 0] I am 0", "[rank 1] I am 1"} <= {*ended.words.splitlines()}
     assert ended.words.count("ValueError: out of order") == 2  # its last line, and the verdict's
     assert "launch: rank 1: ValueError: out of order (exit 70)" in ended.words
     assert ended.of("error")[0]["code"] == 69  # rank 0 lost its peer, which is not the cause
@@ -89,7 +91,9 @@ def test_codes_that_may_be_retried_are_shifted_where_a_controller_judges_by_rang
     (tmp_path / "own.py").write_text(OWN_TASK, encoding="utf-8")
     own = {"TRAINER_TASK": "own:Own", "PYTHONPATH": f"{tmp_path}:{ROOT}", "FAILING_RANK": "0"}
     shift = {"MUSTER_RETRY_EXIT_OFFSET": "128"}
-    assert start("-m", "trainer.launch", **(QUICK | own), **shift).end().code == 198
+    alone = start("-m", "trainer.launch", **(QUICK | own), **shift).end()
+    assert alone.code == 198
+    assert "\nI am 0\n" in alone.words  # a job of one rank need not say whose words they are
     assert start("-m", "trainer.launch", TRAINER_MODE="dpd", **shift).end().code == 64
 
 

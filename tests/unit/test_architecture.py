@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT, clean_environment
 
 # What the renderer may take from the trainer: the parts that import no torch.
-SHARED = {"catalogue", "contract", "environment", "exits", "modes", "plan", "settings"}
+SHARED = {"catalogue", "contract", "environment", "exits", "lines", "modes", "plan", "settings"}
 
 # A module imports only what has a smaller number; a package without a line counts as one.
 TRAINER_ORDER = {
@@ -19,6 +19,7 @@ TRAINER_ORDER = {
     "catalogue": 10,
     "contract": 10,
     "health": 10,
+    "lines": 10,
     "plan.balance": 10,
     "plan.costs": 10,
     "plan.partition": 10,
@@ -35,6 +36,7 @@ TRAINER_ORDER = {
     "nodes.interface": 40,
     "nodes.log": 40,
     "nodes.orphans": 40,
+    "nodes.output": 40,
     "nodes.wire": 40,
     "nodes.coordinator": 45,
     "nodes.member": 45,

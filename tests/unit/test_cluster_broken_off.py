@@ -137,7 +137,7 @@ def test_a_followed_log_goes_on_where_it_broke_off(cluster: Cluster) -> None:
         job,
         lines.append,
         query={"follow": "true"},
-        wanted=lambda pod: pod.name == name,
+        wanted=logs.Wanted(nodes=frozenset({0})),
     )
     assert lines == ["[node 0] one", "[node 0] two", "[node 0] three"]
 

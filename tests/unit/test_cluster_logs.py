@@ -9,45 +9,90 @@ import yaml
 from tests.apiserver import Server
 from tests.cluster_objects import (
     COMPLETED,
+    JOBSET,
     RUNNING,
     STEP,
     USAGE,
     Run,
     fill,
+    jobset,
     pod,
 )
 
 Cluster = tuple[Server, Path]
 
 
-def test_logs_come_with_their_node_and_leave_no_thread(run: Run, cluster: Cluster) -> None:
+def speak(server: Server) -> None:
+    """Have the launchers and all four ranks of two nodes say something, as trainer.launch writes it."""
+    for node in range(2):
+        ranks = [f"[rank {rank}] {rank} is here" for rank in (2 * node, 2 * node + 1)]
+        events = [USAGE, STEP] if node == 0 else []
+        words = ["launch: here", *ranks, *events, f"launch: rank {2 * node + 1}: out of order"]
+        server.logs[f"digits-node-0-{node}"] = "\n".join(words)  # the last is a torn one
+
+
+SAID = {
+    "[node 0] launch: here": None,
+    "[node 1] launch: here": None,
+    "[node 0 rank 0] 0 is here": 0,
+    f"[node 0 rank 0] {USAGE}": 0,
+    f"[node 0 rank 0] {STEP}": 0,
+    "[node 0 rank 1] 1 is here": 1,
+    "[node 0 rank 1] launch: rank 1: out of order": 1,
+    "[node 1 rank 2] 2 is here": 2,
+    "[node 1 rank 3] 3 is here": 3,
+    "[node 1 rank 3] launch: rank 3: out of order": 3,
+}
+
+
+@pytest.mark.parametrize("follow", [[], ["--follow"]])
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ([], [*SAID]),
+        (["--node", "1"], [line for line in SAID if line.startswith("[node 1")]),
+        (["--rank", "0"], [line for line, rank in SAID.items() if rank == 0]),
+        (["--rank", "3", "--rank", "1"], [line for line, rank in SAID.items() if rank in (1, 3)]),
+        (
+            ["--rank", "3", "--node", "0"],
+            [line for line, rank in SAID.items() if rank == 3 or line.startswith("[node 0")],
+        ),
+    ],
+)
+def test_logs_come_with_their_node_and_rank_and_leave_no_thread(
+    options: list[str], shown: list[str], follow: list[str], run: Run, cluster: Cluster
+) -> None:
     server, config = cluster
     fill(server, **COMPLETED)
-    words = ("launch: here", USAGE, STEP)
-    for arguments in (["logs", "digits"], ["logs", "digits", "--follow"]):
-        code, out, _ = run(config, *arguments)
-        assert code == 0
-        assert sorted(out.splitlines()) == sorted(
-            f"[node {node}] {line}" for node in range(2) for line in words
-        )
+    speak(server)
+    code, out, _ = run(config, "logs", "digits", *follow, *options)
+    assert code == 0
+    assert sorted(out.splitlines()) == sorted(shown)
     assert not [t for t in threading.enumerate() if t.name.startswith("log of")]
 
 
-@pytest.mark.parametrize(
-    ("options", "nodes"),
-    [
-        (["--node", "1"], {1}),
-        (["--rank", "0"], {0}),
-        (["--rank", "3", "--rank", "2"], {1}),
-        (["--rank", "3", "--node", "0"], {0, 1}),
-    ],
-)
-def test_logs_of_some(options: list[str], nodes: set[int], run: Run, cluster: Cluster) -> None:
+def test_all_lines_of_a_pod_of_one_rank_are_that_ranks(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **COMPLETED)
-    code, out, _ = run(config, "logs", "digits", *options)
+    for node in range(2):
+        found = pod(f"digits-node-0-{node}", node, phase="Succeeded")
+        found["spec"]["containers"][0]["env"][0]["value"] = "1"
+        server.put("v1", "Pod", found)
+        server.logs[f"digits-node-0-{node}"] = f"launch: here\n[rank {node}] too\n"
+    code, out, _ = run(config, "logs", "digits", "--rank", "1")
     assert code == 0
-    assert {int(line[6]) for line in out.splitlines()} == nodes
+    assert out.splitlines() == ["[node 1] launch: here", "[node 1 rank 1] too"]
+
+
+def test_the_ranks_of_an_elastic_job_may_be_in_any_pod(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **COMPLETED)
+    env = [{"name": "PET_NNODES", "value": "1:4"}]
+    template = {"spec": {"template": {"spec": {"containers": [{"env": env}]}}}}
+    server.put(*JOBSET, jobset({"replicatedJobs": [{"template": template}]}, **COMPLETED))
+    server.logs["digits-node-0-0"] = "[rank 3] here\n"  # the rendezvous has dealt so
+    server.logs["digits-node-0-1"] = "[rank 1] there\n"
+    assert run(config, "logs", "digits", "--rank", "3")[1] == "[node 0 rank 3] here\n"
 
 
 def test_a_rank_that_is_not_there_is_refused(run: Run, cluster: Cluster) -> None:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Self
 
@@ -26,14 +26,16 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from trainer import health
 from trainer.contract import Contract
 from trainer.exits import Action, Exit, Fault, codes_for, combine
 from trainer.guards.cgroup import kills, words_for_a_kill
+from trainer.lines import of_rank
 from trainer.nodes import in_vain
+from trainer.nodes.output import Output, carried
 from trainer.nodes.rendezvous import Rendezvous
 from trainer.runtime import as_fault
 from trainer.settings import Settings
@@ -57,7 +59,9 @@ _SETTLE_SECONDS = 15
 class Ranks(LocalElasticAgent):
     """This node's ranks. `stop` is a signal handler; `run_to_end` returns the code for them all."""
 
-    def __init__(self, contract: Contract, settings: Settings, *, folder: str) -> None:
+    def __init__(
+        self, contract: Contract, settings: Settings, output: Output, *, folder: str
+    ) -> None:
         self._roll = Rendezvous(contract, settings)
         spec = WorkerSpec(
             role="trainer",
@@ -70,10 +74,11 @@ class Ranks(LocalElasticAgent):
         )
         super().__init__(
             spec,
-            DefaultLogsSpecs(log_dir=folder),
+            _Logs(folder, output),
             exit_barrier_timeout=_EXIT_BARRIER_SECONDS,
         )
         self._contract = contract
+        self._output = output
         self._gate = threading.RLock()  # between starting ranks and stopping them
         self._stopping = False
         self._pids: list[int] = []
@@ -122,6 +127,7 @@ class Ranks(LocalElasticAgent):
                 sign()
         finally:
             self._signal_groups(signal.SIGKILL)  # what a killed rank left behind: loader workers
+            self._output.drain()  # before the last word, which is ours
         if isinstance(outcome[0], Exception):
             raise as_fault(outcome[0])
         return _verdict(outcome[0], self._kills)
@@ -253,8 +259,26 @@ def prepare(contract: Contract, settings: Settings) -> Iterator[Ranks]:
     # A rank leaves its error to the agent, which tells it once; see trainer/__main__.py.
     os.environ["MUSTER_AGENT"] = str(os.getpid())
     _silence_torch()
-    with tempfile.TemporaryDirectory(prefix="muster-") as folder:
-        yield Ranks(contract, settings, folder=folder)
+    with (
+        tempfile.TemporaryDirectory(prefix="muster-") as folder,
+        carried(contract.ranks_per_node) as output,
+    ):
+        yield Ranks(contract, settings, output, folder=folder)
+
+
+class _Logs(DefaultLogsSpecs):
+    """Sends what ranks say through our pipes; a job of a single rank keeps the launcher's own."""
+
+    def __init__(self, folder: str, output: Output) -> None:
+        super().__init__(log_dir=folder)
+        self._output = output
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        made = super().reify(envs)
+        if envs[0]["WORLD_SIZE"] == "1":
+            return made
+        out, err = self._output.targets({local: int(env["RANK"]) for local, env in envs.items()})
+        return replace(made, stdouts=out, stderrs=err)
 
 
 def _silence_torch() -> None:
@@ -275,10 +299,11 @@ def _verdict(result: RunResult, kills_before: int | None) -> Exit:
     first = min(causes, key=lambda rank: failures[rank].timestamp, default=None)
     for rank in sorted(failures, key=lambda rank: rank != first):
         failure = failures[rank]
-        trace = failure.trace if rank == first else ""
+        trace = failure.trace.splitlines() if rank == first else []
         killed = words_for_a_kill(kills_before) if failure.code == -signal.SIGKILL else ""
-        line = f"launch: rank {rank}: {failure.message}{killed} (exit {failure.code})"
-        print(f"{trace}{line}", file=sys.stderr, flush=True)
+        told = [of_rank(rank) + line for line in trace]
+        told.append(f"launch: rank {rank}: {failure.message}{killed} (exit {failure.code})")
+        print("\n".join(told), file=sys.stderr, flush=True)
     return verdict
 
 

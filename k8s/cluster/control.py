@@ -10,12 +10,11 @@ from k8s.cluster import objects
 from k8s.cluster.api import Cluster, Object, Refused
 from k8s.cluster.jobs import Job
 from k8s.cluster.objects import NotServed
-from k8s.cluster.state import CANCELLED, Phase
+from k8s.cluster.state import CANCELLED, QUEUE, Phase
 from trainer.exits import Exit, Fault
 
 WORKLOADS = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
 COMMAND = ("bus.volcano.sh/v1alpha1", "Command")
-_QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def suspend(cluster: Cluster, job: Job, *, on: bool) -> None:
@@ -48,7 +47,7 @@ def _mark(cluster: Cluster, job: Job, at: str | None) -> None:
 
 
 def _stop(cluster: Cluster, job: Job, *, on: bool) -> None:
-    if _QUEUE in (job.found["metadata"].get("labels") or {}):
+    if QUEUE in (job.found["metadata"].get("labels") or {}):
         _tell_kueue(cluster, job, active=not on)
     elif job.kind.suspend:
         change: Any = on

@@ -5,7 +5,7 @@ and which pod is which node.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib import import_module
 from typing import Any
@@ -71,11 +71,15 @@ class Kind:
 
 
 CANCELLED = "muster/cancelled"  # the annotation that says when a job was cancelled
+QUEUE = "kueue.x-k8s.io/queue-name"  # the label of a job that Kueue admits
 
 
 def read(kind: Kind, job: Object) -> State:
     """Return how a job is: what its controller says, and whether somebody has cancelled it."""
     state = kind.read(job)
+    queue = (job["metadata"].get("labels") or {}).get(QUEUE)
+    if state.phase is Phase.SUSPENDED and queue:
+        state = replace(state, reason=f"held by queue {queue} of Kueue")
     at = (job["metadata"].get("annotations") or {}).get(CANCELLED)
     if at is None or state.phase.ended:
         return state
@@ -111,8 +115,8 @@ def condition(job: Object, *types: str) -> Object | None:
 
 def ended(found: Object, phase: Phase, restarts: int = 0) -> State:
     """Return the state of a job that a condition says has ended."""
-    words = ": ".join(filter(None, (found.get("reason"), found.get("message"))))
-    return State(phase, words, restarts, found.get("lastTransitionTime"))
+    at = found.get("lastUpdateTime") or found.get("lastTransitionTime")
+    return State(phase, _words(found), restarts, at)
 
 
 @dataclass(frozen=True)
@@ -141,32 +145,22 @@ class Pod:
         return range(self.node * self.procs, (self.node + 1) * self.procs)
 
 
+# A container that waits for these says nothing yet: another of its pod does, or none.
+_BEFORE = ("PodInitializing", "ContainerCreating")
+
+
 def pod(found: Object, kind: Kind) -> Pod:
     """Return what a pod says of itself."""
     status = found.get("status", {})
-    containers = status.get("containerStatuses") or []
+    first, then = (status.get(f"{part}Statuses") or [] for part in ("initContainer", "container"))
     ends = [
         end
-        for container in containers
+        for container in [*first, *then]
         for name in ("lastState", "state")
         if (end := container.get(name, {}).get("terminated"))
+        and (container in then or end["exitCode"])  # an init container that is done is no end
     ]
-    waits = [w for c in containers if (w := c.get("state", {}).get("waiting"))]
-    unscheduled = next(
-        (
-            c.get("message", "")
-            for c in status.get("conditions") or []
-            if c["type"] == "PodScheduled" and c["status"] == "False"
-        ),
-        "",
-    )
     container, procs = _trainer(found)
-    reasons = [
-        status.get("reason", ""),
-        *(w.get("reason", "") for w in waits),
-        *(f"exit {e['exitCode']} ({e.get('reason', '')})" for e in ends[-1:]),
-        unscheduled,
-    ]
     return Pod(
         name=found["metadata"]["name"],
         node=kind.node(found),
@@ -174,13 +168,43 @@ def pod(found: Object, kind: Kind) -> Pod:
         phase="Terminating"
         if "deletionTimestamp" in found["metadata"]
         else status.get("phase", ""),
-        reason=next(filter(None, reasons), ""),
-        restarts=sum(c.get("restartCount", 0) for c in containers),
+        reason=_why(status, [*first, *then], ends),
+        restarts=sum(c.get("restartCount", 0) for c in [*first, *then]),
         codes=tuple(e["exitCode"] for e in ends),
         procs=procs,
         uid=found["metadata"].get("uid", found["metadata"]["name"]),
         container=container,
     )
+
+
+def _why(status: Object, containers: list[Object], ends: list[Object]) -> str:
+    """Return what keeps a pod, or what ended it: the first that is told."""
+    conditions = {c["type"]: c for c in status.get("conditions") or []}
+    disrupted, scheduled = (conditions.get(t, {}) for t in ("DisruptionTarget", "PodScheduled"))
+    waits = [_waits(container) for container in containers]
+    reasons = [
+        _words(status),
+        *(words for words in waits if words not in _BEFORE),
+        _words(disrupted) if disrupted.get("status") == "True" else "",
+        *(_end(end) for end in ends[-1:]),
+        *waits,
+        scheduled.get("message", "") if scheduled.get("status") == "False" else "",
+    ]
+    return next(filter(None, reasons), "")
+
+
+def _waits(container: Object) -> str:
+    words: str = container.get("state", {}).get("waiting", {}).get("reason", "")
+    before = container.get("lastState", {}).get("terminated")
+    return f"{words} after {_end(before)}" if words and before else words
+
+
+def _end(end: Object) -> str:
+    return f"exit {end['exitCode']} ({end.get('reason', '')})"
+
+
+def _words(found: Object) -> str:
+    return ": ".join(filter(None, (found.get("reason"), found.get("message"))))
 
 
 def _trainer(found: Object) -> tuple[str, int | None]:

@@ -1,12 +1,14 @@
 """Every launcher's own words for how a job is, folded into one state."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from k8s.cluster.progress import newest
-from k8s.cluster.state import Kind, Phase, find_kind, kinds, pod
-from trainer.exits import Fault
+from k8s.cluster.state import Kind, Phase, exit_code, find_kind, kinds, pod, read
+from trainer.exits import Exit, Fault
 
 KINDS: dict[str, Kind] = {kind.launcher: kind for kind in kinds()}
 
@@ -22,6 +24,8 @@ CASES = [
     ("job", {}, {}, Phase.PENDING, 0),
     ("job", {}, {"ready": 2, "failed": 1}, Phase.RUNNING, 1),
     ("job", {}, {"ready": 0, "failed": 1}, Phase.RESTARTING, 1),
+    ("job", {}, {"ready": 0, "active": 2, "terminating": 1}, Phase.RESTARTING, 0),
+    ("job", {}, {"ready": 0, "succeeded": 2}, Phase.RUNNING, 0),
     ("job", {"suspend": True}, true("Suspended"), Phase.SUSPENDED, 0),
     ("job", {}, true("Complete"), Phase.SUCCEEDED, 0),
     ("job", {}, true("Failed", reason="PodFailurePolicy"), Phase.FAILED, 0),
@@ -64,6 +68,48 @@ def test_a_job_is_in_one_phase(
 ) -> None:
     state = KINDS[launcher].read({"metadata": {"name": "j"}, "spec": spec, "status": status})
     assert (state.phase, state.restarts) == (phase, restarts)
+
+
+RECORDED: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("recorded.yaml").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("one", RECORDED["jobs"], ids=lambda one: one["source"][:40])
+def test_what_controllers_really_wrote_is_read(one: Any) -> None:
+    metadata = {"name": "j", "labels": one.get("labels", {})}
+    found = {"metadata": metadata, "spec": one.get("spec", {}), "status": one["status"]}
+    state = read(KINDS[one["launcher"]], found)
+    assert (state.phase, state.restarts) == (one["is"], one.get("restarts", 0))
+    assert one.get("says", "") in state.reason
+    if "ended" in one:
+        assert state.ended_at == one["ended"]
+
+
+def test_every_launcher_was_recorded_at_its_ends() -> None:
+    seen = {(one["launcher"], one["is"]) for one in RECORDED["jobs"]}
+    assert seen >= {(launcher, "failed") for launcher in KINDS}
+    assert seen >= {(launcher, "suspended") for launcher in KINDS if launcher != "volcano"}
+
+
+@pytest.mark.parametrize("one", RECORDED["pods"], ids=lambda one: one["source"][:40])
+def test_what_kubelets_really_wrote_is_read(one: Any) -> None:
+    found = pod({"metadata": {"name": "p"}, "status": one["status"]}, KINDS["job"])
+    assert found.reason.startswith(one["says"])
+    assert list(found.codes) == one.get("codes", [])
+
+
+@pytest.mark.parametrize("code", [code for code in Exit if code is not Exit.DONE])
+@pytest.mark.parametrize("launcher", KINDS)
+def test_a_failed_job_has_the_code_of_its_pods(launcher: str, code: Exit) -> None:
+    """Each of our codes, as a pod leaves it; a PyTorchJob is told some of them shifted."""
+    failed = next(o for o in RECORDED["jobs"] if (o["launcher"], o["is"]) == (launcher, "failed"))
+    state = read(KINDS[launcher], {"metadata": {"name": "j"}, "status": failed["status"]})
+    shift = 128 if launcher == "pytorchjob" and code in (Exit.PEER, Exit.CODE, Exit.MACHINE) else 0
+    ends = {"state": {"terminated": {"exitCode": code + shift, "reason": "Error"}}}
+    status = {"phase": "Failed", "containerStatuses": [ends]}
+    pods = [pod({"metadata": {"name": "p"}, "status": status}, KINDS[launcher])]
+    assert exit_code(state, pods) is code
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,11 @@ def _read(job: Object) -> State:
         return ended(found, Phase.FAILED, failed)
     if job.get("spec", {}).get("suspend"):
         return State(Phase.SUSPENDED, "spec.suspend", failed)
-    if status.get("ready"):
+    # pods that are done make the job succeed a moment later
+    if status.get("ready") or (status.get("succeeded") and not status.get("active")):
         return State(Phase.RUNNING, restarts=failed)
-    return State(Phase.RESTARTING if failed else Phase.PENDING, restarts=failed)
+    again = failed or status.get("terminating")  # a pod that was evicted is not counted as failed
+    return State(Phase.RESTARTING if again else Phase.PENDING, restarts=failed)
 
 
 def _elastic(job: Object) -> tuple[int, int] | None:

@@ -22,10 +22,13 @@ def _read(job: Object) -> State:
         return ended(found, Phase.FAILED, restarts)
     if job.get("spec", {}).get("suspend"):
         return State(Phase.SUSPENDED, "spec.suspend", restarts)
+    if found := condition(job, "RestartingJobSet"):
+        return State(Phase.RESTARTING, found.get("message", ""), restarts)
     parts = status.get("replicatedJobsStatus") or []
-    if any(part.get("ready", 0) for part in parts):
+    if any(part.get("ready") or part.get("succeeded") for part in parts):
         return State(Phase.RUNNING, restarts=restarts)
-    return State(Phase.RESTARTING if restarts else Phase.PENDING, restarts=restarts)
+    held = "its Jobs are suspended" if any(part.get("suspended") for part in parts) else ""
+    return State(Phase.RESTARTING if restarts else Phase.PENDING, held, restarts)
 
 
 def _elastic(job: Object) -> tuple[int, int] | None:

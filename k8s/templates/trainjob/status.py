@@ -11,7 +11,8 @@ def _read(job: Object) -> State:
     if job.get("spec", {}).get("suspend"):
         return State(Phase.SUSPENDED, "spec.suspend")
     parts = job.get("status", {}).get("jobsStatus") or []
-    return State(Phase.RUNNING if any(part.get("ready", 0) for part in parts) else Phase.PENDING)
+    up = any(part.get("ready") or part.get("succeeded") for part in parts)
+    return State(Phase.RUNNING if up else Phase.PENDING)
 
 
 KIND = Kind(

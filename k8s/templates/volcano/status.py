@@ -19,10 +19,15 @@ _PHASES = {
 def _read(job: Object) -> State:
     status = job.get("status", {})
     state = status.get("state", {})
-    phase = _PHASES.get(state.get("phase", ""), Phase.PENDING)
+    phase, retries = _PHASES.get(state.get("phase", ""), Phase.PENDING), status.get("retryCount", 0)
+    waits = status.get("pending") and not (status.get("running") or status.get("succeeded"))
+    if phase is Phase.RUNNING and waits:  # Volcano calls it so all the same (volcano 2684, 1169)
+        phase = Phase.PENDING
+    if phase is Phase.PENDING and retries:
+        phase = Phase.RESTARTING
     words = ": ".join(filter(None, (state.get("reason"), state.get("message"))))
     at = state.get("lastTransitionTime") if phase.ended else None
-    return State(phase, words, status.get("retryCount", 0), at)
+    return State(phase, words, retries, at)
 
 
 def _elastic(job: Object) -> tuple[int, int] | None:

@@ -10,11 +10,13 @@ from typing import Any
 from k8s.cluster import control, progress
 from k8s.cluster.jobs import beside
 from k8s.cluster.state import Kind, kinds
+from k8s.cluster.wrapped import WRAPPER
 from k8s.launchers import Launcher
 from k8s.plan import Plan
 from trainer.exits import Exit, Fault
 
 _API = "rbac.authorization.k8s.io"
+_ALL = ("get", "list", "watch", "create", "patch", "delete")
 
 
 def render(planned: list[tuple[Plan, Launcher]], subject: str) -> list[dict[str, Any]]:
@@ -32,9 +34,10 @@ def render(planned: list[tuple[Plan, Launcher]], subject: str) -> list[dict[str,
             )
         namespace = plan.metadata.get("namespace")
         place = {"namespace": str(namespace)} if namespace else {}
-        made += _pair(
-            "Role", f"muster-{launcher.name}", place, list(rules(known[launcher.name])), who
-        )
+        allowed = list(rules(known[launcher.name]))
+        if plan.app_wrapper:
+            allowed.insert(0, _rule(*WRAPPER, *_ALL))
+        made += _pair("Role", f"muster-{launcher.name}", place, allowed, who)
     return [*made, *_pair("ClusterRole", "muster-doctor", {}, _DOCTOR, who)]
 
 
@@ -75,7 +78,7 @@ def _pair(
 
 def rules(kind: Kind) -> Iterator[dict[str, Any]]:
     """Yield what the verbs ask of the API for a kind of job; a server-side apply is patch and create."""
-    yield _rule(kind.api_version, kind.kind, "get", "list", "watch", "create", "patch", "delete")
+    yield _rule(kind.api_version, kind.kind, *_ALL)
     if kind.launcher == "jobset":  # `scale`, where the JobSet itself may not change
         yield _rule("batch/v1", "Job", "patch")
     if not kind.suspend:

@@ -10,6 +10,7 @@ from k8s.plan import Plan
 from trainer.exits import Action, codes_for
 
 _ANNOTATION = "workload.codeflare.dev.appwrapper/"
+_KEPT = "5m"  # after a failure; without it the pods go at once, with their logs and exit codes
 
 
 def wrap(objects: tuple[dict[str, Any], ...], plan: Plan, launcher: Launcher) -> dict[str, Any]:
@@ -17,6 +18,7 @@ def wrap(objects: tuple[dict[str, Any], ...], plan: Plan, launcher: Launcher) ->
     annotations = {
         # The job itself retries; an annotation of the job file's own wins.
         f"{_ANNOTATION}retryLimit": "0",
+        f"{_ANNOTATION}deletionOnFailureGracePeriodDuration": _KEPT,
         f"{_ANNOTATION}terminalExitCodes": ",".join(map(str, codes_for(Action.FAIL))),
     }
     metadata = dict(plan.held_metadata)

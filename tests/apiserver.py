@@ -50,6 +50,7 @@ GROUPS = {
         "TrainJob": "trainjobs",
         "TrainingRuntime": "trainingruntimes",
     },
+    "workload.codeflare.dev/v1beta2": {"AppWrapper": "appwrappers"},
 }
 EVERYWHERE = {"Namespace", "Node", "RuntimeClass", "StorageClass"}
 

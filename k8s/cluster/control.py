@@ -6,7 +6,7 @@ suspend(cluster, look(cluster, "digits"), on=True)
 from datetime import UTC, datetime
 from typing import Any
 
-from k8s.cluster import objects
+from k8s.cluster import objects, wrapped
 from k8s.cluster.api import Cluster, Object, Refused
 from k8s.cluster.jobs import Job
 from k8s.cluster.objects import NotServed
@@ -41,26 +41,27 @@ def cancel(cluster: Cluster, job: Job) -> None:
 
 
 def _mark(cluster: Cluster, job: Job, at: str | None) -> None:
-    before = (job.found["metadata"].get("annotations") or {}).get(CANCELLED)
+    before = (job.held["metadata"].get("annotations") or {}).get(CANCELLED)
     if before != at:
-        objects.patch(cluster, job.found, {"metadata": {"annotations": {CANCELLED: at}}})
+        objects.patch(cluster, job.held, {"metadata": {"annotations": {CANCELLED: at}}})
 
 
 def _stop(cluster: Cluster, job: Job, *, on: bool) -> None:
-    if QUEUE in (job.found["metadata"].get("labels") or {}):
+    path = job.kind.suspend if job.wrapper is None else wrapped.SUSPEND
+    if QUEUE in (job.held["metadata"].get("labels") or {}):
         _tell_kueue(cluster, job, active=not on)
-    elif job.kind.suspend:
+    elif path:
         change: Any = on
-        for part in reversed(job.kind.suspend):
+        for part in reversed(path):
             change = {part: change}
-        objects.patch(cluster, job.found, change)
+        objects.patch(cluster, job.held, change)
     else:
         _tell_volcano(cluster, job, "AbortJob" if on else "ResumeJob")
 
 
 def _tell_kueue(cluster: Cluster, job: Job, *, active: bool) -> None:
     """Stop a queued job by its Workload: Kueue itself would at once resume one that it has admitted."""
-    labels = {"kueue.x-k8s.io/job-uid": job.found["metadata"]["uid"]}
+    labels = {"kueue.x-k8s.io/job-uid": job.held["metadata"]["uid"]}
     for version in WORKLOADS:
         try:
             found = objects.find(cluster, version, "Workload", labels)

@@ -3,12 +3,13 @@
 job = look(cluster, "digits")
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from k8s.cluster import objects, state
+from k8s.cluster import objects, state, wrapped
 from k8s.cluster.api import Cluster, Forbidden, Object
 from k8s.cluster.objects import NotServed
 from k8s.cluster.state import Kind, Pod, State
@@ -35,16 +36,25 @@ def beside(launcher: str) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Job:
-    """A job of the cluster: its object, the launcher's kind, and how it is."""
+    """A job of the cluster: its object, the launcher's kind, and how it is.
+
+    `found` is what it will be while its AppWrapper, `wrapper`, holds it back.
+    """
 
     kind: Kind
     found: Object
     state: State
+    wrapper: Object | None = None
 
     @property
     def name(self) -> str:
         name: str = self.found["metadata"]["name"]
         return name
+
+    @property
+    def held(self) -> Object:
+        """The object by which the job is suspended, marked and deleted."""
+        return self.found if self.wrapper is None else self.wrapper
 
 
 def served(cluster: Cluster) -> Iterator[Kind]:
@@ -68,6 +78,10 @@ def look(cluster: Cluster, name: str) -> Job:
             continue
         if job is not None:
             return job
+    with contextlib.suppress(NotServed, Forbidden):  # a job that is held back is not there yet
+        found = objects.get(cluster, *wrapped.WRAPPER, name)
+        if found is not None and _is_ours(found):
+            return of(cluster, found)
     seen = f" among what may be seen ({hidden})" if hidden else ""
     raise Fault(Exit.CONFIG, f"{cluster.where}: no job {name!r} of muster's here{seen}; see `list`")
 
@@ -76,19 +90,34 @@ def of_kind(cluster: Cluster, kind: Kind, name: str) -> Job | None:
     """Return the job `name` of a launcher, or None when muster has made none."""
     found = objects.get(cluster, kind.api_version, kind.kind, name)
     # a JobSet's or a TrainJob's own Jobs have other names, but a stranger's may have this one
-    return Job(kind, found, state.read(kind, found)) if found and _is_ours(found) else None
+    if found is None or not _is_ours(found):
+        return None
+    around = wrapped.owner(found)
+    wrapper = objects.get(cluster, *wrapped.WRAPPER, around) if around else None
+    return of(cluster, wrapper or found)
+
+
+def of(cluster: Cluster, held: Object) -> Job:
+    """Return the job that an object of the cluster is, or holds. Raises Fault(64) if it is none."""
+    kind, job = state.find_kind(wrapped.contents(held))
+    if not wrapped.is_wrapper(held):
+        return Job(kind, held, state.read(kind, held))
+    made = objects.get(cluster, kind.api_version, kind.kind, job["metadata"]["name"])
+    found = made if made is not None and wrapped.owner(made) else dict(job)
+    return Job(kind, found, state.marked(wrapped.fold(held, kind.read(found)), held), held)
 
 
 def again(cluster: Cluster, job: Job) -> Job:
     """Return a job as it is now. Raises Fault(64) when it is there no longer."""
-    found = objects.get(cluster, job.kind.api_version, job.kind.kind, job.name)
+    held = job.held
+    found = objects.get(cluster, held["apiVersion"], held["kind"], held["metadata"]["name"])
     return _as(cluster, job, found)
 
 
 def _as(cluster: Cluster, job: Job, found: Object | None) -> Job:
     if found is None:
         raise Fault(Exit.CONFIG, f"{cluster.where}: job {job.name!r} was deleted meanwhile")
-    return Job(job.kind, found, state.read(job.kind, found))
+    return of(cluster, found)
 
 
 def _is_ours(found: Object) -> bool:
@@ -100,17 +129,18 @@ def all_of(cluster: Cluster) -> list[Job]:
     """Return muster's jobs in the namespace, by name; those of kinds that may be seen."""
     jobs: list[Job] = []
     hidden: Fault | None = None
-    for kind in served(cluster):
+    for api_version, kind in [*((k.api_version, k.kind) for k in state.kinds()), wrapped.WRAPPER]:
         try:
-            items = objects.find(cluster, kind.api_version, kind.kind, OURS)
+            items = objects.find(cluster, api_version, kind, OURS)
+        except NotServed:
+            continue
         except Forbidden as refusal:
             hidden = refusal
             continue
         # what another object of the list made is not listed beside it
         own = (item for item in items if not item["metadata"].get("ownerReferences"))
         # a list's items do not say what they are
-        named = ({"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in own)
-        jobs += [Job(kind, item, state.read(kind, item)) for item in named]
+        jobs += [of(cluster, {"apiVersion": api_version, "kind": kind, **item}) for item in own]
     if hidden and not jobs:
         raise hidden
     return sorted(jobs, key=lambda job: job.name)
@@ -156,8 +186,11 @@ def wait(
     """
     deadline = time.monotonic() + timeout if timeout is not None else float("inf")
     job = look(cluster, name)
+    held = job.held
     before = None
-    for found in changes(cluster, job.kind.api_version, job.kind.kind, name, deadline=deadline):
+    for found in changes(
+        cluster, held["apiVersion"], held["kind"], held["metadata"]["name"], deadline=deadline
+    ):
         job = _as(cluster, job, found)
         if job.state != before:
             told(job.state)
@@ -170,8 +203,8 @@ def wait(
 def delete(cluster: Cluster, job: Job) -> list[str]:
     """Delete a job and what was rendered with it; return what went, in words."""
     labels = OURS | {"app.kubernetes.io/instance": job.name}
-    objects.delete(cluster, job.found)
-    gone = [f"{job.kind.kind}/{job.name}"]
+    objects.delete(cluster, job.held)
+    gone = [f"{job.held['kind']}/{job.name}"]
     for api_version, kind in beside(job.kind.launcher):
         try:
             others = objects.find(cluster, api_version, kind, labels)

@@ -41,7 +41,7 @@ def _files(
 ) -> Iterator[tuple[str, str]]:
     """Yield the files' names and texts; an empty log makes none."""
     names = {pod["metadata"]["name"] for pod in pods}
-    yield "job.yaml", dump([job.found])
+    yield "job.yaml", dump([job.found] if job.wrapper is None else [job.wrapper, job.found])
     yield "events.txt", "".join(f"{_line(e)}\n" for e in jobs.events_of(cluster, job, names))
     query: dict[str, object] = {"timestamps": "true"}
     if since is not None:

@@ -75,12 +75,16 @@ QUEUE = "kueue.x-k8s.io/queue-name"  # the label of a job that Kueue admits
 
 
 def read(kind: Kind, job: Object) -> State:
-    """Return how a job is: what its controller says, and whether somebody has cancelled it."""
-    state = kind.read(job)
-    queue = (job["metadata"].get("labels") or {}).get(QUEUE)
+    """Return how a job is: what its controller says, and who holds it or has cancelled it."""
+    return marked(kind.read(job), job)
+
+
+def marked(state: State, held: Object) -> State:
+    """Return a job's state with what is noted on `held`, the object by which it is held."""
+    queue = (held["metadata"].get("labels") or {}).get(QUEUE)
     if state.phase is Phase.SUSPENDED and queue:
         state = replace(state, reason=f"held by queue {queue} of Kueue")
-    at = (job["metadata"].get("annotations") or {}).get(CANCELLED)
+    at = (held["metadata"].get("annotations") or {}).get(CANCELLED)
     if at is None or state.phase.ended:
         return state
     return State(Phase.CANCELLED, f"at {at}; `resume` would let it go on", state.restarts, at)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from k8s import yamltext
-from k8s.cluster import jobs, objects, state
+from k8s.cluster import jobs, objects, state, wrapped
 from k8s.cluster.api import Cluster, Forbidden, Object
 from trainer.exits import Exit, Fault
 
@@ -43,7 +43,8 @@ def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
     Raises Fault(64) for a job that has ended already under this name: nothing would run; and for one of
     another launcher: pods and what stands beside the two could not be told apart.
     """
-    kind, job = state.find_kind(manifests)
+    inside = [one for manifest in manifests for one in wrapped.contents(manifest)]
+    kind, job = state.find_kind(inside)
     for manifest in manifests:
         objects.resource(cluster, manifest["apiVersion"], manifest["kind"])
         own = manifest["metadata"].get("namespace", cluster.namespace)
@@ -54,21 +55,24 @@ def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
                 f"{cluster.namespace}; say --namespace {own}",
             )
     name: str = job["metadata"]["name"]
-    before = objects.get(cluster, kind.api_version, kind.kind, name)
-    if before is not None and (phase := state.read(kind, before).phase).ended:
+    held = next((one for one in manifests if wrapped.is_wrapper(one)), job)
+    before = objects.get(cluster, held["apiVersion"], held["kind"], name)
+    if before is not None and (phase := jobs.of(cluster, before).state.phase).ended:
         raise Fault(
             Exit.CONFIG,
             f"job {name} is there already and has {phase}; delete it first: delete {name}",
         )
     for other in jobs.served(cluster):
         with contextlib.suppress(Forbidden):  # whoever may use one launcher need not see the others
-            if other != kind and jobs.of_kind(cluster, other, name):
+            found = jobs.of_kind(cluster, other, name)
+            if found and (other != kind or found.held["kind"] != held["kind"]):
+                bare = ", without an AppWrapper" if other == kind and not found.wrapper else ""
                 raise Fault(
                     Exit.CONFIG,
-                    f"job {name} is there already, on launcher {other.launcher}; delete it first, or "
-                    "choose another name",
+                    f"job {name} is there already, on launcher {other.launcher}{bare}; delete it "
+                    "first, or choose another name",
                 )
-    for manifest in manifests:
+    for manifest in [*manifests, *(one for one in inside if one not in manifests)]:
         objects.apply(cluster, manifest, dry_run=True, force=force)
     for manifest in manifests:
         objects.apply(cluster, manifest, force=force)

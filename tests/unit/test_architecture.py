@@ -57,6 +57,7 @@ TRAINER_ORDER = {
     "guards.usage": 60,
     "guards.where": 60,
     "checkpoint": 70,
+    "nodes.failures": 72,
     "nodes.in_vain": 72,
     "nodes.agent": 75,
     "data.order": 70,

@@ -14,9 +14,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
@@ -27,14 +27,13 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from trainer import health
 from trainer.contract import Contract
-from trainer.exits import Action, Exit, Fault, codes_for, combine
-from trainer.guards.cgroup import kills, words_for_a_kill
-from trainer.lines import of_rank
+from trainer.exits import Action, Exit, Fault, codes_for
+from trainer.guards.cgroup import kills
 from trainer.nodes import in_vain
+from trainer.nodes.failures import tell
 from trainer.nodes.output import Output, carried
 from trainer.nodes.rendezvous import Rendezvous
 from trainer.runtime import as_fault
@@ -130,7 +129,7 @@ class Ranks(LocalElasticAgent):
             self._output.drain()  # before the last word, which is ours
         if isinstance(outcome[0], Exception):
             raise as_fault(outcome[0])
-        return _verdict(outcome[0], self._kills)
+        return tell(outcome[0], self._kills)
 
     def stop(self, number: int, _: FrameType | None) -> None:
         """Hand a signal to the ranks, once, as SIGTERM; kill them if they outstay the time to stop.
@@ -287,42 +286,3 @@ def _silence_torch() -> None:
         for name in logging.root.manager.loggerDict:
             if name.startswith("torch.distributed.elastic"):
                 logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-
-
-def _verdict(result: RunResult, kills_before: int | None) -> Exit:
-    """Tell why ranks failed, the cause with its traceback, and return the code for them all."""
-    failures = {rank: _Failure.of(failure) for rank, failure in result.failures.items()}
-    verdict = combine(failure.code for failure in failures.values())
-    if verdict == Exit.STOPPED:
-        return verdict
-    causes = [rank for rank, failure in failures.items() if combine([failure.code]) == verdict]
-    first = min(causes, key=lambda rank: failures[rank].timestamp, default=None)
-    for rank in sorted(failures, key=lambda rank: rank != first):
-        failure = failures[rank]
-        trace = failure.trace.splitlines() if rank == first else []
-        killed = words_for_a_kill(kills_before) if failure.code == -signal.SIGKILL else ""
-        told = [of_rank(rank) + line for line in trace]
-        told.append(f"launch: rank {rank}: {failure.message}{killed} (exit {failure.code})")
-        print("\n".join(told), file=sys.stderr, flush=True)
-    return verdict
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """What a failed rank said of itself, or what its exit code says where it could not."""
-
-    code: int
-    message: str
-    trace: str
-    timestamp: int
-
-    @classmethod
-    def of(cls, failure: ProcessFailure) -> Self:
-        said = failure.error_file_data.get("message")
-        if isinstance(said, dict):  # written by trainer/__main__.py
-            trace = said["extraInfo"]["py_callstack"]
-            return cls(said["errorCode"], said["message"], trace, failure.timestamp)
-        # SIGTERM ended it at once: it had no handler yet, so there was no step to save.
-        early = failure.exitcode == -signal.SIGTERM
-        code = int(Exit.STOPPED) if early else failure.exitcode
-        return cls(code, str(failure.message), "", failure.timestamp)

@@ -15,7 +15,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 UV := $(PY) -m uv
-NAME = $(shell sed -n 's/^name: *\([a-z0-9-]*\).*/\1/p' $(JOB) | tail -n 1)
+# As render.py has it: of --set, else of the last job file. The quote is the file's own.
+NAME = $(or $(patsubst name=%,%,$(lastword $(filter name=%,$(SET)))),$(NAME_IN_JOB),\
+	$(error JOB=$(JOB): no line there begins with `name:`))
+NAME_IN_JOB = $(shell sed -nE "s/^name: *[\"']?([a-z0-9-]+).*/\1/p" $(JOB) | tail -n 1)
 FOLDER = build/$(NAME)
 BACKEND = $(or $(TORCH_BACKEND),$(shell cat $(STAMP) 2>/dev/null),locked)
 RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))

@@ -76,3 +76,27 @@ def test_test_cluster_takes_its_image_from_the_command_line_or_its_own() -> None
         command = ["make", "--dry-run", "test-cluster", *words]
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         assert f" IMAGE={image} " in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "folder"),
+    [
+        ("name: plain  # of the job\n", [], "build/plain"),
+        ('name: "double"\n', [], "build/double"),
+        ("name: 'single'\n", [], "build/single"),
+        ("name: plain\n", ["SET=nodes=2 name=set"], "build/set"),
+        ("{name: flow}\n", [], None),
+    ],
+)
+def test_make_starts_what_it_has_rendered(
+    text: str, words: list[str], folder: str | None, tmp_path: Path
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(text)
+    command = ["make", "--dry-run", "run", f"JOB={job}", "FRESH=1", *words]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if folder is None:  # and does not remove build/run
+        assert (ran.returncode, "no line there begins with `name:`" in ran.stderr) == (2, True)
+    else:
+        for line in (f" -o {folder}\n", f"rm -rf {folder}/run\n", f" {folder}/local.sh\n"):
+            assert line in ran.stdout

@@ -144,8 +144,8 @@ class JobSpec(Model):
     setup: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
         description="bash commands that each pod runs before the trainer, in the trainer's image and at "
-        "/code; the first that fails fails the pod. What pip installs, in an image that has it, is there "
-        "for the trainer",
+        "/code; the first that fails fails the pod. What pip installs, in an image that has it, is "
+        "there for the trainer",
     )
     data: DataVolume | None = Field(None, description=f"the data set, mounted at {DATA}")
     checkpoints: CheckpointVolume | None = Field(

@@ -1,15 +1,17 @@
 """Tasks for the tests of options: a loss on sharded tensors, weights that no seed decides."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from tests.parity.tasks import Short
 from trainer.models.ops import cross_entropy
 from trainer.settings import Settings
 from trainer.tasks import charlm_gpt, synthetic
-from trainer.tasks._text import TextTask
 
 
 class ShardedLoss(synthetic.Task):
@@ -38,11 +40,11 @@ class PlainLoss(synthetic.Task):
         return F.cross_entropy(outputs, targets, reduction="none")
 
 
-class OurText(TextTask):
-    """Charlm-gpt with our cross-entropy."""
+class OurText(Short):
+    """The narrow transformer with our cross-entropy."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, build=charlm_gpt.Model)
+        super().__init__(settings, build=partial(charlm_gpt.Model, width=32))
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(outputs, targets).mean(dim=1)

@@ -67,7 +67,7 @@ class _Whole(nn.Module):
         return logits
 
 
-class _Short(TextTask):
+class Short(TextTask):
     """The first bytes of each window: a step over them costs a fraction, and is made the same way."""
 
     def data(self, *, train: bool) -> Tensors:
@@ -75,9 +75,9 @@ class _Short(TextTask):
         return Tensors(whole.inputs[:, :16], whole.targets[:, :16])
 
 
-Lstm = partial(_Short, build=partial(Recurrent, nn.LSTM, width=16))
-Gru = partial(_Short, build=partial(Recurrent, nn.GRU, width=16))
-Gpt = partial(_Short, build=partial(charlm_gpt.Model, width=32))
+Lstm = partial(Short, build=partial(Recurrent, nn.LSTM, width=16))
+Gru = partial(Short, build=partial(Recurrent, nn.GRU, width=16))
+Gpt = partial(Short, build=partial(charlm_gpt.Model, width=32))
 
 
 class WholeResNet:

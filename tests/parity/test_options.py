@@ -79,13 +79,13 @@ def test_without_it_each_rank_normalises_by_its_own_samples(tmp_path: Path) -> N
         ("fsdp", 2, "digits"),
         ("mp", 1, "digits"),
         ("pp", 2, "digits"),
-        ("tp", 2, "charlm-gpt"),
+        ("tp", 2, "tests.parity.tasks:Gpt"),
     ],
 )
 def test_half_precision_with_loss_scaling_comes_close_to_float32(
     mode: str, ranks: int, task: str, tmp_path: Path
 ) -> None:
-    settings = COMMON | {"task": task, "mode": mode}
+    settings = COMMON | {"task": task, "mode": mode, "steps": "20"}
     full = run_ranks(ranks, tmp_path / "fp32", **settings)
     half = run_ranks(ranks, tmp_path / "fp16", precision="fp16", **settings)
     assert 1e-6 < worst(curve(full, "loss"), curve(half, "loss")) < 0.05
@@ -121,7 +121,7 @@ PARTS: dict[str, tuple[int, dict[str, str]]] = {
     "fsdp x tp": (4, {"mode": "tp", "mesh": "dp_shard=2,tp=2"}),
     "pp x ddp": (4, {"mode": "pp", "mesh": "pp=2,dp_replicate=2"}),
 }
-GPT = FEW | {"task": "charlm-gpt", "global_batch": "8", "ema_decay": "0.9"}
+GPT = FEW | {"task": "tests.parity.tasks:Gpt", "global_batch": "8", "ema_decay": "0.9"}
 GPT |= {"optimizer": "adamw", "lr": "0.001"}  # other tasks have other defaults
 
 
@@ -152,7 +152,7 @@ def test_modes_that_hold_a_part_take_all_of_it(
     ("mode", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2), ("pp", 2), ("tp", 2)]
 )
 def test_compiled_blocks_give_the_same_results(mode: str, ranks: int, tmp_path: Path) -> None:
-    common = FEW | {"task": "charlm-gpt"}
+    common = FEW | {"task": "tests.parity.tasks:Gpt"}
     more = {"compile": "true", "activation_checkpointing": "false" if mode == "tp" else "true"}
     expected = run_ranks(1, tmp_path / "single", mode="single", **common)
     events = run_ranks(ranks, tmp_path / "compiled", mode=mode, **common, **more)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from trainer.arrival import await_all
 from trainer.contract import is_elastic
 from trainer.environment import variable
 from trainer.exits import Exit, Fault
@@ -98,8 +99,16 @@ def join(settings: Settings) -> Iterator[Runtime]:
     backend = dist.get_default_backend_for_device(device)
     # The watch speaks first, and says who is missing; this is for when it cannot.
     timeout = timedelta(seconds=settings.collective_timeout + _LATER)
+    store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
+    store.set_timeout(timeout)
+    await_all(store, rank=rank, world_size=world_size, seconds=settings.collective_timeout)
     dist.init_process_group(
-        backend, timeout=timeout, device_id=device if device.type != "cpu" else None
+        backend,
+        store=dist.PrefixStore("group", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        device_id=device if device.type != "cpu" else None,
     )
     together = False
     try:

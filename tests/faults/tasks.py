@@ -87,10 +87,15 @@ class Slow(synthetic.Task):
 class Stuck(synthetic.Task):
     """The fourth call of `loss` on rank STUCK never returns; with HOW=killed its process ends there.
 
-    With HOW=building its model is never done.
+    With HOW=building its model is never done, with HOW=loading not even this object.
     """
 
     calls = 0
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        if os.environ["RANK"] == os.environ["STUCK"] and os.environ.get("HOW") == "loading":
+            time.sleep(3600)
 
     def model(self) -> nn.Module:
         if os.environ["RANK"] == os.environ["STUCK"] and os.environ.get("HOW") == "building":

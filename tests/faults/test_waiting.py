@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import QUICK
+from tests.conftest import QUICK, ROOT
 from tests.faults.tasks import planted
 from tests.pool import Case, carry_out, lend
 from tests.ranks import run_ranks
@@ -67,6 +67,21 @@ def test_a_rank_that_hangs_before_the_first_step_is_named_too(tmp_path: Path) ->
     assert "the start, before the first step, hangs: no progress for 4 s" in events[-1]["message"]
     assert "in model; stacks are in" in events[-1]["message"]
     assert "in model" in (tmp_path / "logs/rank-1.stack").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_comes_is_named_by_those_that_wait(start: Any, tmp_path: Path) -> None:
+    variables = {f"TRAINER_{name.upper()}": value for name, value in STUCK.items()}
+    ended = start(
+        "-m",
+        "trainer.launch",
+        **(variables | {"STUCK": "1", "HOW": "loading", "PET_NPROC_PER_NODE": "2"}),
+        TRAINER_OUT=str(tmp_path / "run"),
+        PYTHONPATH=str(ROOT),
+    ).end(timeout=60)
+    assert ended.code == 69, ended.words
+    assert "rank 1 (node 0) did not come to the start within 4 s" in ended.words
+    assert "Traceback" not in ended.words
 
 
 GRID = {"mode": "pp", "mesh": "pp=2,dp_shard=2", "micro_batch": "8"}

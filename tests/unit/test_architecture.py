@@ -32,6 +32,7 @@ TRAINER_ORDER = {
     "plan.memory": 45,
     "plan.choice": 47,
     "guards.cgroup": 30,
+    "arrival": 40,
     "nodes.init": 40,
     "nodes.interface": 40,
     "nodes.log": 40,

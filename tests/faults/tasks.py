@@ -148,6 +148,22 @@ class Parted(synthetic.Task):
         raise dist.DistNetworkError(f"no way from rank {os.environ['RANK']}")
 
 
+class Spared(nn.Module):
+    """Has a layer that nothing goes through."""
+
+    def __init__(self, used: nn.Module) -> None:
+        super().__init__()
+        self.used, self.spare = used, nn.Linear(2, 2)
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.used(inputs)
+
+
+class Unused(synthetic.Task):
+    def model(self) -> nn.Module:  # type: ignore[override]
+        return Spared(super().model())
+
+
 class Greedy(synthetic.Task):
     """The third call of `loss` on rank 1 asks for more memory than there is, as GREEDY says."""
 

@@ -62,3 +62,10 @@ def test_no_compiler_is_told_at_once(tmp_path: Path) -> None:
     before = planted(CXX="no-such-compiler")
     events = run_ranks(1, tmp_path, before=before, code=64, compile="true", mode="single")
     assert "there is no no-such-compiler on PATH" in events[-1]["message"]
+
+
+def test_a_parameter_without_a_part_in_the_loss_is_named(tmp_path: Path) -> None:
+    """torch gives its number (pytorch 43259)."""
+    unused = {"task": "tests.faults.tasks:Unused", "mode": "ddp", "steps": "3"}
+    events = run_ranks(2, tmp_path, code=70, **unused)
+    assert "no gradient for spare.weight, spare.bias: under ddp every" in events[-1]["message"]

@@ -3,7 +3,9 @@
 TRAINER_MODE=ddp torchrun --nproc-per-node 2 -m trainer
 """
 
-from collections.abc import Sequence
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -66,9 +68,10 @@ def over(
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
         # DDP averages over the replicas, while the loss is a mean over the whole global batch.
-        return accumulate(
-            replica, micro_batches, context, scale=replicas / weight, unsynced=replica.no_sync
-        )
+        with _naming_the_unused(model):
+            return accumulate(
+                replica, micro_batches, context, scale=replicas / weight, unsynced=replica.no_sync
+            )
 
     return Strategy(
         module=replica,
@@ -79,3 +82,21 @@ def over(
         forward=inference(model, context),
         settle=lambda: share_buffers(model, mesh),
     )
+
+
+@contextlib.contextmanager
+def _naming_the_unused(model: nn.Module) -> Iterator[None]:
+    """Say by name which parameters had no part in the loss; torch numbers them (pytorch 43259)."""
+    try:
+        yield
+    except RuntimeError as error:
+        found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        if found is None:
+            raise
+        names = [name for name, one in model.named_parameters() if one.requires_grad]
+        unused = ", ".join(names[int(number)] for number in found[1].split()[:5])
+        raise Fault(
+            Exit.CODE,
+            f"no gradient for {unused}: under ddp every parameter must have its part in the loss of "
+            "every step, or requires_grad=False",
+        ) from error

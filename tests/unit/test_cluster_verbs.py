@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -117,7 +118,8 @@ def test_a_job_of_another_launcher_has_the_name(run: Run, cluster: Cluster) -> N
     assert run(config, "submit", str(golden("jobset")))[0] == 0  # itself, again
 
 
-def test_submit_follows_and_waits(run: Run, cluster: Cluster) -> None:
+@pytest.mark.parametrize(("option", "shown"), [("--follow", "[p] trained\n"), ("--wait", "")])
+def test_submit_follows_and_waits(option: str, shown: str, run: Run, cluster: Cluster) -> None:
     server, config = cluster
     labels = LABELS | {"app.kubernetes.io/instance": "digits-ddp"}
 
@@ -132,10 +134,10 @@ def test_submit_follows_and_waits(run: Run, cluster: Cluster) -> None:
 
     controller = threading.Thread(target=finish)
     controller.start()
-    code, out, err = run(config, "submit", str(golden("jobset")), "--follow")
+    code, out, err = run(config, "submit", str(golden("jobset")), option)
     controller.join()
     assert code == 70  # failed, and no pod left a code of its own
-    assert out == "[p] trained\n"
+    assert out == shown
     assert "failed: FailedJobs" in err
 
 
@@ -282,6 +284,30 @@ def test_an_interrupt_ends_it_at_once(verb: list[str], cluster: Cluster) -> None
     assert process.returncode == 130
     assert time.monotonic() - began < 6
     assert "Traceback" not in rest
+
+
+@pytest.mark.slow
+def test_top_looks_again_on_a_terminal_until_interrupted(cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "k8s", "top", "digits", "--every", "0.2"],
+        cwd=ROOT,
+        env=clean_environment(KUBECONFIG=str(config), TERM="xterm"),
+        stdout=its,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    seen = b""
+    while seen.count(b"step 10 of 40") < 3:
+        seen += os.read(ours, 4096)
+    assert sum("metrics.k8s.io" in path for _, path in server.requests) >= 3
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, "Traceback" in err) == (130, False)
+    os.close(its)
+    os.close(ours)
 
 
 @pytest.mark.slow

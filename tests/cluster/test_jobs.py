@@ -117,7 +117,13 @@ def test_a_job_trains_to_its_accuracy(verbs: Verbs, launcher: str) -> None:
         (summary,) = (one for one in verbs.events(name) if one["event"] == "summary")
         assert summary["accuracy"] >= 0.95
         assert summary["world_size"] == 4
-        assert verbs.does("logs", name, "--rank", "3").startswith("[node 1]")
+        for option, number, start in (
+            ("--rank", "0", "[node 0 rank 0] "),
+            ("--node", "1", "[node 1"),
+        ):
+            shown = verbs.does("logs", name, option, number).splitlines()
+            assert shown
+            assert all(line.startswith(start) for line in shown)
         folder = verbs.folder / f"saved-{launcher}"
         verbs.does("logs", name, "--save", str(folder))
         assert len([*folder.glob("*.log")]) >= 2

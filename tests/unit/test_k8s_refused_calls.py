@@ -85,6 +85,16 @@ def test_one_launcher_refused_is_all_refused(
             "scheduling.gangTimeout=9: scheduler volcano waits as its own configuration says",
         ),
         (
+            "job",
+            "scheduling={gang: true, schedulerName: volcano}",
+            "scheduling.schedulerName='volcano': has PodGroups of its own",
+        ),
+        (
+            "jobset",
+            "scheduling={gang: true, schedulerName: volcano}",
+            "scheduling.schedulerName='volcano': has PodGroups of its own",
+        ),
+        (
             "volcano",
             "scheduling={gang: true, gangTimeout: 9}",
             "scheduling.gangTimeout=9: not on launcher volcano",

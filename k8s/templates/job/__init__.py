@@ -1,6 +1,6 @@
 """An Indexed Job: what any cluster has, without a controller of its own."""
 
-from k8s.launchers import Launcher, RunsIn, codes, warnings_of_a_gang
+from k8s.launchers import Launcher, RunsIn, check_coscheduled, codes
 from k8s.plan import Plan
 from k8s.spec import JobSpec
 from trainer.exits import Action
@@ -27,7 +27,7 @@ LAUNCHER = Launcher(
     name="job",
     summary="batch/v1 Indexed Job and a headless Service",
     runs_in=RunsIn.POD,
-    check=warnings_of_a_gang,
+    check=check_coscheduled,
     restarts=_restarts,
     host=_host,
     master=_master,

@@ -3,7 +3,7 @@
 render.py job.yaml --launcher jobset
 """
 
-from k8s.launchers import Launcher, RunsIn, codes, warnings_of_a_gang
+from k8s.launchers import Launcher, RunsIn, check_coscheduled, codes
 from k8s.plan import Plan
 from k8s.spec import JobSpec
 from trainer.exits import Action
@@ -18,7 +18,7 @@ def _master(spec: JobSpec) -> str:
 
 
 def _check(spec: JobSpec) -> list[str]:
-    warnings = warnings_of_a_gang(spec)
+    warnings = check_coscheduled(spec)
     if spec.faults.deadline is not None:
         warnings.append("faults.deadline: a JobSet has none, so every attempt has this time anew")
     return warnings

@@ -25,6 +25,12 @@ class Verbs:
 
     cluster: Cluster
     folder: Path
+    version: str
+
+    @property
+    def standin(self) -> bool:
+        """Whether the cluster is tests/standin, which shares this machine with whatever else runs."""
+        return self.version.endswith("-standin")
 
     def run(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "k8s", "--namespace", self.cluster.namespace, *arguments]
@@ -81,9 +87,10 @@ def verbs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verbs]:
     metadata = {"name": cluster.namespace, "labels": levels}
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
     objects.apply(cluster, namespace)
-    FIGURES.append(f"on Kubernetes {api.call(cluster, 'GET', '/version')['gitVersion']}:")
+    version = api.call(cluster, "GET", "/version")["gitVersion"]
+    FIGURES.append(f"on Kubernetes {version}:")
     try:
-        yield Verbs(cluster, tmp_path_factory.mktemp("jobs"))
+        yield Verbs(cluster, tmp_path_factory.mktemp("jobs"), version)
     finally:
         api.call(cluster, "DELETE", path)
 

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 _START = 240.0  # seconds for a job's pods to come, image present
 _AGAIN = {"job": 15.0, "jobset": 10.0}  # from a pod's deletion to the next optimiser step
+_BACK_OFF = {"job": 10.0}  # of which the controller itself waits
 _STEPS = 200_000  # more than any test waits for
 
 
@@ -138,8 +139,11 @@ def test_a_job_trains_to_its_accuracy(verbs: Verbs, launcher: str) -> None:
 def test_a_killed_pod_is_replaced_and_the_job_goes_on(
     verbs: Verbs, launcher: str, claim: str
 ) -> None:
+    submitted_at = time.time()
     with submitted(verbs, launcher, endless("killed", claim)) as name:
         trained_to(verbs, name, 60)
+        first = next(one for one in verbs.events(name) if one["event"] == "step")
+        start = first["time"] - submitted_at
         victim = next(pod for pod in verbs.told(name)["pods"] if pod["node"] == 1)
         path = objects.path_of(verbs.cluster, "v1", "Pod", victim["name"])
         began = time.time()
@@ -156,11 +160,14 @@ def test_a_killed_pod_is_replaced_and_the_job_goes_on(
         resumed, first = until(again, 120, lambda: verbs.told(name))
         seconds, counted = first["time"] - began, verbs.told(name)["restarts"]
         FIGURES.append(
-            f"{launcher}: first step {seconds:.1f} s after a pod's deletion, {counted} failures counted"
+            f"{launcher}: first step {start:.1f} s after submission, {seconds:.1f} s after a pod's "
+            f"deletion; {counted} failures counted"
         )
         assert resumed["step"] >= 25  # from a checkpoint, not from the start
         assert first["step"] == resumed["step"] + 1
-        assert seconds <= _AGAIN.get(launcher, 60)
+        # A stand-in's time is this machine's: there it is held against the same job's own start.
+        own = _BACK_OFF.get(launcher, 0.0) + 3 * start
+        assert seconds <= (own if verbs.standin else _AGAIN.get(launcher, 60))
         assert counted <= 1
 
 

@@ -23,7 +23,7 @@ _FIELD = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 def _image() -> dict[str, Any]:
     if file := os.environ.get("MUSTER_TEST_IMAGE"):
         built: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
-        return built | {"mounts": []}
+        return {"mounts": []} | built
     environment = {
         "PATH": "/opt/python/bin:/usr/bin:/bin",
         "PYTHONPATH": "/opt/packages",

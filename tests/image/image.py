@@ -3,7 +3,8 @@
 What a machine needs to reach its package index is passed on as it has it: SSL_CERT_FILE, and
 UV_DEFAULT_INDEX or PIP_INDEX_URL. From its environment also:
 
-    MUSTER_TEST_BASE=IMAGE      the base; else mmdebstrap makes one, or the Dockerfile's is pulled
+    MUSTER_TEST_ENGINE=TOOL     buildah, docker or podman; else the first of them that works
+    MUSTER_TEST_BASE=IMAGE      the base; else mmdebstrap makes buildah's, or the Dockerfile's is pulled
     MUSTER_TEST_WHEELS=FOLDER   wheels of torch and torchvision; else what TORCH_BACKEND says, or torch's
                                 CPU wheel in a folder of PIP_FIND_LINKS, or the lock's CUDA builds
 """
@@ -29,31 +30,59 @@ _DEBIAN = "bookworm"
 
 @functools.cache
 def why_not() -> str | None:
-    """Return why no image can be built here, or None."""
+    """Return why no image can be built here, or None; who names an engine wants to see it fail."""
+    found = engine()
+    if " " not in found:
+        return None
+    assert "MUSTER_TEST_ENGINE" not in os.environ, found
+    return found
+
+
+@functools.cache
+def engine() -> str:
+    """Return what builds: buildah where its image can be entered, docker or podman; else why none."""
+    wanted = os.environ.get("MUSTER_TEST_ENGINE")
+    reasons = []
+    for tool in [wanted] if wanted else ["buildah", "docker", "podman"]:
+        if shutil.which(tool) is None:
+            reasons.append(f"{tool}: not installed")
+        elif reason := _cannot_enter() if tool == "buildah" else _does_not_answer(tool):
+            reasons.append(f"{tool}: {reason}")
+        else:
+            return tool
+    return "; ".join(reasons)
+
+
+def _cannot_enter() -> str:
+    """Return why what buildah makes cannot be entered, which takes namespaces and so root."""
     if os.geteuid() != 0:
-        return "building the image without a daemon, and entering it, needs root"
-    missing = [tool for tool in ("buildah", "unshare", "setpriv") if shutil.which(tool) is None]
+        return "entering what it makes without a daemon needs root"
+    missing = [tool for tool in ("unshare", "setpriv") if shutil.which(tool) is None]
     if missing:
-        return f"not installed: {', '.join(missing)}"
-    tried = subprocess.run(
-        ["unshare", "--mount", "--pid", "--fork", "true"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return (
-        f"namespaces are not permitted here: {tried.stderr.strip()}" if tried.returncode else None
-    )
+        return f"{', '.join(missing)} not installed"
+    command = ["unshare", "--mount", "--pid", "--fork", "true"]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    return f"namespaces are not permitted: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+def _does_not_answer(tool: str) -> str:
+    tried = subprocess.run([tool, "info"], capture_output=True, text=True, check=False)
+    return " ".join(["info:", *tried.stderr.split()]) if tried.returncode else ""
 
 
 @dataclass(frozen=True)
 class Image:
-    """A built image: its configuration in Docker's words, its layers, its file system at `root`."""
+    """A built image: its configuration in Docker's words, its layers, its file system at `root`.
+
+    `engine` runs it as `tag`; "" where buildah has built it, which runs nothing.
+    """
 
     config: dict[str, Any]
     layers: list[str]
     root: Path
     backend: str
+    engine: str
+    tag: str
 
     @property
     def environment(self) -> dict[str, str]:
@@ -61,11 +90,12 @@ class Image:
 
 
 class Builder:
-    """Builds in a store of its own, in the new folder `folder`; `remove` takes it all away."""
+    """Builds in the new folder `folder`, buildah in a store of its own; `remove` takes it all away."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self._folder = folder
+        self._engine = engine()
         self._store = _store(folder)
         self._base = os.environ.get("MUSTER_TEST_BASE") or self._make_base()
         self._backend, wheels = _backend(folder)
@@ -77,22 +107,47 @@ class Builder:
     def build(self, source: Path, *, revision: str = REVISION) -> Image:
         """Build the image from the tree at `source`; what another build has made is used again."""
         tag = f"localhost/muster:{revision[:12]}"
-        self._buildah(
-            *("build", "--isolation", "chroot", "--network", "host", "--format", "docker"),
-            *("--layers", "--file", str(source / "docker/Dockerfile"), "--tag", tag),
+        how = {
+            "buildah": ["--isolation=chroot", "--network=host", "--format=docker", "--layers"],
+            "podman": ["--format=docker", "--layers"],
+            "docker": [],
+        }
+        self._do(
+            *("build", *how[self._engine]),
+            *("--file", str(source / "docker/Dockerfile"), "--tag", tag),
             *self._options,
             f"--build-arg=TORCH_BACKEND={self._backend}",
             *(f"--build-arg=VERSION={VERSION}", f"--build-arg=REVISION={revision}"),
             str(source),
         )
-        found = json.loads(self._buildah("inspect", "--type", "image", tag))["Docker"]
-        container = self._buildah("from", tag)
-        root = Path(self._buildah("mount", container))
-        return Image(found["config"], found["rootfs"]["diff_ids"], root, self._backend)
+        if self._engine == "buildah":
+            found = json.loads(self._do("inspect", "--type", "image", tag))["Docker"]
+            root = Path(self._do("mount", self._do("from", tag)))
+            config, layers = found["config"], found["rootfs"]["diff_ids"]
+            return Image(config, layers, root, self._backend, "", tag)
+        (found,) = json.loads(self._do("image", "inspect", tag))
+        config = {"Healthcheck": found.get("Healthcheck")} | found[
+            "Config"
+        ]  # podman's place for it
+        root = self._unpacked(tag, self._folder / f"root-{revision[:12]}")
+        layers = found["RootFS"]["Layers"]
+        return Image(config, layers, root, self._backend, self._engine, tag)
+
+    def _unpacked(self, tag: str, root: Path) -> Path:
+        """Return a copy of an image's files, which an engine keeps to itself."""
+        root.mkdir()
+        packed = self._folder / "image.tar"
+        container = self._do("create", tag)
+        self._do("export", "--output", str(packed), container)
+        self._do("rm", container)
+        # Devices are root's to make, and nobody looks for them.
+        _run("tar", "--extract", "--exclude=dev/*", f"--directory={root}", f"--file={packed}")
+        packed.unlink()
+        return root
 
     def _make_base(self) -> str | None:
         """Make Debian with Python and nothing else, from its packages; None where that cannot be."""
-        if shutil.which("mmdebstrap") is None:
+        if self._engine != "buildah" or shutil.which("mmdebstrap") is None:
             return None
         packed = self._folder / "base.tar"
         # Nothing is kept of a file system that a crash has spoilt, so dpkg need not wait for the disk.
@@ -105,14 +160,14 @@ class Builder:
                 str(packed),
             ),
         )
-        container = self._buildah("from", "scratch")
-        self._buildah("add", "--quiet", container, str(packed), "/")
-        self._buildah("commit", "--quiet", "--rm", container, "localhost/base")
+        container = self._do("from", "scratch")
+        self._do("add", "--quiet", container, str(packed), "/")
+        self._do("commit", "--quiet", "--rm", container, "localhost/base")
         packed.unlink()
         return "localhost/base"
 
-    def _buildah(self, *arguments: str) -> str:
-        return _run("buildah", *self._store, *arguments)
+    def _do(self, *arguments: str) -> str:
+        return _run(self._engine, *(self._store if self._engine == "buildah" else ()), *arguments)
 
 
 def _backend(folder: Path) -> tuple[str, str | None]:
@@ -142,8 +197,10 @@ def _secrets(folder: Path) -> dict[str, Path]:
 
 
 def remove(folder: Path) -> None:
-    """Unmount and delete what a Builder has made there."""
-    subprocess.run(["buildah", *_store(folder), "rm", "--all"], capture_output=True, check=False)
+    """Unmount and delete what a Builder has made there; an engine keeps its layers for the next time."""
+    if engine() == "buildah":
+        command = ["buildah", *_store(folder), "rm", "--all"]
+        subprocess.run(command, capture_output=True, check=False)
     for mount in _mounts_below(folder):
         subprocess.run(["umount", "--lazy", mount], check=False)
     # A hundred thousand files, which no test is to wait for.

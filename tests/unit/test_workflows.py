@@ -52,6 +52,7 @@ def test_ci_is_what_was_promised() -> None:
     jobs = read(ROOT / ".github/workflows/ci.yml")["jobs"]
     assert set(jobs) == {"lint", "test", "image", "kind"}
     assert jobs["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
+    assert any("pytest" in step.get("run", "") for step in jobs["image"]["steps"])  # no copy of it
     kept = [step for step in jobs["kind"]["steps"] if step.get("if") == "failure()"]
     assert len(kept) == 2  # the logs are collected, and kept
 

@@ -42,7 +42,6 @@ def test_an_empty_environment_trains_digits_in_one_process(start: Any) -> None:
     )
     assert summary["event"] == "summary"
     assert summary["accuracy"] >= 0.97
-    assert summary["seconds"] < 60
     assert {"steps", "samples_per_s", "checkpoint", "mode", "world_size"} <= summary.keys()
     assert {"step", "epoch", "loss", "grad_norm", "lr", "samples", "samples_per_s"} <= ended.of(
         "step"

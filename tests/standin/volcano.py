@@ -10,6 +10,7 @@ import copy
 from tests.standin.store import Object, Refusal, Store, now, reference
 
 _API = "batch.volcano.sh/v1alpha1"
+_pods: dict[str, dict[str, Object]] = {}  # of each Job, as they last were
 _seen: set[tuple[str, str]] = set()  # a pod and what has been told of it
 
 
@@ -40,9 +41,12 @@ def _commanded(store: Store) -> dict[str, str]:
 def _by_policy(job: Object, status: Object, pods: list[Object]) -> str:
     """Return what the first fitting policy says of what has newly happened to the pods."""
     action = ""
-    for pod in pods:
+    before = _pods.get(job["metadata"]["uid"], {})
+    here = _pods[job["metadata"]["uid"]] = {pod["metadata"]["uid"]: pod for pod in pods}
+    gone = [pod for uid, pod in before.items() if uid not in here]
+    for pod in [*pods, *gone]:
         happened, code = "", 0
-        if "deletionTimestamp" in pod["metadata"]:
+        if pod in gone or "deletionTimestamp" in pod["metadata"]:
             happened = "PodEvicted"
         elif pod["status"]["phase"] == "Failed":
             happened = "PodFailed"

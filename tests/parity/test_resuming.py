@@ -46,6 +46,16 @@ def test_what_ranks_evaluate_is_what_they_save(
     assert together == pytest.approx(alone, rel=1e-12)
 
 
+def test_a_state_is_split_over_more_ranks_than_there_are_tensors(tmp_path: Path) -> None:
+    common = COMMON | {"task": "synthetic", "global_batch": "40", "precision": "fp64"}
+    common |= {"schedule": "constant"}
+    whole = run_ranks(1, tmp_path / "whole", mode="single", **common)
+    for steps in ("10", "20"):  # of 5 ranks the last has none of the 4
+        parts = common | {"mode": "ddp-zero1", "steps": steps}
+        events = run_ranks(5, tmp_path / "parts", **parts)
+    assert worst(curve(whole, "loss"), curve(events, "loss")) < TOLERANCE["fp64"]
+
+
 def test_a_resumed_run_goes_by_its_own_settings(tmp_path: Path) -> None:
     common = COMMON | {"task": "digits", "mode": "single"}
     run_ranks(1, tmp_path, **(common | {"steps": "2", "weight_decay": "0.1", "momentum": "0.5"}))

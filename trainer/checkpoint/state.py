@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
@@ -24,7 +30,11 @@ def capture(module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Statefu
     load_state_dict(), of tensors and plain numbers, strings and lists, and changes with or after the
     optimiser's update only.
     """
-    model, optimiser = get_state_dict(module, optimizer, options=_OPTIONS)
+    optimiser: State = {}
+    if any(group["params"] for group in optimizer.param_groups):
+        model, optimiser = get_state_dict(module, optimizer, options=_OPTIONS)
+    else:  # ddp-zero1 on more ranks than there are tensors, which torch takes for an error
+        model = get_model_state_dict(module, options=_OPTIONS)
     buffers = {_address(buffer) for buffer in module.buffers()}
     for name, value in model.items():
         if isinstance(value, Tensor) and _address(value) in buffers:
@@ -41,12 +51,15 @@ def restore(
     state: State, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Stateful]
 ) -> None:
     """Give a state of `capture`'s form to model, optimiser and those of `extra` that it holds."""
-    set_state_dict(
-        module,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=_OPTIONS,
-    )
+    if state["optimizer"]:
+        set_state_dict(
+            module,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=_OPTIONS,
+        )
+    else:
+        set_model_state_dict(module, state["model"], options=_OPTIONS)
     for name, part in state["extra"].items():
         extra[name].load_state_dict(part)

@@ -140,6 +140,8 @@ def test_sigterm_saves_and_the_next_run_ends_where_an_undisturbed_one_does(
     started.process.send_signal(signal.SIGTERM)
     time.sleep(0.01)
     started.process.send_signal(signal.SIGTERM)  # changes nothing
+    started.wait_for('"kind": "stopped"')
+    started.process.send_signal(signal.SIGTERM)  # nor does one on its way out
     stopped = started.end()
     assert stopped.code == 143, stopped.words
     assert stopped.of("fault")[0]["kind"] == "stopped"

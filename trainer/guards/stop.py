@@ -72,8 +72,8 @@ class Stop:
 def stop_requests(runtime: Runtime, sign: Callable[[], None] = lambda: None) -> Iterator[Stop]:
     """Turn SIGTERM and SIGINT into a flag within the block; `sign` is called with every pulse.
 
-    Outside of it they keep their defaults: before the first step there is nothing to save, and a
-    handler would not run anyway while the process group waits for its peers in C++.
+    Before it they keep their defaults: there is nothing to save, and a handler would not run anyway
+    while the process group waits for its peers in C++. After it SIGTERM is ignored if it was heard.
     """
     stop = Stop(runtime, sign)
     before = {number: signal.signal(number, stop.request) for number in _SIGNALS}
@@ -83,6 +83,8 @@ def stop_requests(runtime: Runtime, sign: Callable[[], None] = lambda: None) -> 
     except KeyboardInterrupt:
         raise Fault(Exit.CODE, "interrupted a second time, before the checkpoint") from None
     finally:
+        if stop.signal is not None:  # who is stopping is not to be killed on its last steps
+            before[signal.SIGTERM] = signal.SIG_IGN
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -173,7 +173,7 @@ def test_a_thousand_jobs_in_one_call(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     whole = min(processor_seconds("render.py", str(EXAMPLE), cache=cache) for _ in range(3))
     arguments = ("render.py", *map(str, jobs), "--each", "-o", str(tmp_path / "out"))
-    many = processor_seconds(*arguments, cache=cache)
+    many = min(processor_seconds(*arguments, cache=cache) for _ in range(2))
     assert len(list((tmp_path / "out").rglob("job.yaml"))) == 1000
     assert many < 25 * whole
 

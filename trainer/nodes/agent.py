@@ -51,6 +51,9 @@ _PARTED = {int(Exit.STOPPED), int(Exit.PEER), -signal.SIGTERM}
 # Time for our own ranks to end with the cause, when a node is gone because of them.
 _GRACE_SECONDS = 1
 
+# The same, once one of them has said its cause and is on its way out.
+_TOLD_SECONDS = 4
+
 # Time for our own ranks to end when those of another node have, in order.
 _SETTLE_SECONDS = 15
 
@@ -223,13 +226,18 @@ class Ranks(LocalElasticAgent):
         """End ranks that wait for a node that is no more. Raises Fault(69)."""
         member, now = self._roll.member, time.monotonic()
         news = member.broken
-        wait = 0 if news and news.silent else _GRACE_SECONDS
+        wait = 0 if news and news.silent else _TOLD_SECONDS if self._told() else _GRACE_SECONDS
         if news is None:
             news, wait = member.over, _SETTLE_SECONDS
         if news is None or now - news.since < wait:
             return
         self._signal_groups(signal.SIGKILL)
         raise Fault(Exit.PEER, f"lost a peer: {news.reason}")
+
+    def _told(self) -> bool:
+        """Return whether a rank here has left word of a failure (`ending.tell`)."""
+        started = self._pcontext
+        return started is not None and any(map(os.path.exists, started.error_files.values()))
 
     def _go_on_with_who_is_there(self, worker_group: WorkerGroup, *, lost: bool) -> RunResult:
         """Start the ranks anew with the nodes that are there; no restart is counted for it."""

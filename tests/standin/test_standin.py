@@ -18,7 +18,7 @@ PICKED = "[job] and (killed or configuration)"
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(why_not() is not None, reason=f"pods need hosts: {why_not()}")
 def test_the_cluster_suite_passes_on_the_stand_in() -> None:
-    suite = ["pytest", "-q", "-p", "no:cacheprovider", "tests/cluster/test_jobs.py", "-k", PICKED]
+    suite = ["pytest", "-p", "no:cacheprovider", "tests/cluster/test_jobs.py", "-k", PICKED]
     told = subprocess.run(
         [sys.executable, "-m", "tests.standin", sys.executable, "-m", *suite],
         cwd=ROOT,

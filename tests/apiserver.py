@@ -121,7 +121,7 @@ class Server:
             return 200, {"major": "1", "minor": "34+", "gitVersion": "v1.34.2"}
         if path.endswith("/log"):
             return self._log(path.split("/")[-2], query)
-        if method == "GET" and (listed := self._discover(path) or self._list(path, query)):
+        if method == "GET" and (listed := discovered(path, self.groups) or self._list(path, query)):
             return 200, listed
         if method == "PATCH" and query.get("dryRun") == "All":
             return 200, body or {}
@@ -149,18 +149,6 @@ class Server:
             lines = [line for line in stamped if line[:30] >= query.get("sinceTime", "")]
         return 200, "".join(lines)
 
-    def _discover(self, path: str) -> Object | None:
-        version = path.removeprefix("/apis/").removeprefix("/api/")
-        if version in self.groups:
-            kinds = self.groups[version].items()
-            return {
-                "resources": [
-                    {"kind": k, "name": n, "namespaced": k not in EVERYWHERE} for k, n in kinds
-                ]
-            }
-        mine = [group for group in self.groups if group.startswith(f"{version}/")]
-        return {"versions": [{"version": group.split("/")[1]} for group in mine]} if mine else None
-
     def _list(self, path: str, query: dict[str, str]) -> Object | None:
         if "/" not in path or path.rsplit("/", 1)[1] not in PLURALS:
             return None
@@ -172,6 +160,17 @@ class Server:
             if selected(found, query)
         ]
         return {"items": items, "metadata": {"resourceVersion": str(self.version)}}
+
+
+def discovered(path: str, groups: dict[str, dict[str, str]]) -> Object | None:
+    """Return what is served at a path of discovery, None for any other path."""
+    version = path.removeprefix("/apis/").removeprefix("/api/")
+    if version in groups:
+        kinds = groups[version].items()
+        entries = [{"kind": k, "name": n, "namespaced": k not in EVERYWHERE} for k, n in kinds]
+        return {"resources": entries}
+    mine = [group for group in groups if group.startswith(f"{version}/")]
+    return {"versions": [{"version": group.split("/")[1]} for group in mine]} if mine else None
 
 
 PLURALS = {plural for kinds in GROUPS.values() for plural in kinds.values()}

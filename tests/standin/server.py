@@ -13,13 +13,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.apiserver import EVERYWHERE, GROUPS, merge, replace, selected
+from tests.apiserver import EVERYWHERE, GROUPS, discovered, merge, replace, selected
 from tests.standin.admission import check
 from tests.standin.store import Change, Object, Refusal, Store, path_of
 
 KINDS = {
     (version, plural): kind for version, kinds in GROUPS.items() for kind, plural in kinds.items()
 }
+VERSION: Object = {"major": "1", "minor": "34", "gitVersion": "v1.34.0-standin"}
 Logs = Callable[[Object, dict[str, str]], Iterator[bytes]]
 
 
@@ -41,7 +42,9 @@ class Server(ThreadingHTTPServer):
         path = parts.path
         match method:
             case "GET":
-                return _discovered(path) or self._got(path, query)
+                if path == "/version":
+                    return VERSION
+                return discovered(path, GROUPS) or self._got(path, query)
             case "PATCH":
                 return self._patched(path, body, query)
             case "DELETE":
@@ -126,18 +129,6 @@ def _address(path: str) -> dict[str, str]:
     if kind in EVERYWHERE:
         return {"name": name}
     return {"name": name, "namespace": before.split("/namespaces/")[1].split("/")[0]}
-
-
-def _discovered(path: str) -> Object | None:
-    if path == "/version":
-        return {"major": "1", "minor": "34", "gitVersion": "v1.34.0-standin"}
-    version = path.removeprefix("/apis/").removeprefix("/api/")
-    if version in GROUPS:
-        kinds = GROUPS[version].items()
-        entries = [{"kind": k, "name": n, "namespaced": k not in EVERYWHERE} for k, n in kinds]
-        return {"resources": entries}
-    mine = [group for group in GROUPS if group.startswith(f"{version}/")]
-    return {"versions": [{"version": group.split("/")[1]} for group in mine]} if mine else None
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -37,7 +37,7 @@ TRAINER_ORDER = {
     "nodes.interface": 40,
     "nodes.log": 40,
     "nodes.orphans": 40,
-    "nodes.output": 40,
+    "nodes.output": 42,
     "nodes.wire": 40,
     "nodes.coordinator": 45,
     "nodes.member": 45,

@@ -42,7 +42,7 @@ def kept(folder: Path) -> Iterator[Path | None]:
 
     def complain(error: OSError) -> None:
         line = f"launch: {path}: {error.strerror}; words are missing there\n"
-        _write(screens[2], line.encode())
+        write_all(screens[2], line.encode())
 
     copier = threading.Thread(target=_copy, args=(heads, file, complain), name="log", daemon=True)
     copier.start()
@@ -77,14 +77,14 @@ def _copy(heads: dict[int, int], file: int, complain: Callable[[OSError], None])
                 del heads[head]
                 os.close(head)
                 continue
-            _write(heads[head], piece)  # a screen that is gone takes nothing
-            error = _write(file, piece)
+            write_all(heads[head], piece)  # a screen that is gone takes nothing
+            error = write_all(file, piece)
             if error and not told:
                 told = True
                 complain(error)
 
 
-def _write(to: int, piece: bytes) -> OSError | None:
+def write_all(to: int, piece: bytes) -> OSError | None:
     """Write all of `piece`, or return why not."""
     try:
         while piece:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from trainer.lines import EVENT, of_rank
+from trainer.nodes.log import write_all
 
 _END = re.compile(rb"\r\n|\r|\n")  # a progress bar ends its lines with \r
 _PIECE = 65536  # bytes, what a pipe of Linux holds
@@ -50,7 +51,7 @@ class _Stream:
             whole.append(self._told(self.rest + piece[begin : found.end()]))
             self.rest, begin = b"", found.end()
         self.rest += piece[begin:]
-        _write(self.to, b"".join(whole))
+        write_all(self.to, b"".join(whole))  # lost where nobody reads: the training goes on
         if len(self.rest) > _LONGEST:
             self.finish()
         return True
@@ -58,7 +59,7 @@ class _Stream:
     def finish(self) -> None:
         """Carry on a line that has no end, too."""
         if self.rest:
-            _write(self.to, self._told(self.rest + b"\n"))
+            write_all(self.to, self._told(self.rest + b"\n"))
         self.rest = b""
 
     def _told(self, line: bytes) -> bytes:
@@ -144,10 +145,3 @@ def _stream(to: int) -> _Stream:
     pipe, held = os.pipe()
     os.set_blocking(pipe, False)
     return _Stream(pipe, held, to)
-
-
-def _write(to: int, data: bytes) -> None:
-    """Write all of it; where nobody reads any more it is lost, and the training goes on."""
-    with contextlib.suppress(OSError):
-        while data:
-            data = data[os.write(to, data) :]

@@ -1,5 +1,6 @@
 """Tasks with a fault in them; what goes wrong and when is in variables of the environment."""
 
+import atexit
 import contextlib
 import os
 import signal
@@ -81,6 +82,16 @@ class Slow(synthetic.Task):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         mine = os.environ.get("SLOW_RANK_1" if os.environ["RANK"] == "1" else "SLOW", "0")
         time.sleep(int(mine) / 1000 if torch.is_grad_enabled() else 0)
+        return super().loss(outputs, targets)
+
+
+class Lingering(synthetic.Task):
+    """Raises on rank 1, whose process then takes two and a half seconds to end."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if os.environ["RANK"] == "1":
+            atexit.register(time.sleep, 2.5)
+            raise ValueError("enough of it")
         return super().loss(outputs, targets)
 
 

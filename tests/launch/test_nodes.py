@@ -125,6 +125,14 @@ def test_an_elastic_job_whose_ranks_lose_each_other_in_vain_is_70(
     assert "in a row without a new checkpoint: 1, of which TRAINER_PEER_LOSSES=0" in keeper.words
 
 
+def test_who_is_to_blame_says_so_however_long_its_end_takes(start: Any) -> None:
+    port = free_port()
+    task = QUICK | {"TRAINER_TASK": "tests.faults.tasks:Lingering"}
+    peer, culprit = (start("-m", "trainer.launch", **node(rank, port), **task) for rank in (0, 1))
+    assert (culprit.end().code, peer.end().code) == (70, 69), culprit.end().words
+    assert "enough of it" in culprit.end().words
+
+
 def test_a_port_in_use_is_69_and_named(start: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))  # noqa: S104

@@ -25,7 +25,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast test-cluster test-standin kind-up kind-e2e kind-down torchx soak docs lock image docker-run compose-run sbom audit clean
+.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin kind-up kind-e2e kind-down torchx soak docs lock image docker-run compose-run sbom audit clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -72,6 +72,9 @@ test: $(STAMP) ## every test
 
 test-fast: $(STAMP) ## the tests that take seconds
 	@$(PY) -m pytest $(PARALLEL) -m 'not slow'
+
+test-parity: $(STAMP) ## every mode in every task with every optimiser, accumulation and precision (test: a choice of them)
+	@MUSTER_TEST_PARITY=whole $(PY) -m pytest $(PARALLEL) tests/parity/test_table.py
 
 torchx: $(STAMP) ## put TorchX 0.7 into build/torchx, so that make test compares the rendering with it
 	@$(UV) venv --quiet --allow-existing build/torchx

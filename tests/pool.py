@@ -3,6 +3,7 @@
 A new process for every rank of every case costs seconds; these wait for the next. Between two cases a
 rank forgets what the one before left: variables of the environment, seeds, defaults, caches. It serves
 again only after a case that ended with 0 or 64; whatever else happened to it, another takes its place.
+One that waits is stopped: gloo's threads, which it keeps, look around a hundred times a second.
 
     with lend(2) as ranks:
         endings = carry_out(Case({"TRAINER_TASK": "digits"}), ranks, timeout=120)
@@ -10,6 +11,7 @@ again only after a case that ended with 0 or 64; whatever else happened to it, a
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import multiprocessing
@@ -92,6 +94,7 @@ class Rank:
     def begin(self, case: Case) -> None:
         self.cases += 1
         os.truncate(self.words, 0)
+        self._signal(signal.SIGCONT)
         with contextlib.suppress(OSError):  # a rank that has died says so when it is waited for
             self.line.send(case)
 
@@ -99,7 +102,7 @@ class Rank:
         """Return what the rank has answered; what it has not answered by now, it never will."""
         code, answered = None, False
         if self.process.is_alive() and not self.line.poll():
-            os.kill(self.process.pid or 0, signal.SIGUSR1)  # it writes where its threads are
+            self._signal(signal.SIGUSR1)  # it writes where its threads are
             time.sleep(0.5)
             words = f"did not end; it was here:\n{self._read()}"
         else:
@@ -111,12 +114,18 @@ class Rank:
                 code = self.process.exitcode
                 words = f"ended its process: {self._read()}"
         self.fit = answered and code in _FIT_FOR_MORE
+        if self.fit:
+            self._signal(signal.SIGSTOP)
         return Ending(code, words)
 
     def stop(self) -> None:
         self.line.close()
         self.process.kill()
         self.process.join(timeout=10)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, number)
 
     def _read(self) -> str:
         words = self.words.read_text(encoding="utf-8", errors="replace")
@@ -209,6 +218,7 @@ def _close(folder: Path) -> None:
 def _serve(line: Connection, words: str) -> None:
     """Be a rank: carry out case after case until nobody is at the other end of `line`."""
     _redirect(words)
+    _end_with_parent()
     gc.freeze()  # what the fork brought along is never garbage; collecting goes by it fast
     variables, path = dict(os.environ), list(sys.path)
     layout: object = None
@@ -224,6 +234,12 @@ def _serve(line: Connection, words: str) -> None:
         code = _run(case)
         gc.collect()  # a process group closes its connections when nothing refers to it any more
         line.send(code)
+
+
+def _end_with_parent() -> None:
+    """Be killed when the fork server ends: who is stopped sees nothing else (prctl(2), Linux)."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _redirect(words: str) -> None:

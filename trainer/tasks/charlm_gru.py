@@ -10,5 +10,6 @@ from torch import nn
 from trainer.tasks._text import Recurrent, TextTask
 
 DEFAULTS = {"epochs": 15, "optimizer": "adamw", "lr": 0.003}
+MEASURED = "accuracy 0.44 in 23 s"
 
 Task = partial(TextTask, build=partial(Recurrent, nn.GRU))

@@ -19,6 +19,7 @@ from trainer.tasks import _networks
 from trainer.tasks._images import Classification, Images, folder_of
 
 DEFAULTS = {"epochs": 2, "global_batch": 64}
+MEASURED = "52 s (on made-up images of its size)"
 VARIES = True
 
 _FOLDER = Path("cifar-10-batches-py")

@@ -8,5 +8,6 @@ from functools import partial
 from trainer.tasks._mnist import IdxTask
 
 DEFAULTS = {"epochs": 3, "global_batch": 64}
+MEASURED = "as mnist, whose images are of the same size"
 
 Task = partial(IdxTask, name="FashionMNIST", mean=0.2860, std=0.3530)

@@ -8,5 +8,6 @@ from functools import partial
 from trainer.tasks._mnist import IdxTask
 
 DEFAULTS = {"epochs": 3, "global_batch": 64}
+MEASURED = "35 s (on made-up images of its size)"
 
 Task = partial(IdxTask, name="MNIST", mean=0.1307, std=0.3081)

@@ -22,7 +22,7 @@ from trainer.exits import Exit, Fault
 from trainer.settings import Settings
 
 DEFAULTS = {"epochs": 5, "global_batch": 128, "optimizer": "adamw", "lr": 0.01}
-MEASURED = "accuracy 0.77 after 5 epochs (the commonest class: 0.35)"
+MEASURED = "accuracy 0.77 after 5 epochs, 51 s (the commonest class: 0.35)"
 VARIES = True
 
 PADDING = 0  # no word's number

@@ -3,6 +3,9 @@
 cluster = connect(context=None, namespace="research")
 """
 
+import warnings
+
+import urllib3
 import yaml
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
@@ -40,6 +43,8 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
     found = namespace or own
     if not found:
         raise Fault(Exit.CONFIG, f"{where} names no namespace; say which: --namespace NAME")
+    if not configuration.verify_ssl:  # so the kubeconfig says; urllib3 would warn at every request
+        warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
     configuration.retries = False  # they are ours, bounded by the time
     return Cluster(client.ApiClient(configuration), found, f"{where}, namespace {found}", timeout)
 

@@ -103,7 +103,8 @@ def _nodes(cluster: Cluster) -> Finding:
             if "/" in name and str(amount).isdecimal():  # an extended resource: gpu, rdma
                 held[name] += int(amount)
     devices = ", ".join(f"{count} {name}" for name, count in sorted(held.items()) if count)
-    return Finding("nodes", bool(nodes), f"{len(nodes)} nodes with {devices or 'no accelerators'}")
+    count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+    return Finding("nodes", bool(nodes), f"{count} with {devices or 'no accelerators'}")
 
 
 def _runtimes(cluster: Cluster) -> Finding:

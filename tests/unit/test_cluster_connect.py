@@ -1,8 +1,11 @@
 """Which cluster the verbs go to: by a kubeconfig, or as one of its pods; nothing is guessed."""
 
+import warnings
 from pathlib import Path
 
 import pytest
+import urllib3
+import yaml
 
 from k8s.cluster.connect import connect
 from tests.apiserver import Server, kubeconfig
@@ -52,3 +55,19 @@ def test_what_is_no_kubeconfig_is_one_line_and_64(text: str, run: Run, tmp_path:
     assert (code, out) == (64, "")
     assert len(err.splitlines()) == 1, err
     assert "kubeconfig" in err or "kube-config" in err
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_certificate_that_is_not_to_be_checked_is_not_warned_of_at_every_request(
+    *, checked: bool, tmp_path: Path
+) -> None:
+    config = kubeconfig(tmp_path, "https://127.0.0.1:1")
+    values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    values["clusters"][0]["cluster"]["insecure-skip-tls-verify"] = not checked
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        patch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config))
+        connect(context=None, namespace=None)
+        warnings.warn("unverified", urllib3.exceptions.InsecureRequestWarning, stacklevel=1)
+    assert bool(caught) == checked

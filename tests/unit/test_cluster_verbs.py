@@ -250,7 +250,7 @@ def test_doctor_says_what_the_cluster_takes(run: Run, cluster: Cluster) -> None:
     assert found["launcher jobset"]["good"] is True
     assert found["launcher volcano"]["good"] is False
     assert "install Volcano" in found["launcher volcano"]["words"]
-    assert found["nodes"]["words"] == "1 nodes with 8 nvidia.com/gpu"
+    assert found["nodes"]["words"] == "1 node with 8 nvidia.com/gpu"
     assert found["runtime classes"]["words"] == "nvidia"
     assert found["storage classes"]["words"] == "shared (ReadWriteMany)"
     assert found["queues"]["words"] == "Kueue's: team (all)"

@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.cluster import Job, curve
 from tests.faults.hosts import network, why_not
+from tests.faults.lost import returns
 from tests.ranks import run_ranks
 from trainer.data import ledger
 
@@ -79,5 +80,8 @@ def test_nodes_join_and_leave_and_every_sample_is_used_once_an_epoch(tmp_path: P
     history = ledger.read(job.folder / "run")
     assert "used once in each of 3 epochs" in ledger.check(history)
     # who stops in order loses nothing, a loss at most what came after the last checkpoint
-    assert history.repeated <= INTERVAL * 2
+    gone_back = returns(job.events)
+    assert not [went for went in gone_back if went.beyond(INTERVAL)]
+    # a rank may have done a step more than the first one could report
+    assert 0 <= history.repeated - sum(went.lost for went in gone_back) <= len(gone_back)
     assert [event["world_size"] for event in launches(job)] == [2, 3, 2, 1, 2]

@@ -237,9 +237,15 @@ def _serve(line: Connection, words: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """Be killed when the fork server ends: who is stopped sees nothing else (prctl(2), Linux)."""
+    """Be killed when the fork server ends: who is stopped sees nothing else (prctl(2), Linux).
+
+    The server ends when nobody has the other end of its pipe any more, of which every child has one.
+    """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    server = forkserver._forkserver  # type: ignore[attr-defined]  # noqa: SLF001
+    os.close(server._forkserver_alive_fd)  # noqa: SLF001
+    server._forkserver_alive_fd = None  # noqa: SLF001
 
 
 def _redirect(words: str) -> None:

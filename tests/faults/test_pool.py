@@ -1,12 +1,17 @@
 """The ranks that tests share: one case leaves nothing to the next, and who fails is replaced."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.conftest import clean_environment
 from tests.faults.cluster import curve
 from tests.pool import Case, carry_out, lend
 from tests.ranks import run_ranks
@@ -84,3 +89,42 @@ def test_a_refusal_does_not_cost_the_ranks(tmp_path: Path) -> None:
 def test_ranks_that_are_not_asked_for_are_not_started() -> None:
     with lend(0) as ranks:
         assert not ranks
+
+
+ABANDON = """
+import os
+import psutil
+from tests.pool import Case, carry_out, lend
+
+def main():
+    with lend(2) as ranks:
+        carry_out(Case({"TRAINER_TASK": "nonsense"}), ranks, timeout=60)
+        pids = [rank.process.pid for rank in ranks]
+    print(*(psutil.Process(pid).status() for pid in pids), *pids, flush=True)
+    os._exit(1)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def is_there(pid: int) -> bool:
+    """Return whether a process is still there, and not only waits for its new parent to see its end."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_ranks_that_wait_do_not_outlive_a_process_of_tests_that_is_killed(tmp_path: Path) -> None:
+    program, words = tmp_path / "abandon.py", tmp_path / "words"
+    program.write_text(ABANDON, encoding="utf-8")
+    with words.open("w") as file:  # no pipe, which those left behind would hold open
+        command = [sys.executable, str(program)]
+        environment = clean_environment()
+        subprocess.run(command, env=environment, stdout=file, stderr=file, check=False)
+    one, other, *pids = words.read_text(encoding="utf-8").split()
+    assert (one, other) == ("stopped", "stopped")
+    until = time.monotonic() + 20
+    while left := [pid for pid in pids if is_there(int(pid))]:
+        assert time.monotonic() < until, left
+        time.sleep(0.05)

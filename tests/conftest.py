@@ -84,6 +84,10 @@ class Started:
         top = psutil.Process(self.process.pid)
         return [top, *top.children(recursive=True)]
 
+    def ranks(self) -> list[psutil.Process]:
+        """Return the ranks that this launcher has had forked, in the order of their numbers."""
+        return ranks_below(self.process.pid)
+
     def end(self, *, timeout: float = 120) -> Ended:
         """Wait for the end and return it."""
         code = self.process.wait(timeout)
@@ -99,6 +103,17 @@ class Started:
             self.process.wait()
         self.out.close()
         self.words.close()
+
+
+def ranks_below(launcher: int) -> list[psutil.Process]:
+    """Return the ranks of a launcher: what is called so below its fork server."""
+    found = {}
+    for process in psutil.Process(launcher).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            kind, _, number = process.name().partition(" ")
+            if kind == "rank":
+                found[int(number)] = process
+    return [found[number] for number in sorted(found)]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -31,8 +31,14 @@ def main() -> int:
     if len(sys.argv) > 1:
         print(_help_text(), file=sys.stdout if sys.argv[1] in ("-h", "--help") else sys.stderr)
         return Exit.DONE if sys.argv[1] in ("-h", "--help") else Exit.CONFIG
+    return train(is_forked=False)
+
+
+def train(*, is_forked: bool) -> int:
+    """Train as the environment says and return the exit code; a forked rank has its parent already."""
     try:
-        die_with_the_agent()
+        if not is_forked:
+            die_with_the_agent()
         settings = from_environment()
         # torch takes seconds to import; a wrong setting is told at once.
         if settings.dry_run is not None:

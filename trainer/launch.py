@@ -20,8 +20,10 @@ from types import FrameType
 
 from trainer import health
 from trainer.contract import Contract, resolve, table
+from trainer.ending import leave
 from trainer.environment import from_environment, variable
 from trainer.exits import Action, Exit, Fault, codes_for
+from trainer.nodes.fork_server import ForkServer, begin
 from trainer.nodes.init import stand_in
 from trainer.nodes.interface import choice
 from trainer.nodes.log import kept
@@ -35,6 +37,9 @@ node stands comes from torchrun's own variables: PET_NNODES, PET_NPROC_PER_NODE,
 PET_MASTER_ADDR, PET_MASTER_PORT (or PET_RDZV_BACKEND=c10d with PET_RDZV_ENDPOINT and PET_RDZV_ID),
 PET_MAX_RESTARTS, PET_LOCAL_ADDR, PET_SHUTDOWN_TIMEOUT. What is trained comes from TRAINER_*:
 see python -m trainer --help."""
+
+# What a rank imports before its first step, and the agent; the models of users stay with the ranks.
+_NEEDED = ("trainer.loop", "torch._dynamo", "trainer.nodes.agent", "trainer.__main__")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -58,29 +63,40 @@ def _launch(settings: Settings, retry_offset: int) -> int:
     contract = resolve(os.environ, devices=_count_devices)
     for nodes in range(contract.min_nodes, contract.max_nodes + 1):  # not refused by every rank
         uneven = contract.min_nodes != contract.max_nodes
-        settle(settings, nodes * contract.ranks_per_node, label=variable, uneven=uneven)
+        sizing = settle(settings, nodes * contract.ranks_per_node, label=variable, uneven=uneven)
     if not contract.port:
         contract = replace(contract, port=_free_port())
+    threads = _share_cores(contract.ranks_per_node)
+    server = None
+    if sys.platform == "linux":
+        # It takes seconds; refusals do without it, and nodes that wait for the master have it done.
+        server = begin([*_NEEDED, f"trainer.strategies.{sizing.mode.replace('-', '_')}"])
+        if server is None:
+            from trainer.__main__ import train  # noqa: PLC0415
+
+            leave(train(is_forked=True))
     with kept(settings.run_folder / "logs") as log:
         say("this node's place\n" + table(contract))
         if log:
             say(f"all that is said here is kept in {log}")
-        return _see_through(contract, settings, retry_offset)
+        if threads:
+            say(threads)
+        return _see_through(contract, settings, server, retry_offset)
 
 
-def _see_through(contract: Contract, settings: Settings, retry_offset: int) -> int:
+def _see_through(
+    contract: Contract, settings: Settings, server: ForkServer | None, retry_offset: int
+) -> int:
     health.forget(settings.health)
     sign = health.sign(settings.health, health.LAUNCHER, limit=settings.health_limit)
-    _share_cores(contract.ranks_per_node)
     try:
         if not contract.elastic and contract.node_rank > 0:
             wait_for_master(contract, timeout=settings.rendezvous_timeout)
             sign()
         _name_interface(contract)
-        # torch's agent takes seconds to import; refusals and the wait do without it.
-        from trainer.nodes.agent import prepare  # noqa: PLC0415
+        from trainer.nodes.agent import prepare  # noqa: PLC0415  # torch, which help does without
 
-        with prepare(contract, settings) as ranks:
+        with prepare(contract, settings, server) as ranks:
             for number in _SIGNALS:
                 signal.signal(number, ranks.stop)
             code = ranks.run_to_end(sign)
@@ -144,9 +160,21 @@ def wait_for_master(contract: Contract, *, timeout: float) -> None:
 
 
 def _count_devices() -> int:
+    """Count them in a copy of this process: a driver that was asked is of no use to forked ranks."""
     import torch  # noqa: PLC0415  # only where nothing says how many ranks to start
 
-    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    told, tells = os.pipe()
+    if os.fork() == 0:
+        count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+        os.write(tells, str(count).encode())
+        os._exit(0)
+    os.close(tells)
+    with os.fdopen(told, encoding="ascii") as answer:
+        count = answer.read()
+    os.wait()
+    if not count:
+        raise Fault(Exit.MACHINE, "the accelerators of this node cannot be counted; see above")
+    return int(count)
 
 
 def _free_port() -> int:
@@ -156,13 +184,16 @@ def _free_port() -> int:
         return port
 
 
-def _share_cores(ranks: int) -> None:
-    """Give every rank its share of this container's cores, unless the user has said otherwise."""
+def _share_cores(ranks: int) -> str:
+    """Give every rank its share of this container's cores, unless the user has said otherwise.
+
+    Returns what to say of it. To be done before torch is imported, which reads it then.
+    """
     if "OMP_NUM_THREADS" in os.environ:
-        return
+        return ""
     threads = max(1, cores() // ranks)
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    say(f"OMP_NUM_THREADS={threads}: {cores()} cores for {ranks} ranks")
+    return f"OMP_NUM_THREADS={threads}: {cores()} cores for {ranks} ranks"
 
 
 def _name_interface(contract: Contract) -> None:

@@ -41,9 +41,13 @@ def _process(process: psutil.Process, nodes: list[Started]) -> str:
     with process.oneshot():
         status, age = process.status(), time.time() - process.create_time()
         cpu, command = process.cpu_times(), " ".join(process.cmdline())
+        name = process.name()
     with contextlib.suppress(psutil.Error):
         rank = process.environ().get("RANK")
-    role = "launcher" if "trainer.launch" in command else f"rank {rank}" if rank else "other"
+    if name.startswith(("rank ", "fork ")):  # as the launcher's fork server calls them
+        role = name
+    else:
+        role = f"rank {rank}" if rank else "launcher" if "trainer.launch" in command else "other"
     waits = Path(f"/proc/{process.pid}/wchan").read_text(encoding="ascii") or "?"
     return (
         f"{role}, process {process.pid} of {process.ppid()}, {status} in {waits}, "

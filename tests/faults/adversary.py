@@ -82,8 +82,9 @@ NEED_LINKS = {cut_a_link, cut_a_link_briefly}
 def processes(job: Controlled, host: Host, *, ranks: bool) -> list[psutil.Process]:
     node = job.running.get(host.number)
     try:
-        top = psutil.Process(node.process.pid) if node else None
-        return (top.children() if ranks else [top]) if top else []
+        if node is None:
+            return []
+        return node.ranks() if ranks else [psutil.Process(node.process.pid)]
     except psutil.NoSuchProcess:
         return []
 

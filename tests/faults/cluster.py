@@ -125,7 +125,7 @@ class Job:
 
     def rank_of(self, node: int) -> psutil.Process:
         """Return the rank's process on a node."""
-        (rank,) = psutil.Process(self.nodes[node].process.pid).children()
+        (rank,) = self.nodes[node].ranks()
         return rank
 
 

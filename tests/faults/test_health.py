@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.conftest import QUICK, ROOT, clean_environment
@@ -93,7 +92,7 @@ def test_a_stopped_rank_is_named_and_healthy_again_when_it_goes_on(
     running.wait_for('"step": 5,')
     time.sleep(3.5)  # more than the limit: only renewed signs are fresh
     assert judged(folder).returncode == 0
-    (rank,) = psutil.Process(running.process.pid).children()
+    (rank,) = running.ranks()
     rank.send_signal(signal.SIGSTOP)
     time.sleep(4.5)
     done = judged(folder)

@@ -1,5 +1,6 @@
 """Ranks that keep others waiting: slow ones are named, stuck ones end the run with everyone's stacks."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -57,6 +58,23 @@ def test_a_stuck_rank_is_named_with_its_line_and_all_end_with_69(tmp_path: Path)
     assert "backward" in (tmp_path / "logs/rank-0.stack").read_text(encoding="utf-8")
     recorded = json.loads((tmp_path / "logs/rank-0.collectives.json").read_text(encoding="utf-8"))
     assert recorded["entries"][-1]["retired"] is False
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_the_stacks_and_not_the_end(tiny_disk: Path) -> None:
+    with contextlib.suppress(OSError):
+        (tiny_disk / "ballast").write_bytes(bytes(2**20 - 3 * 4096))
+    variables = {f"TRAINER_{name.upper()}": value for name, value in STUCK.items()}
+    variables |= {"TRAINER_OUT": str(tiny_disk / "run"), "TRAINER_PREFLIGHT": "off"}
+    case = Case(variables | {"TRAINER_LOG_STEPS": "1"}, planted(STUCK="1"))
+    with lend(2, fresh=True) as ranks:
+        endings = carry_out(case, ranks, timeout=60)
+    for ending in endings:
+        assert ending.code == 69, ending.words
+        assert "not in the collective: rank 1 on" in ending.words
+        assert (
+            f"{tiny_disk}/run/logs: No space left on device; the stacks are missing" in ending.words
+        )
 
 
 @pytest.mark.slow
@@ -124,8 +142,7 @@ def test_a_rank_that_is_stopped_is_named_by_the_others(start: Any, tmp_path: Pat
     )
     started.wait_for('"step": 5,')
     family = started.family()
-    (stopped,) = [one for one in family[1:] if one.environ().get("RANK") == "1"]
-    stopped.suspend()
+    started.ranks()[1].suspend()
     began = time.monotonic()
     ended = started.end(timeout=60)
     assert time.monotonic() - began < 4 + 20  # the bound, 5 s for answers, and a busy machine

@@ -162,7 +162,7 @@ def test_ctrl_c_leaves_no_process_behind(start: Any) -> None:
     started = start("-m", "trainer.launch", MUSTER_RETRY_EXIT_OFFSET="128", **settings)
     started.wait_for('"step": 5,')
     family = started.family()
-    assert len(family) == 3
+    assert [process.name() for process in family[1:]] == ["fork server", "rank 0", "rank 1"]
     os.killpg(started.process.pid, signal.SIGINT)  # what a terminal sends
     assert started.end().code == 143
     gone, alive = psutil.wait_procs(family, timeout=10)
@@ -219,7 +219,7 @@ def test_loader_workers_outlive_a_sigterm_to_their_whole_group(start: Any, tmp_p
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
-@pytest.mark.parametrize("killed", ["rank", "launcher"])
+@pytest.mark.parametrize("killed", ["rank", "fork server", "launcher"])
 def test_what_is_killed_leaves_no_loader_behind(killed: str, start: Any, tmp_path: Path) -> None:
     """The launcher kills what a rank leaves; where it is gone itself, workers end with their rank."""
     (tmp_path / "parted.py").write_text(PARTED_TASK, encoding="utf-8")
@@ -232,9 +232,9 @@ def test_what_is_killed_leaves_no_loader_behind(killed: str, start: Any, tmp_pat
     started.wait_for('"step": 5,')
     family = started.family()
     assert len(family) > 3
-    (rank,) = psutil.Process(started.process.pid).children()
-    (rank if killed == "rank" else family[0]).kill()
-    assert started.end(timeout=30).code == (70 if killed == "rank" else -signal.SIGKILL)
+    named = {process.name(): process for process in family[1:]} | {"launcher": family[0]}
+    named["rank 0" if killed == "rank" else killed].kill()
+    assert started.end(timeout=30).code == (-signal.SIGKILL if killed == "launcher" else 70)
     assert psutil.wait_procs(family, timeout=20)[1] == []
 
 

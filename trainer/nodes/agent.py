@@ -26,7 +26,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SubprocessContext
 
 from trainer import health
 from trainer.contract import Contract
@@ -34,7 +34,9 @@ from trainer.exits import Action, Exit, Fault, codes_for
 from trainer.guards.cgroup import kills
 from trainer.nodes import in_vain
 from trainer.nodes.failures import tell
+from trainer.nodes.fork_server import ForkServer
 from trainer.nodes.output import Output, carried
+from trainer.nodes.process import take_from
 from trainer.nodes.rendezvous import Rendezvous
 from trainer.runtime import as_fault
 from trainer.settings import Settings
@@ -219,7 +221,9 @@ class Ranks(LocalElasticAgent):
 
     def _wake_the_stopped(self) -> None:
         """Let ranks that SIGSTOP holds hear the SIGTERM that follows when one of them has ended."""
-        if any(_has_ended(pid) for pid in self._pids):
+        started = self._pcontext
+        assert isinstance(started, SubprocessContext)  # noqa: S101  # what a command makes
+        if any(rank.proc.poll() is not None for rank in started.subprocess_handlers.values()):
             self._signal_groups(signal.SIGCONT)
 
     def _end_if_others_have(self) -> None:
@@ -252,17 +256,14 @@ class Ranks(LocalElasticAgent):
                 os.killpg(pid, number)
 
 
-def _has_ended(pid: int) -> bool:
-    """Return whether a child has ended, without taking its exit code from who waits for it."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
-
-
 @contextlib.contextmanager
-def prepare(contract: Contract, settings: Settings) -> Iterator[Ranks]:
-    """Yield the ranks, not yet started, with a folder for what they say when they fail."""
+def prepare(contract: Contract, settings: Settings, server: ForkServer | None) -> Iterator[Ranks]:
+    """Yield the ranks, not yet started, with a folder for what they say when they fail.
+
+    Without a server each is a process of its own from the start.
+    """
+    if server is not None:
+        take_from(server)
     # A rank leaves its error to the agent, which tells it once; see trainer/__main__.py.
     os.environ["MUSTER_AGENT"] = str(os.getpid())
     _silence_torch()

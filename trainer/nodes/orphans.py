@@ -17,7 +17,12 @@ def die_with_the_agent() -> None:
     """Have the kernel kill this rank when its agent dies. Raises Fault(69) when it has died already."""
     if sys.platform != "linux" or "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     agent = os.environ.get("MUSTER_AGENT")
-    if agent and os.getppid() != int(agent):
+    die_with(int(agent) if agent else None)
+
+
+def die_with(parent: int | None) -> None:
+    """Have the kernel kill this process when its parent dies. Raises Fault(69) when it has already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
         raise Fault(Exit.PEER, "the agent of this rank is gone")

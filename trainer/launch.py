@@ -170,11 +170,11 @@ def _count_devices() -> int:
         os._exit(0)
     os.close(tells)
     with os.fdopen(told, encoding="ascii") as answer:
-        count = answer.read()
+        counted = answer.read()
     os.wait()
-    if not count:
+    if not counted:
         raise Fault(Exit.MACHINE, "the accelerators of this node cannot be counted; see above")
-    return int(count)
+    return int(counted)
 
 
 def _free_port() -> int:

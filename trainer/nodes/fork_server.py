@@ -153,8 +153,9 @@ def _serve(line: socket.socket) -> None:
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes)
+    heard: list[socket.socket | int] = [line, woken]
     while True:
-        ready, _, _ = select.select([line, woken], [], [])
+        ready, _, _ = select.select(heard, [], [])
         if woken in ready:
             os.read(woken, 65536)
             _tell_of_the_ended(line)

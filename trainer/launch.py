@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -75,7 +76,7 @@ def _launch(settings: Settings, retry_offset: int) -> int:
             from trainer.__main__ import train  # noqa: PLC0415
 
             leave(train(is_forked=True))
-    with kept(settings.run_folder / "logs") as log:
+    with closing(server) if server else nullcontext(), kept(settings.run_folder / "logs") as log:
         say("this node's place\n" + table(contract))
         if log:
             say(f"all that is said here is kept in {log}")

@@ -227,15 +227,21 @@ class Ranks(LocalElasticAgent):
             self._signal_groups(signal.SIGCONT)
 
     def _end_if_others_have(self) -> None:
-        """End ranks that wait for a node that is no more. Raises Fault(69)."""
-        member, now = self._roll.member, time.monotonic()
+        """End ranks that wait for a node that is no more. Raises Fault(69).
+
+        Unless one has left word of a failure of its own: that is then told, as if it had ended itself.
+        """
+        member, now, told = self._roll.member, time.monotonic(), self._told()
         news = member.broken
-        wait = 0 if news and news.silent else _TOLD_SECONDS if self._told() else _GRACE_SECONDS
+        wait = 0 if news and news.silent else _TOLD_SECONDS if told else _GRACE_SECONDS
         if news is None:
             news, wait = member.over, _SETTLE_SECONDS
         if news is None or now - news.since < wait:
             return
         self._signal_groups(signal.SIGKILL)
+        if told:
+            self._remaining_restarts = 0
+            return
         raise Fault(Exit.PEER, f"lost a peer: {news.reason}")
 
     def _told(self) -> bool:

@@ -30,6 +30,7 @@ from trainer.nodes.orphans import die_with
 
 _PR_SET_NAME = 15  # linux/prctl.h
 _BOUND = 60.0  # seconds for a fork, which takes milliseconds
+_END = 5.0  # seconds for the server to end
 _LENGTH = 8  # bytes, in which a request says how long it is
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -58,8 +59,9 @@ class Forked:
 class ForkServer:
     """The launcher's end of it."""
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket.socket, pid: int) -> None:
         self._line = line
+        self._pid = pid
         self._rest = b""
         self._born: list[int] = []
         self._codes: dict[int, int] = {}
@@ -94,6 +96,15 @@ class ForkServer:
             if self._gone:  # and its ranks with it (`die_with`)
                 return self._codes.get(pid, -signal.SIGKILL)
             return self._codes.get(pid)
+
+    def close(self) -> None:
+        """End it, and what ranks there still are, and wait until it is gone."""
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
+        end = time.monotonic() + _END
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(self._pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
+                time.sleep(0.005)
 
     def _read(self) -> None:
         """Take in what the server has said."""
@@ -130,10 +141,10 @@ def begin(modules: Iterable[str]) -> ForkServer | None:
     sys.stderr.flush()
     ours, theirs = socket.socketpair()
     launcher = os.getpid()
-    if os.fork():
+    if pid := os.fork():
         theirs.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return ForkServer(ours)
+        return ForkServer(ours, pid)
     ours.close()
     try:
         die_with(launcher)

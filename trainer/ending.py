@@ -3,11 +3,13 @@
 leave(tell(fault, error))
 """
 
+import atexit
 import contextlib
 import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -36,17 +38,30 @@ def tell(fault: Fault, error: BaseException | None) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process, at once if it has left a process group behind (`runtime.join`)."""
+    """End the process, at once if it has left a process group behind (`runtime.join`).
+
+    Threads and exit functions are waited for as ever. What the interpreter does beyond that, taking
+    every module apart, costs a second of a core once torch is there, and nobody sees it.
+    """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         drop_out(code)
-    sys.exit(code)
+    if "torch" not in sys.modules:
+        sys.exit(code)
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # as multiprocessing ends, too
+    atexit._run_exitfuncs()  # noqa: SLF001
+    _end(code)
 
 
 def drop_out(code: int) -> NoReturn:
     """End the process without the interpreter's own end, which waits for threads and process groups."""
     for child in multiprocessing.active_children():  # loader workers: no atexit will see to them
         child.kill()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            stream.flush()
     os._exit(code)

@@ -39,3 +39,30 @@ def test_a_process_group_that_is_left_behind_holds_nobody_up() -> None:
         check=False,
     )
     assert ended.returncode == 70
+
+
+_IN_ORDER = """
+import atexit, sys, threading, time
+import torch
+from trainer.ending import leave
+
+atexit.register(print, "at exit")
+threading.Thread(target=lambda: (time.sleep(0.5), print("a thread"))).start()
+print("unflushed", end="; ")
+leave(72)
+"""
+
+
+@pytest.mark.slow
+def test_threads_exit_functions_and_output_are_waited_for() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _IN_ORDER],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (72, "")
+    assert ended.stdout == "unflushed; a thread\nat exit\n"

@@ -8,7 +8,6 @@ device: a driver that was used before a fork is of no use after it.
     server = begin(modules)     # None: this is a rank, to be run to its end
 """
 
-import atexit
 import contextlib
 import ctypes
 import gc
@@ -133,10 +132,11 @@ def begin(modules: Iterable[str]) -> ForkServer | None:
     while a module is imported, it may be taken for a reason not to have that module.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    gc.disable()
     for module in modules:
         importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # what is there is no garbage, and looking through it would copy its pages
+    gc.freeze()  # what is there now stays, and to look through it again and again would copy its pages
+    gc.enable()
     sys.stdout.flush()
     sys.stderr.flush()
     ours, theirs = socket.socketpair()
@@ -223,7 +223,6 @@ def _become_a_rank(environment: dict[str, str], files: list[int], server: int) -
     os.environ |= environment
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # what each process draws by itself is its own
-    atexit.register(gc.unfreeze)  # the interpreter's end takes everything apart
     _call_this(f"rank {environment.get('RANK', '')}")
     die_with(server)
 

@@ -18,6 +18,15 @@ def kill_a_rank(job: Controlled, host: Host) -> None:
     signal_to(job, host, signal.SIGKILL, ranks=True)
 
 
+def kill_a_fork_server(job: Controlled, host: Host) -> None:
+    """SIGKILL to what forks a launcher's ranks; they go with it."""
+    for launcher in processes(job, host, ranks=False):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            send(
+                [one for one in launcher.children() if one.name() == "fork server"], signal.SIGKILL
+            )
+
+
 def kill_an_agent(job: Controlled, host: Host) -> None:
     """SIGKILL to the launcher; its rank must die too."""
     signal_to(job, host, signal.SIGKILL, ranks=False)
@@ -67,6 +76,7 @@ def send_a_node_away(job: Controlled, host: Host) -> None:
 
 FAULTS = [
     kill_a_rank,
+    kill_a_fork_server,
     kill_an_agent,
     kill_a_host,
     cut_a_link,

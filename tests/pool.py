@@ -47,6 +47,9 @@ _CONTEXT.set_forkserver_preload(
 _GRACE = 30.0
 _FIT_FOR_MORE = (0, 64)
 
+# A rank that does not listen by now will not: it fails, or waits for something else first.
+_LISTENING = 5.0
+
 # Then new ones take over: a process group never gives its threads back, nor DTensor and the compiler
 # what they remember. After some hundred cases a rank has 500 threads, and takes twice the time.
 _CASES = 40
@@ -168,9 +171,11 @@ def lend(count: int, *, fresh: bool = False) -> Iterator[Sequence[Rank]]:
 def carry_out(case: Case, ranks: Sequence[Rank], *, timeout: float) -> list[Ending]:
     """Have `ranks` carry out the case together and return how each ended, within `timeout` seconds."""
     port = free_port()
+    end = time.monotonic() + timeout
     for number, rank in enumerate(ranks):
         rank.begin(replace(case, rank=number, world_size=len(ranks), port=port))
-    end = time.monotonic() + timeout
+        if number == 0 and len(ranks) > 1:
+            _wait_until_it_listens(port, rank, end=min(end, time.monotonic() + _LISTENING))
     pending = {rank.line: rank for rank in ranks}
     endings: dict[Rank, Ending] = {}
     while pending and (left := end - time.monotonic()) > 0:
@@ -183,6 +188,20 @@ def carry_out(case: Case, ranks: Sequence[Rank], *, timeout: float) -> list[Endi
     for rank in pending.values():
         endings[rank] = rank.end()
     return [endings[rank] for rank in ranks]
+
+
+def _wait_until_it_listens(port: int, first: Rank, *, end: float) -> None:
+    """Wait for the store at rank 0: who comes before it tries again, a third of a second later."""
+    listening = f":{port:04X} "
+    tables = [table for name in ("tcp", "tcp6") if (table := Path("/proc/net") / name).exists()]
+    while tables and not first.line.poll() and first.process.is_alive() and time.monotonic() < end:
+        if any(
+            listening in line and line.split()[3] == "0A"
+            for table in tables
+            for line in table.read_text(encoding="ascii").splitlines()
+        ):
+            return
+        time.sleep(0.002)
 
 
 def start_server() -> None:

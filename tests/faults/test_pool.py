@@ -93,6 +93,7 @@ def test_ranks_that_are_not_asked_for_are_not_started() -> None:
 
 ABANDON = """
 import os
+import time
 import psutil
 from tests.pool import Case, carry_out, lend
 
@@ -100,7 +101,10 @@ def main():
     with lend(2) as ranks:
         carry_out(Case({"TRAINER_TASK": "nonsense"}), ranks, timeout=60)
         pids = [rank.process.pid for rank in ranks]
-    print(*(psutil.Process(pid).status() for pid in pids), *pids, flush=True)
+    until = time.monotonic() + 20  # to be stopped takes a moment
+    while (states := {psutil.Process(pid).status() for pid in pids}) != {"stopped"}:
+        assert time.monotonic() < until, states
+    print(*pids, flush=True)
     os._exit(1)
 
 if __name__ == "__main__":
@@ -122,8 +126,8 @@ def test_ranks_that_wait_do_not_outlive_a_process_of_tests_that_is_killed(tmp_pa
         command = [sys.executable, str(program)]
         environment = clean_environment()
         subprocess.run(command, env=environment, stdout=file, stderr=file, check=False)
-    one, other, *pids = words.read_text(encoding="utf-8").split()
-    assert (one, other) == ("stopped", "stopped")
+    pids = words.read_text(encoding="utf-8").split()
+    assert len(pids) == 2, pids
     until = time.monotonic() + 20
     while left := [pid for pid in pids if is_there(int(pid))]:
         assert time.monotonic() < until, left

@@ -149,21 +149,14 @@ class Builder:
         """Make Debian with Python and nothing else, from its packages; None where that cannot be."""
         if self._engine != "buildah" or shutil.which("mmdebstrap") is None:
             return None
-        packed = self._folder / "base.tar"
+        container = self._do("from", "scratch")
         # Nothing is kept of a file system that a crash has spoilt, so dpkg need not wait for the disk.
         _run(
             *("mmdebstrap", "--variant=minbase", "--include=python3,python3-venv"),
-            *(
-                "--dpkgopt=force-unsafe-io",
-                "--aptopt=Acquire::Languages none",
-                _DEBIAN,
-                str(packed),
-            ),
+            *("--dpkgopt=force-unsafe-io", "--aptopt=Acquire::Languages none"),
+            *(_DEBIAN, self._do("mount", container)),
         )
-        container = self._do("from", "scratch")
-        self._do("add", "--quiet", container, str(packed), "/")
         self._do("commit", "--quiet", "--rm", container, "localhost/base")
-        packed.unlink()
         return "localhost/base"
 
     def _do(self, *arguments: str) -> str:

@@ -161,20 +161,31 @@ def wait_for_master(contract: Contract, *, timeout: float) -> None:
 
 
 def _count_devices() -> int:
-    """Count them in a copy of this process: a driver that was asked is of no use to forked ranks."""
+    """Count them, where ranks are forked in a copy: a driver that was asked is of no use to a fork."""
     import torch  # noqa: PLC0415  # only where nothing says how many ranks to start
 
+    def count() -> int:
+        return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+
+    if sys.platform != "linux":
+        return count()
     told, tells = os.pipe()
-    if os.fork() == 0:
-        count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-        os.write(tells, str(count).encode())
-        os._exit(0)
+    copy = os.fork()
+    if copy == 0:
+        try:
+            os.write(tells, str(count()).encode())
+        finally:
+            os._exit(0)
     os.close(tells)
     with os.fdopen(told, encoding="ascii") as answer:
         counted = answer.read()
-    os.wait()
+    os.waitpid(copy, 0)
     if not counted:
-        raise Fault(Exit.MACHINE, "the accelerators of this node cannot be counted; see above")
+        raise Fault(
+            Exit.MACHINE,
+            "the accelerators of this node cannot be counted: what asked for them ended without an "
+            "answer; PET_NPROC_PER_NODE says how many ranks to start without asking",
+        )
     return int(counted)
 
 

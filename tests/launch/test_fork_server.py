@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import QUICK, ROOT
+from trainer.nodes.fork_server import ForkServer
 
 pytestmark = [
     pytest.mark.slow,
@@ -129,6 +131,7 @@ int cuInit(unsigned flags) {
     FILE *file = fopen(getenv("DRIVER_USED"), "a");
     fprintf(file, "%d\\n", getpid());
     fclose(file);
+    if (getenv("DRIVER_BROKEN")) abort();
     return 100;
 }
 int cuDriverGetVersion(int *version) { *version = 99000; return 0; }
@@ -143,26 +146,44 @@ int cuGetProcAddress(const char *name, void **found, int v, unsigned long long f
 """
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_nothing_asks_the_driver_of_gpus_before_the_ranks_are_forked(
-    start: Any, tmp_path: Path
-) -> None:
-    """Nor does what counts the devices, where nothing says how many ranks to start."""
+@pytest.fixture
+def driver(tmp_path: Path) -> dict[str, str]:
+    """The variables under which torch finds our driver, which writes who uses it to `used`."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
     (tmp_path / "driver.c").write_text(DRIVER, encoding="utf-8")
     build = ("cc", "-shared", "-fPIC", "-o", "libcuda.so.1", "driver.c")
     subprocess.run(build, cwd=tmp_path, check=True)
-    used = tmp_path / "used"
-    started = start(
-        "-m",
-        "trainer.launch",
-        **(QUICK | {"TRAINER_STEPS": "100000"}),
-        LD_LIBRARY_PATH=f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}",
-        DRIVER_USED=str(used),
-    )
+    found = f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+    return {"LD_LIBRARY_PATH": found, "DRIVER_USED": str(tmp_path / "used")}
+
+
+def test_nothing_asks_the_driver_of_gpus_before_the_ranks_are_forked(
+    start: Any, driver: dict[str, str]
+) -> None:
+    """Nor does what counts the devices, where nothing says how many ranks to start."""
+    started = start("-m", "trainer.launch", **(QUICK | driver | {"TRAINER_STEPS": "100000"}))
     started.wait_for('"step": 5,')
     launcher, server, rank = started.family()
     assert (server.name(), rank.name()) == ("fork server", "rank 0")
-    asked = {int(pid) for pid in used.read_text(encoding="utf-8").split()}
+    used = Path(driver["DRIVER_USED"]).read_text(encoding="utf-8")
+    asked = {int(pid) for pid in used.split()}
     assert rank.pid in asked
     assert len(asked) == 2  # and the copy that counted
     assert not asked & {launcher.pid, server.pid}
+
+
+def test_a_driver_that_crashes_when_it_is_asked_is_71(start: Any, driver: dict[str, str]) -> None:
+    ended = start("-m", "trainer.launch", **(QUICK | driver), DRIVER_BROKEN="1").end()
+    assert ended.code == 71
+    assert "cannot be counted" in ended.words
+    assert "PET_NPROC_PER_NODE" in ended.words
+
+
+def test_a_number_that_a_former_process_had_does_not_end_a_new_one() -> None:
+    ours, theirs = socket.socketpair()
+    server = ForkServer(ours, 0)
+    theirs.sendall(b"born 5 0\nended 5 69\n")
+    assert server.ended(5) == 69
+    theirs.sendall(b"born 5 0\n")
+    assert server.ended(5) is None

@@ -239,7 +239,7 @@ class Ranks(LocalElasticAgent):
         if news is None or now - news.since < wait:
             return
         self._signal_groups(signal.SIGKILL)
-        if told:
+        if told and now - news.since < wait + _TOLD_SECONDS:
             self._remaining_restarts = 0
             return
         raise Fault(Exit.PEER, f"lost a peer: {news.reason}")

@@ -121,6 +121,7 @@ class ForkServer:
             what, pid, code = line.split()
             if what == b"born":
                 self._born.append(int(pid))
+                self._codes.pop(int(pid), None)  # a former process had this number
             else:
                 self._codes[int(pid)] = int(code)
 

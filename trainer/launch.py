@@ -24,6 +24,7 @@ from trainer.contract import Contract, resolve, table
 from trainer.ending import leave
 from trainer.environment import from_environment, variable
 from trainer.exits import Action, Exit, Fault, codes_for
+from trainer.nodes.connect import connect
 from trainer.nodes.fork_server import ForkServer, begin
 from trainer.nodes.init import stand_in
 from trainer.nodes.interface import choice
@@ -143,7 +144,7 @@ def wait_for_master(contract: Contract, *, timeout: float) -> None:
     told = False
     while True:
         try:
-            socket.create_connection((contract.address, contract.port), timeout=5).close()
+            connect(contract.address, contract.port).close()
         except OSError as error:
             waited = time.monotonic() - began
             if waited >= timeout:
@@ -155,7 +156,7 @@ def wait_for_master(contract: Contract, *, timeout: float) -> None:
             if not told:
                 say(f"waiting for the master at {contract.endpoint} ({error})")
                 told = True
-            time.sleep(min(0.5, timeout - waited))
+            time.sleep(min(0.2, timeout - waited))
         else:
             return
 

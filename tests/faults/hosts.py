@@ -86,6 +86,13 @@ class Host:
         self.started.append(Started(place, *arguments, env=env, prefix=prefix))
         return self.started[-1]
 
+    def knows(self, name: str, *addresses: str) -> None:
+        """Let a name lead to these addresses, in this order, for what is started from now on."""
+        folder = Path("/etc/netns") / self.name  # which `ip netns exec` lays over /etc
+        folder.mkdir(parents=True)
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address in addresses)]
+        (folder / "hosts").write_text("\n".join(lines) + "\n", encoding="ascii")
+
     def cut(self) -> None:
         """Take the link down at the switch: what is sent is lost, and nobody is told."""
         _run("ip", "-n", self._net.name, "link", "set", self._port, "down")
@@ -120,6 +127,7 @@ class Host:
             started.clear()
         if self.wire:
             self.wire.close()
+        shutil.rmtree(Path("/etc/netns") / self.name, ignore_errors=True)
         _run("ip", "netns", "del", self.name, check=False)
 
 

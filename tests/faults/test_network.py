@@ -70,6 +70,21 @@ def test_a_former_attempt_is_told_from_this_one_and_outlived(net: Network, tmp_p
     assert job.codes(within=60) == [0, 0], job.words()
 
 
+def test_a_name_that_leads_to_a_former_master_as_well_costs_no_wait(
+    net: Network, tmp_path: Path
+) -> None:
+    """As a pod's name does for a while when another has taken its place."""
+    hosts = [net.host(), net.host()]
+    for host in hosts:
+        host.knows("master", "10.77.77.77", hosts[0].address)
+    job = Job(tmp_path / "job", hosts, SETTINGS, pace=0)
+    job.start(PET_MASTER_ADDR="master")
+    assert job.codes(within=60) == [0, 0], job.words()
+    (launch,) = [event for event in job.events if event["event"] == "launch"]
+    assert launch["master"].rpartition(":")[0] == hosts[0].address  # of which there is but one
+    assert "No route to host" not in job.words()  # nothing waited for the one that is gone
+
+
 # What Python takes for the time of day, an hour ahead.
 AHEAD = """
 import datetime, time

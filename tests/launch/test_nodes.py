@@ -158,7 +158,8 @@ def test_sigterm_before_the_peers_are_there_is_a_stop(start: Any) -> None:
     stopped = time.monotonic()
     started.process.send_signal(signal.SIGTERM)
     assert started.end(timeout=20).code == 143
-    assert time.monotonic() - stopped < stopped - began
+    # Not as long as it would wait for peers. Either time is one process's, so others may be in its way.
+    assert time.monotonic() - stopped < 5 * (stopped - began)
 
 
 def test_losing_a_node_ends_the_other_with_69_soon(start: Any) -> None:

@@ -1,5 +1,7 @@
 """What may be set beside the mode: each option changes what it says, and nothing else."""
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +161,9 @@ def test_modes_that_hold_a_part_take_all_of_it(
     assert evaluated(averaged) == pytest.approx(evaluated(events), rel=1e-8)
 
 
+@pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler"
+)
 @pytest.mark.parametrize(
     ("mode", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2), ("pp", 2), ("tp", 2)]
 )

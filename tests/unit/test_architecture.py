@@ -33,6 +33,7 @@ TRAINER_ORDER = {
     "plan.choice": 47,
     "guards.cgroup": 30,
     "arrival": 40,
+    "nodes.connect": 40,
     "nodes.fork_server": 45,
     "nodes.init": 40,
     "nodes.interface": 40,

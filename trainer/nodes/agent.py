@@ -202,7 +202,9 @@ class Ranks(LocalElasticAgent):
                 self._signal_groups(signal.SIGKILL)
         if lost and (counted := self._counted(Fault(Exit.PEER, lost))).code != Exit.PEER:
             raise counted
-        self._shutdown(timeout=self._contract.shutdown_timeout)
+        if self._pcontext is not None:  # with our time; not every torch lets _shutdown have it
+            self._pcontext.close(signal.SIGTERM, timeout=self._contract.shutdown_timeout)
+        self._shutdown()
         with self._gate:
             self._signal_groups(signal.SIGKILL)  # what they left behind: loader workers
             self._pids = []

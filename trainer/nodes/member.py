@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 
 from trainer.exits import Exit, Fault
+from trainer.nodes.connect import connect
 from trainer.nodes.wire import Line, Message
 
 
@@ -59,6 +60,7 @@ class Member:
         self._round: Round | None = None
         self._here = 1
         self._refused: str | None = None
+        self.keeper = ""  # the address at which the roll was found
         self._left = False
         self._entered: Round | None = None  # the round that this node was last told to start
         self.change: News | None = None  # come to the next round
@@ -73,10 +75,14 @@ class Member:
         told = None
         while True:
             try:
-                connection = socket.create_connection(self._place, timeout=5)
+                connection = connect(*self._place)
             except OSError as error:
                 problem = str(error)
             else:
+                peer = connection.getpeername()
+                self.keeper, _ = socket.getnameinfo(
+                    peer, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+                )
                 self._line = Line(connection)
                 me = own_address or connection.getsockname()[0]
                 self._line.send("hello", number=number, address=me, **self._hello)

@@ -70,9 +70,12 @@ class Rendezvous(RendezvousHandler):
         self.round = found = self.member.next_round(
             deadline=deadline, clean=self.clean, least=contract.min_nodes
         )
-        store = TCPStore(contract.address, found.store, is_master=False, timeout=_CONNECT)
+        # Where the roll was found, not the name: that can lead elsewhere the next time it is asked,
+        # to a pod that this one replaced.
+        address = self.member.keeper
+        store = TCPStore(address, found.store, is_master=False, timeout=_CONNECT)
         return RendezvousInfo(
-            store, found.rank, len(found.nodes), RendezvousStoreInfo(contract.address, found.store)
+            store, found.rank, len(found.nodes), RendezvousStoreInfo(address, found.store)
         )
 
     def _keep_the_roll(self, deadline: float) -> None:

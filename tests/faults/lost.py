@@ -21,11 +21,12 @@ class Return:
         return self.done - self.back_to
 
     def in_flight(self, interval: int) -> int:
-        """Return how many of them were taken while the save due before them was being written.
+        """Return how many of them were taken while the save due before the last was being written.
 
-        None, when that save had been reported as complete.
+        None, when that save had been reported as complete. The one due at the last step itself cannot
+        have begun before that step was told, and begins only when the one before it is complete.
         """
-        due = self.done - self.done % interval
+        due = self.done - 1 - (self.done - 1) % interval
         return 0 if self.saved >= due else self.done - due
 
     def beyond(self, interval: int) -> int:

@@ -51,7 +51,8 @@ def test_nodes_join_and_leave_and_every_sample_is_used_once_an_epoch(tmp_path: P
     whole = run_ranks(1, tmp_path / "whole", task="synthetic", **TRAINED)
     with network() as net:
         hosts = [net.host() for _ in range(3)]
-        job = Job(tmp_path / "job", hosts, SETTINGS, elastic="1:3")
+        # slow enough that a node finds it training still, however long that node takes to start
+        job = Job(tmp_path / "job", hosts, SETTINGS, elastic="1:3", pace=0.2)
         first = job.start_one(hosts[0])
         second = job.start_one(hosts[1])
         wait_for_world(job, 2, number=1)

@@ -26,7 +26,9 @@ def history(done: int, saved: list[int], back_to: int) -> list[dict[str, object]
         (35, [16], 32, 3, 3, 0),  # ... and was complete, unsaid
         (35, [16, 32], 32, 3, 0, 0),
         (35, [16, 32], 16, 19, 0, 3),  # said to be complete, and not gone back to
-        (35, [], 0, 35, 3, 16),  # a save was left out
+        (32, [], 0, 32, 16, 0),  # the one before was being written still, and this one waits for it
+        (33, [], 0, 33, 1, 16),  # a save was left out
+        (35, [], 0, 35, 3, 16),
         (35, [16, 32], 0, 35, 0, 19),
         (20, [16, 20], 20, 0, 0, 0),  # stopped in order
     ],

@@ -13,6 +13,7 @@ from tests.faults.account import account
 from tests.faults.cluster import Job
 
 LONGEST_RECOVERY = 90  # seconds without a step that are too many
+_ENDING = 30  # seconds for nodes that trained together to end together, with some to spare
 
 
 @dataclass
@@ -28,6 +29,8 @@ class Controlled:
     history: list[str] = field(default_factory=list)
     recoveries: list[float] = field(default_factory=list)
     endings: Counter[int] = field(default_factory=Counter)
+    succeeded: float | None = None  # when a node first ended with 0
+    _late: list[Started] = field(default_factory=list)
 
     def tick(self) -> None:
         """Do what a controller does: see who has ended, and start again who is wanted."""
@@ -40,12 +43,25 @@ class Controlled:
             if code is not None:
                 del self.running[number]
                 self.endings[code] += 1
+                if code == 0 and self.succeeded is None:
+                    self.succeeded = now
                 # A SIGTERM before Python has come to our handlers ends it, which a shell calls 143.
                 unborn = code == -signal.SIGTERM and not node.read(node.words)
                 assert unborn or code in (0, 69, 70, 143, -signal.SIGKILL), (number, code)
         for number in sorted(self.wanted - self.running.keys()):
             if not self.finished:
                 self.running[number] = self.job.start_one(self.job.hosts[number])
+        if self.succeeded is not None and now - self.succeeded > _ENDING:
+            self._stop_the_late()
+
+    def _stop_the_late(self) -> None:
+        """End who came when all was done, as the manifests' success policies do: its master is gone."""
+        for number, node in self.running.items():
+            if node not in self._late:
+                words = node.read(node.words)
+                assert "waiting for a place" in words.splitlines()[-1], (number, words)
+                node.process.send_signal(signal.SIGTERM)
+                self._late.append(node)
 
     @property
     def finished(self) -> bool:

@@ -97,17 +97,10 @@ def status(context: typer.Context, name: Name, *, as_json: AsJson = False) -> No
     job = jobs.look(cluster, name)
     pods = jobs.pods(cluster, job)
     said = progress.look(cluster, pods)
-    warnings = jobs.events(cluster, job, pods)[-5:]
+    warnings = jobs.events(cluster, job, pods)[-5:] + ([said.problem] if said.problem else [])
     if not as_json:
         return show.status(job, pods, said, warnings)
-    return show.as_json(
-        {
-            **show.row_of(job),
-            "pods": [dataclasses.asdict(pod) for pod in pods],
-            "progress": dataclasses.asdict(said.progress) if said.progress else None,
-            "warnings": warnings,
-        }
-    )
+    return show.as_json(show.told(job, pods, said, warnings))
 
 
 @app.command("logs")
@@ -144,7 +137,8 @@ def show_logs(  # noqa: PLR0913  # its options
     query: dict[str, object] = {"follow": "true"} if follow else {}
     query |= {"previous": "true"} if previous else {}
     query |= {"sinceSeconds": since} if since is not None else {}
-    logs.follow(cluster, job, _show, query=query, wanted=wanted)
+    if unread := logs.follow(cluster, job, _show, query=query, wanted=wanted):
+        raise unread
 
 
 @app.command("wait")

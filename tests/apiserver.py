@@ -4,12 +4,9 @@ It stores what is applied and serves it again, lists and watches; nothing acts o
 status itself. `requests` is what was asked for, for who compares it with a Role.
 """
 
-import base64
-import hashlib
 import json
 import queue
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.portforward import forward
 
 Object = dict[str, Any]
 Answer = tuple[int, dict[str, str], str]
@@ -70,6 +69,8 @@ class Server:
         self.answer: Callable[[str, str], Answer | None] = lambda _, __: None
         self.version = 1
         self.oldest = 0
+        self.lock = threading.RLock()  # a change and who is told of it are one
+        self.changes: list[tuple[int, str, Object]] = []  # version, path and event
         self.watches: list[tuple[str, dict[str, str], queue.SimpleQueue[Object | None]]] = []
         self.http = _Http(("127.0.0.1", 0), _Handler)
         self.http.api = self
@@ -86,29 +87,50 @@ class Server:
         self.store(path, {"apiVersion": api_version, "kind": kind} | found)
 
     def store(self, path: str, found: Object) -> None:
-        self.version += 1
-        change = "MODIFIED" if path in self.objects else "ADDED"
-        metadata = {"uid": f"uid-{path.rsplit('/', 1)[1]}"} | found["metadata"]
-        found = found | {"metadata": metadata | {"resourceVersion": str(self.version)}}
-        self.objects[path] = found
-        self._tell(path, change, found)
+        with self.lock:
+            self.version += 1
+            change = "MODIFIED" if path in self.objects else "ADDED"
+            metadata = {"uid": f"uid-{path.rsplit('/', 1)[1]}"} | found["metadata"]
+            found = found | {"metadata": metadata | {"resourceVersion": str(self.version)}}
+            self.objects[path] = found
+            self._tell(path, change, found)
 
     def remove(self, path: str) -> Object:
-        found = self.objects.pop(path)
-        self.version += 1
-        self._tell(path, "DELETED", found)
-        return found
+        with self.lock:
+            self.version += 1
+            found = self.objects.pop(path)
+            found = found | {"metadata": found["metadata"] | {"resourceVersion": str(self.version)}}
+            self._tell(path, "DELETED", found)
+            return found
 
     def _tell(self, path: str, change: str, found: Object) -> None:
+        event = {"type": change, "object": found}
+        self.changes.append((self.version, path, event))
         for place, query, events in self.watches:
             if place == path.rsplit("/", 1)[0] and selected(found, query):
-                events.put({"type": change, "object": found})
+                events.put(event)
+
+    def watch(self, place: str, query: dict[str, str]) -> queue.SimpleQueue[Object | None]:
+        """Return what comes after a version: what has come since, and from now on."""
+        events: queue.SimpleQueue[Object | None] = queue.SimpleQueue()
+        after = int(query["resourceVersion"])
+        with self.lock:
+            if after < self.oldest:
+                events.put({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
+            for version, path, event in self.changes:
+                here = place == path.rsplit("/", 1)[0] and selected(event["object"], query)
+                if version > after and here:
+                    events.put(event)
+            self.watches.append((place, query, events))
+        return events
 
     def forget(self) -> None:
-        self.version += 1
-        self.oldest = self.version
-        for _, _, events in self.watches:
-            events.put({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
+        with self.lock:
+            self.version += 1
+            self.oldest = self.version
+            self.changes.clear()
+            for _, _, events in self.watches:
+                events.put({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
 
     def hang_up(self) -> None:
         for _, _, events in self.watches:
@@ -152,14 +174,18 @@ class Server:
     def _list(self, path: str, query: dict[str, str]) -> Object | None:
         if "/" not in path or path.rsplit("/", 1)[1] not in PLURALS:
             return None
-        here = (found for place, found in self.objects.items() if place.rsplit("/", 1)[0] == path)
+        with self.lock:
+            here = [
+                found for place, found in self.objects.items() if place.rsplit("/", 1)[0] == path
+            ]
+            version = str(self.version)
         # the items of a list do not say what they are
         items = [
             {k: v for k, v in found.items() if k not in ("apiVersion", "kind")}
             for found in here
             if selected(found, query)
         ]
-        return {"items": items, "metadata": {"resourceVersion": str(self.version)}}
+        return {"items": items, "metadata": {"resourceVersion": version}}
 
 
 def discovered(path: str, groups: dict[str, dict[str, str]]) -> Object | None:
@@ -222,7 +248,8 @@ class _Handler(BaseHTTPRequestHandler):
         if (told := self.server.api.answer(self.command, self.path)) is not None:
             status, headers, text = told
         elif self.headers.get("Upgrade") == "websocket":
-            self.forward()
+            self.close_connection = True
+            forward(self)
             return
         elif "watch=true" in self.path:
             self.watch()
@@ -240,11 +267,7 @@ class _Handler(BaseHTTPRequestHandler):
     def watch(self) -> None:
         parts = urlsplit(self.path)
         query = {k: v[0] for k, v in parse_qs(parts.query).items()}
-        events: queue.SimpleQueue[Object | None] = queue.SimpleQueue()
-        watched = (parts.path, query, events)
-        if int(query["resourceVersion"]) < self.server.api.oldest:
-            events.put({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
-        self.server.api.watches.append(watched)
+        events = self.server.api.watch(parts.path, query)
         self.send_response(200)
         self.send_header("Connection", "close")
         self.end_headers()
@@ -254,48 +277,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(json.dumps(event).encode() + b"\n")
         except (queue.Empty, OSError):
             pass
-        self.server.api.watches.remove(watched)
-
-    def forward(self) -> None:
-        """Speak the port-forward protocol: what comes for the port goes back in capitals."""
-        key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-        accept = base64.b64encode(
-            hashlib.sha1(key.encode(), usedforsecurity=False).digest()
-        ).decode()
-        self.send_response(101)
-        self.send_header("Upgrade", "websocket")
-        self.send_header("Connection", "Upgrade")
-        self.send_header("Sec-WebSocket-Accept", accept)
-        self.send_header("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
-        self.end_headers()
-        port = struct.pack("<H", 6006)
-        for channel in (b"\0", b"\1"):
-            self.wfile.write(_frame(channel + port))
-        self.close_connection = True
-        while (data := _received(self.rfile)) is not None:
-            self.wfile.write(_frame(data[:1] + data[1:].upper()))
+        self.server.api.watches.remove((parts.path, query, events))
 
     do_GET = do_PATCH = do_DELETE = do_POST = handle_any  # noqa: N815
 
     def log_message(self, *_: object) -> None:
         pass
-
-
-def _frame(data: bytes) -> bytes:
-    assert len(data) < 126
-    return bytes([0x82, len(data)]) + data
-
-
-def _received(file: Any) -> bytes | None:
-    """Return a client's frame of data, None at its end."""
-    head = file.read(2)
-    if len(head) < 2 or head[0] & 0x0F != 2:
-        return None
-    size = head[1] & 0x7F
-    if size == 126:
-        size = struct.unpack(">H", file.read(2))[0]
-    mask, data = file.read(4), file.read(size)
-    return bytes(byte ^ mask[place % 4] for place, byte in enumerate(data))
 
 
 @contextmanager

@@ -126,9 +126,13 @@ def _is_ours(found: Object) -> bool:
 
 
 def all_of(cluster: Cluster) -> list[Job]:
-    """Return muster's jobs in the namespace, by name; those of kinds that may be seen."""
+    """Return muster's jobs in the namespace, by name; those of kinds that may be seen.
+
+    Raises Forbidden when none may be, which is not the same as that there are no jobs.
+    """
     jobs: list[Job] = []
     hidden: Fault | None = None
+    seen = False
     for api_version, kind in [*((k.api_version, k.kind) for k in state.kinds()), wrapped.WRAPPER]:
         try:
             items = objects.find(cluster, api_version, kind, OURS)
@@ -137,19 +141,30 @@ def all_of(cluster: Cluster) -> list[Job]:
         except Forbidden as refusal:
             hidden = refusal
             continue
+        seen = True
         # what another object of the list made is not listed beside it
         own = (item for item in items if not item["metadata"].get("ownerReferences"))
         # a list's items do not say what they are
         jobs += [of(cluster, {"apiVersion": api_version, "kind": kind, **item}) for item in own]
-    if hidden and not jobs:
+    if hidden and not seen:
         raise hidden
     return sorted(jobs, key=lambda job: job.name)
 
 
+def _since(job: Job) -> str:
+    """Return when the job was made, to the second. What is older is of a former one of its name."""
+    return _second(job.held["metadata"].get("creationTimestamp"))
+
+
+def _second(moment: str | None) -> str:
+    return (moment or "")[: len("2026-01-01T00:00:00")]
+
+
 def pods_of(cluster: Cluster, job: Job) -> list[Object]:
-    """Return the objects of the job's pods."""
+    """Return the objects of the job's pods, without a former job's, which take a while to end."""
     labels = {"app.kubernetes.io/instance": job.name, "app.kubernetes.io/component": "trainer"}
-    return objects.find(cluster, "v1", "Pod", labels)
+    found, since = objects.find(cluster, "v1", "Pod", labels), _since(job)
+    return [pod for pod in found if _second(pod["metadata"].get("creationTimestamp")) >= since]
 
 
 def pods(cluster: Cluster, job: Job) -> list[Pod]:
@@ -161,14 +176,14 @@ def pods(cluster: Cluster, job: Job) -> list[Pod]:
 def events_of(cluster: Cluster, job: Job, names: set[str], *, fields: str = "") -> list[Object]:
     """Return the events of the job and of what is called `names`, oldest first."""
     items = objects.find(cluster, "v1", "Event", fields=fields)
-    wanted = {job.name, *names}
+    wanted, since = {job.name, *names}, _since(job)
     mine = [e for e in items if e.get("involvedObject", {}).get("name") in wanted]
-    return sorted(mine, key=_moment)
+    return sorted((e for e in mine if _second(_moment(e)) >= since), key=_moment)
 
 
 def _moment(event: Object) -> str:
-    moment: str = event.get("lastTimestamp") or event.get("eventTime") or ""
-    return moment
+    made = event["metadata"].get("creationTimestamp")
+    return event.get("lastTimestamp") or event.get("eventTime") or made or ""
 
 
 def events(cluster: Cluster, job: Job, of: list[Pod]) -> list[str]:

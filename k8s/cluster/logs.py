@@ -114,8 +114,11 @@ def follow(
     *,
     query: Mapping[str, object],
     wanted: Wanted = ALL,
-) -> None:
-    """Show the job's lines that are wanted: those there are, or with `follow` until the job ends."""
+) -> Fault | None:
+    """Show the job's lines that are wanted: those there are, or with `follow` until the job ends.
+
+    Return why, when not one of its logs could be read.
+    """
     following = Following(cluster, query=query, wanted=wanted)
     try:
         while True:
@@ -128,7 +131,8 @@ def follow(
                 continue
             if "follow" not in query or job.state.phase.ended:
                 following.drain(show, seconds=0)
-                return
+                none = following.unread and len(following.unread) == following.added
+                return following.unread[0] if none else None
             time.sleep(_LOOK)
     finally:
         following.close()
@@ -150,6 +154,12 @@ class Following:
         self._readers: dict[str, threading.Thread] = {}
         self._responses: dict[str, Any] = {}
         self._closing = threading.Event()
+        self.unread: list[Fault] = []  # why, of each pod whose log there is and could not be read
+
+    @property
+    def added(self) -> int:
+        """Return how many pods there were to read."""
+        return len(self._readers)
 
     def add(self, pod: Pod) -> None:
         """Begin to read a pod's log."""
@@ -200,6 +210,8 @@ class Following:
                 )
             except Fault as fault:
                 self._lines.put(f"{prefix(pod)}(no log: {fault})")
+                if not isinstance(fault, Refused | Missing):  # which say that there is none
+                    self.unread.append(fault)
                 return
             self._responses[pod.uid] = response
             if self._closing.is_set():  # opened while `close` looked through the others

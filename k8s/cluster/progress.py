@@ -4,8 +4,9 @@ seen = look(cluster, pods)
 """
 
 import json
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from k8s.cluster import logs, objects
@@ -13,10 +14,13 @@ from k8s.cluster.api import Cluster, Forbidden, Missing
 from k8s.cluster.objects import NotServed
 from k8s.cluster.state import Pod
 from k8s.quantity import parse
+from trainer.exits import Fault
 
 METRICS = ("metrics.k8s.io/v1beta1", "PodMetrics")
 _ASKED = 8  # pods at most whose logs are looked through
 _LINES = 200  # of the main rank's log, in which its newest step is looked for
+# Seconds for all these logs: those of a lost machine cannot be read, and all else can be told.
+_PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
@@ -43,20 +47,29 @@ class Usage:
 
 @dataclass(frozen=True)
 class Said:
-    """The newest of what the job said of itself."""
+    """The newest of what the job said of itself; `problem` is why a log could not be read."""
 
     progress: Progress | None = None
     ranks: tuple[Usage, ...] = ()
+    problem: str | None = None
 
 
 def look(cluster: Cluster, pods: Sequence[Pod]) -> Said:
     """Return what the job last said: the main rank's words, which is on node 0 unless it is elastic."""
+    problem = None
+    end = time.monotonic() + min(_PATIENCE, cluster.timeout)
     for pod in pods[:_ASKED]:
-        if pod.phase in ("Running", "Succeeded"):
-            said = newest(logs.tail(cluster, pod, lines=_LINES))
+        left = end - time.monotonic()
+        if pod.phase not in ("Running", "Succeeded") or left <= 0:
+            continue
+        try:
+            said = newest(logs.tail(replace(cluster, timeout=left), pod, lines=_LINES))
+        except Fault as fault:
+            problem = problem or f"what {pod.name} says cannot be read: {fault}"
+        else:
             if said.progress is not None:
                 return said
-    return Said()
+    return Said(problem=problem)
 
 
 def newest(lines: list[str]) -> Said:

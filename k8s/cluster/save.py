@@ -1,6 +1,6 @@
 """Everything that tells what happened to a job, in a folder: for whom is asked, and for later.
 
-save(cluster, job, Path("digits-logs"))
+for path in save(cluster, job, Path("digits-logs")): print(path)
 """
 
 import os
@@ -22,24 +22,29 @@ def save(
     *,
     wanted: Wanted = ALL,
     since: int | None = None,
-) -> list[Path]:
-    """Write the job, its events, and each pod's spec, log and previous log; return what was written.
+) -> Iterator[Path]:
+    """Write the job, its events, and each pod's spec, log and previous log; yield what is written.
 
-    A file is there whole or not at all. Raises Fault(64) when the folder cannot be written.
+    A file is there whole or not at all. Raises Fault(64) when the folder cannot be written, and at the
+    end Fault(69) when a log could not be read: that of a lost machine keeps none from the others'.
     """
     pods = [item for item in jobs.pods_of(cluster, job) if wanted.pod(state.pod(item, job.kind))]
+    unread: list[Fault] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = _files(cluster, job, pods, since)
-        return [_write(folder / name, text) for name, text in files]
+        for name, text in _files(cluster, job, pods, since=since, unread=unread):
+            yield _write(folder / name, text)
     except OSError as error:
         raise Fault(Exit.CONFIG, f"--save {folder}: {error.strerror}") from None
+    if unread:
+        rest = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
+        raise Fault(unread[0].code, f"{unread[0]}{rest}")
 
 
 def _files(
-    cluster: Cluster, job: Job, pods: list[Object], since: int | None
+    cluster: Cluster, job: Job, pods: list[Object], *, since: int | None, unread: list[Fault]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the files' names and texts; an empty log makes none."""
+    """Yield the files' names and texts; an empty log makes none, one that cannot be read is `unread`."""
     names = {pod["metadata"]["name"] for pod in pods}
     yield "job.yaml", dump([job.found] if job.wrapper is None else [job.wrapper, job.found])
     yield "events.txt", "".join(f"{_line(e)}\n" for e in jobs.events_of(cluster, job, names))
@@ -47,17 +52,23 @@ def _files(
     if since is not None:
         query["sinceSeconds"] = since
     for pod in pods:
-        name = pod["metadata"]["name"]
-        yield f"{name}.yaml", dump([pod])
-        containers = _containers(pod)
-        for container, restarts in containers:
-            file = f"{name}.{container}" if len(containers) > 1 else name
-            if now := logs.text(cluster, name, container, query):
-                yield f"{file}.log", now
-            if restarts and (
-                before := logs.text(cluster, name, container, {**query, "previous": "true"})
-            ):
-                yield f"{file}.previous.log", before
+        yield f"{pod['metadata']['name']}.yaml", dump([pod])
+        try:
+            yield from _logs(cluster, pod, query)
+        except Fault as fault:
+            unread.append(fault)
+
+
+def _logs(cluster: Cluster, pod: Object, query: dict[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield the logs of a pod's containers, and of those before their last restart."""
+    name, containers = pod["metadata"]["name"], _containers(pod)
+    for container, restarts in containers:
+        file = f"{name}.{container}" if len(containers) > 1 else name
+        if now := logs.text(cluster, name, container, query):
+            yield f"{file}.log", now
+        previous = {**query, "previous": "true"}
+        if restarts and (before := logs.text(cluster, name, container, previous)):
+            yield f"{file}.previous.log", before
 
 
 def _containers(pod: Object) -> list[tuple[str, int]]:

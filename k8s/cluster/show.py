@@ -1,6 +1,6 @@
 """What the verbs print: tables for people, JSON for programs.
 
-status_table(job, pods, said, warnings)
+status(job, pods, said, warnings)
 """
 
 import dataclasses
@@ -52,6 +52,16 @@ def status(job: Job, pods: list[Pod], said: Said, warnings: list[str]) -> None:
     console.print(table)
     for warning in warnings:
         console.print(warning, style="yellow", markup=False)
+
+
+def told(job: Job, pods: list[Pod], said: Said, warnings: list[str]) -> dict[str, Any]:
+    """Return how a job is, for a program."""
+    return {
+        **row_of(job),
+        "pods": [dataclasses.asdict(pod) for pod in pods],
+        "progress": dataclasses.asdict(said.progress) if said.progress else None,
+        "warnings": warnings,
+    }
 
 
 def how_far(progress: Progress) -> str:
@@ -133,6 +143,8 @@ def usage(job: Job, said: Said, rows: Iterable[Mapping[str, Any]], *, measured: 
         )
     head = f"{job.name} ({job.kind.launcher}) is {job.state.phase}"
     lines = [Text(head), Text(how_far(said.progress))] if said.progress else [Text(head)]
+    if said.problem:
+        lines.append(Text(said.problem))
     if not measured:
         lines.append(Text("no metrics of pods: metrics-server is not here, or not to be seen"))
     return Group(*lines, table)

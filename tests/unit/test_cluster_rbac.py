@@ -171,7 +171,8 @@ def test_the_role_is_what_the_verbs_take(
     port = free_port()
     threading.Thread(target=interrupt_after, args=(port,), daemon=True).start()
     does("port-forward", "digits", "--port", str(port), code=130)
-    does("delete", "digits")
+    for verb in (["delete", "digits"], ["list"], ["gc"]):  # the last two where there is no job
+        does(*verb)
     versions = [*((one.api_version, one.kind) for one in kinds()), WRAPPER]
     other = {(version.split("/")[0], f"{name.lower()}s") for version, name in versions}
     here = {(kind.api_version.split("/")[0], f"{kind.kind.lower()}s")}

@@ -1,0 +1,41 @@
+"""What a job that was deleted has left, while the next one of its name is there already."""
+
+import json
+from pathlib import Path
+
+from tests.apiserver import Server
+from tests.cluster_objects import JOBSET, STEP, Run, jobset, pod
+
+
+def test_what_a_former_job_of_the_name_left_is_not_taken_for_its_own(
+    run: Run, cluster: tuple[Server, Path]
+) -> None:
+    """Deleted and submitted again, a job has the old one's pods beside it until these have ended."""
+    server, config = cluster
+    now, before = "2026-01-02T00:00:00Z", "2026-01-01T23:59:59Z"
+    again = jobset()
+    again["metadata"]["creationTimestamp"] = now
+    server.put(*JOBSET, again)
+    for name, made in (("digits-node-0-0-new", now), ("digits-node-0-0-old", before)):
+        one = pod(name, 0, phase="Running")
+        one["metadata"] |= {"creationTimestamp": made}
+        server.put("v1", "Pod", one)
+        server.logs[name] = f"{STEP}\n" if made == before else ""
+    for number, (field, moment) in enumerate(
+        [("lastTimestamp", before), ("lastTimestamp", now), ("eventTime", f"{now[:-1]}.250000Z")]
+    ):
+        event = {
+            "metadata": {"name": f"digits.{number}"},
+            "type": "Warning",
+            "reason": f"Seen{number}",
+            "message": "so",
+            "involvedObject": {"name": "digits"},
+            field: moment,
+        }
+        server.put("v1", "Event", event)
+    code, out, _ = run(config, "status", "digits", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert [one["name"] for one in told["pods"]] == ["digits-node-0-0-new"]
+    assert told["progress"] is None
+    assert sorted(told["warnings"]) == ["digits: Seen1: so", "digits: Seen2: so"]

@@ -1,0 +1,57 @@
+"""`port-forward`, through a real process, against an API server of the tests' own."""
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.apiserver import Server, free_port
+from tests.cluster_objects import Run
+from tests.conftest import ROOT, clean_environment
+
+Cluster = tuple[Server, Path]
+
+
+@pytest.mark.slow
+def test_port_forward_carries_bytes_both_ways_until_interrupted(cluster: Cluster) -> None:
+    server, config = cluster
+    labels = {"app.kubernetes.io/instance": "digits", "app.kubernetes.io/component": "tensorboard"}
+    board = {"metadata": {"name": "board", "labels": labels}, "status": {"phase": "Running"}}
+    server.put("v1", "Pod", board)
+    port = free_port()
+    command = [sys.executable, "-m", "k8s", "port-forward", "digits", "--port", str(port)]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=clean_environment(KUBECONFIG=str(config)),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr
+        while "leads to" not in (line := process.stderr.readline()):
+            assert line
+        for words in (b"hello", b"again"):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(words)
+                assert connection.recv(100) == words.upper()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
+
+
+def test_port_forward_says_what_is_missing(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    code, _, err = run(config, "port-forward", "digits")
+    assert (code, "no TensorBoard of job 'digits'" in err) == (64, True)
+    labels = {"app.kubernetes.io/instance": "digits", "app.kubernetes.io/component": "tensorboard"}
+    server.put("v1", "Pod", {"metadata": {"name": "b", "labels": labels}})
+    assert run(config, "port-forward", "digits")[0] == 69
+    server.put(
+        "v1", "Pod", {"metadata": {"name": "b", "labels": labels}, "status": {"phase": "Running"}}
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run(config, "port-forward", "digits", "--port", str(port))
+    assert (code, "0 takes a free one" in err) == (64, True)

@@ -133,9 +133,12 @@ docker-run: $(STAMP) ## train JOB in the image IMAGE on this machine, on its GPU
 	@$(FOLDER)/docker.sh
 
 compose-run: $(STAMP) ## train JOB in the image IMAGE on this machine, a container for every node
+	@docker compose up --help 2>&1 | grep -q -e $(COMPOSE_OPTION) || \
+		{ echo 'make: `docker compose up` here knows no $(COMPOSE_OPTION); Docker Compose 2.40 does' >&2; exit 64; }
 	@$(RENDER) --set image=$(IMAGE) --launcher compose -o $(FOLDER)
 	@mkdir -p $(FOLDER)/$(NAME)-run
-	@MUSTER_USER=$$(id -u):$$(id -g) docker compose -f $(FOLDER)/compose.yaml up --abort-on-container-failure
+	@MUSTER_USER=$$(id -u):$$(id -g) docker compose -f $(FOLDER)/compose.yaml up $(COMPOSE_OPTION)
+COMPOSE_OPTION = --abort-on-container-failure
 
 sbom: $(STAMP) ## write the image's bill of materials to build/sbom.json (CycloneDX)
 	@$(PY) docker/sbom.py docker/requirements.txt build/sbom.json

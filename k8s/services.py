@@ -72,7 +72,7 @@ class Metrics(Model):
 class TensorBoard(Model):
     """TensorBoard over the run folder: a Deployment and a Service."""
 
-    image: Image = Field(
-        "docker.io/tensorflow/tensorflow:2.19.0", description="an image with `tensorboard`"
+    image: Image | None = Field(
+        None, description="an image with `tensorboard`; the job's own has it"
     )
     port: _Port = Field(6006, description="the Service's port")

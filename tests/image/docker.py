@@ -125,6 +125,9 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["run", *rest]:
             return _run(rest)
+        case ["compose", "up", "--help"]:
+            print("--abort-on-container-failure")
+            return 0
         case ["compose", "-f", file, "up", "--abort-on-container-failure"]:
             return _compose(Path(file).absolute())
     raise SystemExit(f"docker stand-in: {' '.join(arguments)}: not one of the kit's commands")

@@ -95,6 +95,15 @@ def test_tensorboard_reads_the_run_folder_and_is_no_rank(launcher: str) -> None:
         assert not selected(service["spec"]["selector"], pod["metadata"]["labels"])
 
 
+def test_tensorboard_is_that_of_the_jobs_own_image_unless_another_is_named() -> None:
+    values = alone(checkpoints={"pvc": "runs"}, imagePullPolicy="Always")
+    for tensorboard, image in (({}, values["image"]), ({"image": "board:1"}, "board:1")):
+        deployment = only(render(values | {"tensorboard": tensorboard}, "job"), "Deployment")
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == image
+        assert container.get("imagePullPolicy") == (None if tensorboard else "Always")
+
+
 @pytest.mark.parametrize("checkpoints", [None, {"emptyDir": "1Gi"}, {"hostPath": "/c"}])
 def test_tensorboard_needs_a_volume_that_it_can_see(checkpoints: Any) -> None:
     values = alone(tensorboard={}) | ({"checkpoints": checkpoints} if checkpoints else {})

@@ -269,7 +269,9 @@ def test_docker(tmp_path: Path) -> None:
 
 
 def test_docker_asks_for_no_gpu_unless_the_job_does(tmp_path: Path) -> None:
-    assert "--gpus" not in run_script(render(job(), "docker").text, tmp_path)[1]["arguments"]
+    """Nor for memory that may be locked without a limit, which a rootless engine cannot give."""
+    arguments = run_script(render(job(), "docker").text, tmp_path)[1]["arguments"]
+    assert not {"--gpus", "memlock=-1"} & set(arguments)
 
 
 @pytest.mark.parametrize("launcher", ["local", "docker"])

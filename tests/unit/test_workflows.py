@@ -1,5 +1,6 @@
 """The workflow: pinned, with no more rights than it needs, and of make targets that there are."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -101,3 +102,18 @@ def test_make_starts_what_it_has_rendered(
     else:
         for line in (f" -o {folder}\n", f"rm -rf {folder}/run\n", f" {folder}/local.sh\n"):
             assert line in ran.stdout
+
+
+def test_make_refuses_a_compose_that_would_not_end_a_job_with_its_first_failure(
+    tmp_path: Path,
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\necho '      --abort-on-container-exit'\n", encoding="ascii")
+    docker.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["make", "compose-run", "--old-file=.venv/.stamp"]
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+    assert "knows no --abort-on-container-failure; Docker Compose 2.40 does" in ran.stderr

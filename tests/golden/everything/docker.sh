@@ -27,11 +27,11 @@ exec docker run --rm $terminal \
     --pull missing \
     --name everything \
     --gpus all \
+    --ulimit memlock=-1 \
     --user "$(id -u):$(id -g)" \
     --read-only \
     --tmpfs /tmp:rw,exec,mode=1777 \
     --shm-size 274877906944 \
-    --ulimit memlock=-1 \
     --ulimit stack=67108864 \
     --cap-drop ALL \
     --security-opt no-new-privileges \

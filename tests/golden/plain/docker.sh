@@ -16,7 +16,6 @@ exec docker run --rm $terminal \
     --read-only \
     --tmpfs /tmp:rw,exec,mode=1777 \
     --shm-size 8589934592 \
-    --ulimit memlock=-1 \
     --ulimit stack=67108864 \
     --cap-drop ALL \
     --security-opt no-new-privileges \

@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +24,32 @@ from tests.conftest import ROOT, clean_environment
 
 @dataclass
 class Verbs:
-    """`python -m k8s` and render.py on a namespace of the cluster."""
+    """`python -m k8s` on a namespace of the cluster, as who `kubeconfig` says if it is given."""
 
     cluster: Cluster
     folder: Path
     version: str
+    kubeconfig: str = ""
 
     @property
     def standin(self) -> bool:
         """Whether the cluster is tests/standin, which shares this machine with whatever else runs."""
         return self.version.endswith("-standin")
 
+    @property
+    def _how(self) -> dict[str, Any]:
+        """Return how a verb's process is started."""
+        added = {"KUBECONFIG": self.kubeconfig} if self.kubeconfig else {}
+        return {"cwd": ROOT, "env": clean_environment(**added), "text": True}
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "k8s", "--namespace", self.cluster.namespace, *arguments]
+
     def run(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "k8s", "--namespace", self.cluster.namespace, *arguments]
         return subprocess.run(
-            command,
-            cwd=ROOT,
-            env=clean_environment(),
+            self._command(*arguments),
+            **self._how,
             capture_output=True,
-            text=True,
             timeout=timeout,
             check=False,
         )
@@ -49,6 +59,21 @@ class Verbs:
         ran = self.run(*arguments, timeout=timeout)
         assert ran.returncode == code, f"{arguments}: {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
         return ran.stdout
+
+    @contextmanager
+    def starts(self, *arguments: str, said: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+        """Start a verb that goes on until it is interrupted; yield it and the line that has `said`."""
+        command = self._command(*arguments)
+        with subprocess.Popen(command, **self._how, stderr=subprocess.PIPE) as process:
+            assert process.stderr
+            try:
+                lines = []
+                while said not in (line := process.stderr.readline()):
+                    lines.append(line)
+                    assert line, "".join(lines)
+                yield process, line
+            finally:
+                process.kill()
 
     def told(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.does("status", name, "--json"))
@@ -60,11 +85,15 @@ class Verbs:
         return found.progress.step if found.progress else 0
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the job's own events, as far as its pods still have them; asked here as well."""
+        """Return the job's own events in the order of their times; asked here as well.
+
+        As far as its pods still have them, of which one may have taken another's place.
+        """
         pods = jobs.pods(self.cluster, jobs.look(self.cluster, name))
         texts = [logs.text(self.cluster, pod.name, pod.container, {}) for pod in pods]
         lines = [line for text in texts for line in text.splitlines()]
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return sorted(found, key=itemgetter("time"))
 
 
 FIGURES: list[str] = []  # what was measured, a line each
@@ -104,3 +133,19 @@ def launcher(request: pytest.FixtureRequest, verbs: Verbs) -> str:
     except NotServed as missing:
         pytest.skip(str(missing))
     return str(request.param)
+
+
+@pytest.fixture
+def claim(verbs: Verbs) -> Iterator[str]:
+    """A volume for checkpoints, of the cluster's default class; on one node two pods may share it."""
+    name = f"out-{time.monotonic_ns() % 10**8}"
+    resources = {"requests": {"storage": "200Mi"}}
+    body = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": resources},
+    }
+    objects.apply(verbs.cluster, body)
+    yield name
+    objects.delete(verbs.cluster, body)

@@ -1,4 +1,4 @@
-"""Jobs on a cluster, through the verbs: trained, killed, stopped, suspended, and nothing left behind.
+"""Jobs on a cluster, through the verbs: trained, killed, stopped, suspended, scaled, and nothing left.
 
 Two nodes of two ranks on the CPU, from IMAGE (muster:cpu), which a node has or can pull by PULL_POLICY.
 
@@ -7,117 +7,62 @@ Two nodes of two ranks on the CPU, from IMAGE (muster:cpu), which a node has or 
 
 import json
 import os
+import shutil
+import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import yaml
 
+from k8s import launchers
 from k8s.cluster import api, jobs, logs, objects
-from k8s.cluster.jobs import BESIDE
 from tests.cluster.conftest import FIGURES, Verbs
-from tests.rendering import render
+from tests.cluster.running import DIGITS, endless, job, submitted, trained_to, until
+from tests.conftest import ROOT, clean_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-_START = 240.0  # seconds for a job's pods to come, image present
 _AGAIN = {"job": 15.0, "jobset": 10.0}  # from a pod's deletion to the next optimiser step
 _BACK_OFF = {"job": 10.0}  # of which the controller itself waits
-_STEPS = 200_000  # more than any test waits for
 
 
-def job(name: str, **trainer: Any) -> dict[str, Any]:
-    """Return a job file's values: small enough for one machine with two CPUs and 6 GiB."""
-    return {
-        "name": name,
-        "image": os.environ.get("IMAGE", "muster:cpu"),
-        "imagePullPolicy": os.environ.get("PULL_POLICY", "IfNotPresent"),
-        "nodes": 2,
-        "procsPerNode": 2,
-        "resources": {"cpu": "400m", "memory": "2Gi", "shm": "64Mi"},
-        "trainer": {"task": "digits", "mode": "ddp", "globalBatch": 32, "log": "json", **trainer},
-        "faults": {"maxRestarts": 2, "gracePeriod": 30},
-    }
-
-
-def endless(name: str, claim: str) -> dict[str, Any]:
-    """Return a job that goes on until somebody ends it, and keeps its checkpoints in a claim."""
-    values = job(name, steps=_STEPS, checkpointSteps=25, logSteps=1)
-    return values | {"checkpoints": {"pvc": claim}}
-
-
-@contextmanager
-def submitted(verbs: Verbs, launcher: str, values: dict[str, Any]) -> Iterator[str]:
-    """Submit a job, and at the end delete it and see that nothing of it is left."""
-    file = verbs.folder / f"{values['name']}-{launcher}.yaml"
-    file.write_text(render(values, launcher).text)
-    verbs.does("submit", str(file))
+@pytest.fixture(scope="session")
+def accuracy_here(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """What the job that trains to its accuracy comes to by `make run`, as processes of this machine."""
+    name = f"digits-here-{os.getpid()}"
+    file = tmp_path_factory.mktemp("here") / "job.yaml"
+    file.write_text(yaml.safe_dump(DIGITS | {"name": name}, sort_keys=False), encoding="utf-8")
+    folder = ROOT / "build" / name
+    command = ["make", "run", f"JOB={file}", "LAUNCHERS="]
     try:
-        yield values["name"]
-    except BaseException:
-        folder = os.environ.get("MUSTER_TEST_LOGS", "build/cluster-logs")
-        verbs.run("logs", values["name"], "--save", f"{folder}/{values['name']}")
-        raise
+        ran = subprocess.run(
+            command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     finally:
-        verbs.run("delete", values["name"])
-    until(lambda: left(verbs, values["name"]) == [], 90, lambda: left(verbs, values["name"]))
+        shutil.rmtree(folder, ignore_errors=True)
+    (summary,) = (one for one in map(json.loads, lines) if one["event"] == "summary")
+    assert summary["world_size"] == 4
+    return float(summary["accuracy"])
 
 
-def left(verbs: Verbs, name: str) -> list[str]:
-    """Return what is left in the namespace of a job."""
-    labels = {"app.kubernetes.io/instance": name}
-    found = []
-    for api_version, kind in [("v1", "Pod"), ("batch/v1", "Job"), *BESIDE]:
-        try:
-            items = objects.find(verbs.cluster, api_version, kind, labels)
-        except objects.NotServed:
-            continue
-        found += [f"{kind}/{item['metadata']['name']}" for item in items]
-    return found
-
-
-def until(true: Callable[[], Any], seconds: float, seen: Callable[[], Any]) -> Any:
-    """Return what `true` comes to when it is not empty; fail with what is `seen` after so long."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := true():
-            return found
-        time.sleep(0.5)
-    pytest.fail(f"not within {seconds} s: {seen()}")
-
-
-def trained_to(verbs: Verbs, name: str, least: int) -> int:
-    """Wait until a job has come to a step, and return which it then was."""
-    found: int = until(
-        lambda: (now := verbs.step(name)) >= least and now, _START, lambda: verbs.told(name)
-    )
-    return found
-
-
-@pytest.fixture
-def claim(verbs: Verbs) -> Iterator[str]:
-    """A volume for checkpoints, of the cluster's default class; on one node two pods may share it."""
-    name = f"out-{time.monotonic_ns() % 10**8}"
-    resources = {"requests": {"storage": "200Mi"}}
-    body = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name},
-        "spec": {"accessModes": ["ReadWriteOnce"], "resources": resources},
-    }
-    objects.apply(verbs.cluster, body)
-    yield name
-    objects.delete(verbs.cluster, body)
-
-
-def test_a_job_trains_to_its_accuracy(verbs: Verbs, launcher: str) -> None:
-    with submitted(verbs, launcher, job("digits", epochs=30)) as name:
-        verbs.does("wait", name, "--timeout", "600", timeout=660)
+def test_a_job_trains_to_its_accuracy(verbs: Verbs, launcher: str, accuracy_here: float) -> None:
+    """The same as that of `make run`, with the same job file and seed."""
+    with submitted(verbs, launcher, DIGITS) as name:
+        followed = verbs.does("logs", name, "--follow", timeout=660).splitlines()
+        verbs.does("wait", name, "--timeout", "60")
         assert verbs.told(name)["phase"] == "succeeded"
         (summary,) = (one for one in verbs.events(name) if one["event"] == "summary")
+        FIGURES.append(
+            f"{launcher}: accuracy {summary['accuracy']:.5f}, by `make run` {accuracy_here:.5f}"
+        )
         assert summary["accuracy"] >= 0.95
+        assert abs(summary["accuracy"] - accuracy_here) <= 0.005
         assert summary["world_size"] == 4
+        (last,) = (line for line in followed if '"event": "summary"' in line)
+        assert last.startswith("[node 0 rank 0] {")
         for option, number, start in (
             ("--rank", "0", "[node 0 rank 0] "),
             ("--node", "1", "[node 1"),
@@ -222,7 +167,23 @@ def test_suspended_resumed_and_cancelled(verbs: Verbs, launcher: str, claim: str
         verbs.does("gc", "--older-than", "0")
 
 
-def test_what_a_cluster_has_is_told(verbs: Verbs) -> None:
-    found = {one["about"]: one for one in json.loads(verbs.does("doctor", "--json"))}
-    assert found["launcher job"]["good"] is True
-    assert "restricted" in found["pod security"]["words"]
+def test_an_elastic_job_is_scaled(verbs: Verbs, launcher: str, claim: str) -> None:
+    if why := launchers.find(launcher).lacks.get("nodes.min"):
+        pytest.skip(why)
+    values = endless("elastic", claim) | {"nodes": {"min": 1, "max": 2}}
+    values["trainer"]["globalBatch"] = 24
+    with submitted(verbs, launcher, values) as name:
+        seen = trained_to(verbs, name, 10)
+        verbs.does("scale", name, "3", code=64)
+        for nodes in (2, 1):
+            verbs.does("scale", name, str(nodes))
+            until(lambda: ranks(verbs, name) == 2 * nodes, 120, lambda: verbs.told(name))  # noqa: B023
+            seen = trained_to(verbs, name, seen + 30)
+        until(lambda: len(verbs.told(name)["pods"]) == 1, 90, lambda: verbs.told(name))
+        assert verbs.told(name)["phase"] == "running"
+
+
+def ranks(verbs: Verbs, name: str) -> int:
+    """Return how many ranks a job says it has begun with, the last time that it did."""
+    worlds = [one["world_size"] for one in verbs.events(name) if one["event"] == "launch"]
+    return worlds[-1] if worlds else 0

@@ -7,15 +7,11 @@ podReplacementPolicy other than what a podFailurePolicy requires.
 """
 
 import copy
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 
 from tests.standin.failures import (
-    FAILURES,
-    IGNORED,
     Record,
     all_failures_of,
     end_of,
@@ -23,6 +19,7 @@ from tests.standin.failures import (
     judge,
     passed,
 )
+from tests.standin.job_pods import FINALIZER, index_of, numbers, pod_of, since_epoch, text_of
 from tests.standin.store import (
     Object,
     Refusal,
@@ -31,12 +28,9 @@ from tests.standin.store import (
     is_true,
     now,
     path_of,
-    reference,
     with_condition,
 )
 
-FINALIZER = "batch.kubernetes.io/job-tracking"
-INDEX = "batch.kubernetes.io/job-completion-index"
 _records: dict[str, Record] = {}  # of each Job's failures
 
 
@@ -49,8 +43,8 @@ def sync(store: Store) -> None:
         if end := is_true(job, "Complete") or is_true(job, "Failed"):
             for pod in pods:
                 _release(store, pod)
-            seconds = job["spec"].get("ttlSecondsAfterFinished")
-            if seconds is not None and time.time() >= _seconds(end["lastTransitionTime"]) + seconds:
+            kept = job["spec"].get("ttlSecondsAfterFinished")
+            if kept is not None and time.time() >= since_epoch(end["lastTransitionTime"]) + kept:
                 store.delete(job)
         else:
             _sync(_look(store, _defaulted(store, job), pods))
@@ -94,7 +88,7 @@ def _look(store: Store, job: Object, pods: list[Object]) -> _Seen:
     new = [pod for pod in pods if FINALIZER in pod["metadata"].get("finalizers", [])]
     failed = [pod for pod in new if pod["status"]["phase"] == "Failed"]
     succeeded = {index_of(pod) for pod in pods if pod["status"]["phase"] == "Succeeded"}
-    out, last = _indexes(status.get("failedIndexes", "")), dict[int, Object]()
+    out, last = numbers(status.get("failedIndexes", "")), dict[int, Object]()
     if "backoffLimitPerIndex" in spec:
         last = {index_of(pod): pod for pod in sorted(failed, key=all_failures_of)}
         limit = spec["backoffLimitPerIndex"]
@@ -111,7 +105,7 @@ def _look(store: Store, job: Object, pods: list[Object]) -> _Seen:
         active=[p for p in pods if not finished(p) and "deletionTimestamp" not in p["metadata"]],
         failed=failed,
         new_succeeded=[pod for pod in new if pod["status"]["phase"] == "Succeeded"],
-        succeeded=succeeded | _indexes(status.get("completedIndexes", "")),
+        succeeded=succeeded | numbers(status.get("completedIndexes", "")),
         last=last,
         out=out,
     )
@@ -179,7 +173,11 @@ def _failures(seen: _Seen) -> Iterator[tuple[str, str]]:
         words = "Job has reached the specified backoff limit"
         yield "BackoffLimitExceeded", words
     deadline = spec.get("activeDeadlineSeconds")
-    if deadline and not spec["suspend"] and time.time() >= _seconds(status["startTime"]) + deadline:
+    if (
+        deadline
+        and not spec["suspend"]
+        and time.time() >= since_epoch(status["startTime"]) + deadline
+    ):
         words = "Job was active longer than specified deadline"
         yield "DeadlineExceeded", words
     if len(seen.out) > spec.get("maxFailedIndexes", spec["completions"]):
@@ -216,39 +214,11 @@ def _manage(seen: _Seen) -> int:
             return len(active)
     for index in free:
         try:
-            seen.store.create(_pod(seen.job, index, seen.last.get(index)))
+            seen.store.create(pod_of(seen.job, index, seen.last.get(index)))
         except Refusal as refusal:
             seen.store.event(seen.job, "FailedCreate", refusal.message, kind="Warning")
             return len(active)
     return len(active) + len(free)
-
-
-def _pod(job: Object, index: int, last: Object | None) -> Object:
-    template = copy.deepcopy(job["spec"]["template"])
-    metadata, name = template["metadata"], job["metadata"]["name"]
-    annotations = {INDEX: str(index)}
-    if "backoffLimitPerIndex" in job["spec"]:
-        counted = failures_of(job["spec"], last) if last else 0
-        annotations[FAILURES] = str(counted)
-        annotations[IGNORED] = str(all_failures_of(last) - counted if last else 0)
-    for container in template["spec"]["containers"]:
-        path = f"metadata.annotations['{INDEX}']"
-        variable = {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        container["env"] = [*container.get("env", []), variable]
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "generateName": f"{name}-{index}-",
-            "namespace": job["metadata"]["namespace"],
-            "labels": metadata["labels"] | {INDEX: str(index)},
-            "annotations": metadata.get("annotations", {}) | annotations,
-            "finalizers": [FINALIZER],
-            "ownerReferences": [reference(job)],
-        },
-        "spec": template["spec"] | {"hostname": f"{name}-{index}"},
-        "status": {"phase": "Pending"},
-    }
 
 
 def _count(seen: _Seen, ended: tuple[str, str, str] | None) -> None:
@@ -268,9 +238,9 @@ def _count(seen: _Seen, ended: tuple[str, str, str] | None) -> None:
             counted += 1
         _release(seen.store, pod)
     seen.status |= {"failed": counted, "succeeded": len(seen.succeeded)}
-    seen.status["completedIndexes"] = _text(seen.succeeded)
+    seen.status["completedIndexes"] = text_of(seen.succeeded)
     if seen.per_index:
-        seen.status["failedIndexes"] = _text(seen.out)
+        seen.status["failedIndexes"] = text_of(seen.out)
 
 
 def _tell(seen: _Seen, ended: tuple[str, str, str] | None) -> None:
@@ -309,23 +279,3 @@ def _release(store: Store, pod: Object) -> None:
         rest = [one for one in held["metadata"].get("finalizers", []) if one != FINALIZER]
         if held["metadata"].get("finalizers", []) != rest:
             store.change(pod, metadata={**held["metadata"], "finalizers": rest})
-
-
-def index_of(pod: Object) -> int:
-    return int(pod["metadata"]["annotations"][INDEX])
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
-
-
-def _indexes(text: str) -> set[int]:
-    """Return the numbers of a list such as 0,2-4."""
-    found: set[int] = set()
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
-
-
-def _text(indexes: set[int]) -> str:
-    return ",".join(str(index) for index in sorted(indexes))

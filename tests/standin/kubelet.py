@@ -24,6 +24,7 @@ from tests.conftest import ROOT
 from tests.faults.hosts import Network
 from tests.standin.image import container
 from tests.standin.logs import Log
+from tests.standin.names import named_by
 from tests.standin.store import (
     Object,
     Refusal,
@@ -274,7 +275,7 @@ class Kubelet:
             with contextlib.suppress(psutil.Error):
                 variables = [f"{name}={value}" for name, value in first.environ().items()]
                 apart = [f"--{one}" for one in ("mount", "uts", "ipc", "net", "pid", "root")]
-                enter = ["nsenter", f"--target={first.pid}", *apart, "--wd=/workspace"]
+                enter = ["nsenter", f"--target={first.pid}", *apart, "--wd"]
                 user = [f"--reuid={first.uids().real}", f"--regid={first.gids().real}"]
                 become = ["setpriv", *user, "--clear-groups", "env", "-i", *variables]
                 limit = probe.get("timeoutSeconds", 1)
@@ -303,32 +304,16 @@ class Kubelet:
         """Write the names that headless Services give to pods, which every container sees."""
         lines = ["127.0.0.1 localhost"]
         for service in self.store.all("v1", "Service"):
-            lines += self._named_by(service)
+            lines += named_by(service, self._reachable())
         text = "".join(f"{line}\n" for line in lines)
         if text != self._hosts.read_text(encoding="utf-8"):
             with self._hosts.open("r+", encoding="utf-8") as file:  # in place: it is mounted
                 file.write(text)
                 file.truncate()
 
-    def _named_by(self, service: Object) -> Iterator[str]:
-        metadata, spec = service["metadata"], service["spec"]
-        wanted = (spec.get("selector") or {}).items()
-        if spec.get("clusterIP") != "None" or not wanted:
-            return
+    def _reachable(self) -> Iterator[tuple[Object, str]]:
+        """Yield the pods that have an address, and are not gone or another's by now, with it."""
         for here in self.pods.values():
-            pod = here.pod
-            labels = pod["metadata"].get("labels", {})
-            same = pod["metadata"]["namespace"] == metadata["namespace"]
-            held = self.store.objects.get(path_of(pod), pod)["metadata"]["uid"]
-            there = here.address and here.code is None and held == pod["metadata"]["uid"]
-            if not (same and there and wanted <= labels.items()):
-                continue
-            names = [metadata["name"]]
-            if pod["spec"].get("subdomain") == metadata["name"]:
-                host = pod["spec"].get("hostname", pod["metadata"]["name"])
-                names = [f"{host}.{metadata['name']}", *names]
-            domain = f"{metadata['namespace']}.svc"
-            full = [
-                f"{name}.{rest}" for name in names for rest in (domain, f"{domain}.cluster.local")
-            ]
-            yield " ".join([here.address, *names, *full])
+            held = self.store.objects.get(path_of(here.pod), here.pod)["metadata"]["uid"]
+            if here.address and here.code is None and held == here.pod["metadata"]["uid"]:
+                yield here.pod, here.address

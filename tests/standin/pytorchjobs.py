@@ -58,6 +58,13 @@ def _run(store: Store, one: Object, status: Object, pods: dict[str, Object]) -> 
         _say(status, "Suspended", f"PyTorchJob {name} is resumed.", value="False")
     if not status.get("conditions"):
         _say(status, "Created", f"PyTorchJob {name} is created.")
+    for pod in pods.values():  # those that there are too many of
+        labels = {k.removeprefix(f"{_KEY}/"): v for k, v in pod["metadata"]["labels"].items()}
+        (wanted,) = (
+            s["replicas"] for k, s in replicas.items() if k.lower() == labels["replica-type"]
+        )
+        if int(labels["replica-index"]) >= wanted and "deletionTimestamp" not in pod["metadata"]:
+            store.delete(pod)
     told: dict[str, dict[str, int]] = {}
     for kind, spec in replicas.items():
         count = told[kind] = {"active": 0, "succeeded": 0, "failed": 0}

@@ -126,7 +126,7 @@ def _count(status: Object, pods: list[Object]) -> None:
 
 
 def _make(store: Store, job: Object, status: Object, pods: list[Object]) -> None:
-    """Make the Service and the pods that lack."""
+    """Make the Service and the pods that lack, and delete those that there are too many of."""
     metadata = job["metadata"]
     if not store.get("v1", "Service", metadata["namespace"], metadata["name"]):
         selector = {"volcano.sh/job-name": metadata["name"]}
@@ -136,6 +136,12 @@ def _make(store: Store, job: Object, status: Object, pods: list[Object]) -> None
         own["ownerReferences"] = [reference(job)]
         store.create(body | {"metadata": own, "spec": spec})
     there = {pod["metadata"]["name"] for pod in pods}
+    wanted = {task["name"]: task["replicas"] for task in job["spec"]["tasks"]}
+    for pod in pods:
+        known = {k.removeprefix("volcano.sh/"): v for k, v in pod["metadata"]["labels"].items()}
+        over = int(known["task-index"]) >= wanted[known["task-spec"]]
+        if over and "deletionTimestamp" not in pod["metadata"]:
+            store.delete(pod)
     for task in job["spec"]["tasks"]:
         for index in range(task["replicas"]):
             pod = _pod(job, task, index, status.get("version", 0))

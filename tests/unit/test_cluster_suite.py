@@ -55,7 +55,7 @@ def test_the_suite_is_skipped_without_a_cluster_and_knows_every_launcher() -> No
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_jobs_of_the_suite_are_rendered_for_every_launcher(launcher: str) -> None:
-    from tests.cluster.test_jobs import endless, job
+    from tests.cluster.running import endless, job
     from tests.rendering import pods, render
 
     for values in (job("digits", epochs=30), job("wrong", task="no_such_module:Task")):
@@ -63,3 +63,5 @@ def test_the_jobs_of_the_suite_are_rendered_for_every_launcher(launcher: str) ->
             assert pod["spec"]["containers"][0]["resources"]["requests"]["memory"] == "2Gi"
     text = render(endless("killed", "a-claim"), launcher).text
     assert "claimName: a-claim" in text
+    shown = render(endless("shown", "a-claim") | {"tensorboard": {}}, launcher).text
+    assert "command:\n        - tensorboard" in shown

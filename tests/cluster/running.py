@@ -1,0 +1,104 @@
+"""Jobs as the suite has them on a cluster: submitted, waited for, and gone at the end.
+
+with submitted(verbs, "jobset", endless("mine", claim)) as name:
+    trained_to(verbs, name, 30)
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from k8s.cluster import jobs, objects
+from k8s.cluster.jobs import BESIDE
+from tests.cluster.conftest import Verbs
+from tests.rendering import render
+
+START = 240.0  # seconds for a job's pods to come, image present
+_STEPS = 200_000  # more than any test waits for
+
+
+def job(name: str, **trainer: Any) -> dict[str, Any]:
+    """Return a job file's values: small enough for one machine with two CPUs and 6 GiB."""
+    return {
+        "name": name,
+        "image": os.environ.get("IMAGE", "muster:cpu"),
+        "imagePullPolicy": os.environ.get("PULL_POLICY", "IfNotPresent"),
+        "nodes": 2,
+        "procsPerNode": 2,
+        "resources": {"cpu": "400m", "memory": "2Gi", "shm": "64Mi"},
+        "trainer": {"task": "digits", "mode": "ddp", "globalBatch": 32, "log": "json", **trainer},
+        "faults": {"maxRestarts": 2, "gracePeriod": 30},
+    }
+
+
+DIGITS = job("digits", epochs=30)
+
+
+def endless(name: str, claim: str) -> dict[str, Any]:
+    """Return a job that goes on until somebody ends it, and keeps its checkpoints in a claim."""
+    values = job(name, steps=_STEPS, checkpointSteps=25, logSteps=1)
+    return values | {"checkpoints": {"pvc": claim}}
+
+
+@contextmanager
+def submitted(verbs: Verbs, launcher: str, values: dict[str, Any]) -> Iterator[str]:
+    """Submit a job, and at the end delete it and see that nothing of it is left."""
+    file = verbs.folder / f"{values['name']}-{launcher}.yaml"
+    file.write_text(render(values, launcher).text)
+    verbs.does("submit", str(file))
+    try:
+        yield values["name"]
+    except BaseException:
+        folder = os.environ.get("MUSTER_TEST_LOGS", "build/cluster-logs")
+        verbs.run("logs", values["name"], "--save", f"{folder}/{values['name']}")
+        raise
+    finally:  # the next job has the same name
+        verbs.run("delete", values["name"])
+        until(lambda: left(verbs, values["name"]) == [], 90, lambda: left(verbs, values["name"]))
+
+
+def left(verbs: Verbs, name: str) -> list[str]:
+    """Return what is left in the namespace of a job."""
+    labels = {"app.kubernetes.io/instance": name}
+    found = []
+    for api_version, kind in [("v1", "Pod"), ("batch/v1", "Job"), *BESIDE]:
+        try:
+            items = objects.find(verbs.cluster, api_version, kind, labels)
+        except objects.NotServed:
+            continue
+        found += [f"{kind}/{item['metadata']['name']}" for item in items]
+    return found
+
+
+def until(true: Callable[[], Any], seconds: float, seen: Callable[[], Any]) -> Any:
+    """Return what `true` comes to when it is not empty; fail with what is `seen` after so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := true():
+            return found
+        time.sleep(0.5)
+    pytest.fail(f"not within {seconds} s: {seen()}")
+
+
+def trained_to(verbs: Verbs, name: str, least: int) -> int:
+    """Wait until a job has come to a step, and return which it then was; not for one that has ended."""
+
+    def come() -> int:
+        if (now := verbs.step(name)) < least and jobs.look(verbs.cluster, name).state.phase.ended:
+            pytest.fail(f"it has ended at step {now} of {least}: {verbs.told(name)}")
+        return now if now >= least else 0
+
+    found: int = until(come, START, lambda: verbs.told(name))
+    return found
+
+
+def are_ready(verbs: Verbs, labels: dict[str, str]) -> bool:
+    """Return whether there are pods with these labels, and all of them ready."""
+    found = objects.find(verbs.cluster, "v1", "Pod", labels)
+    told = [pod["status"].get("conditions", []) for pod in found]
+    ready = {"type": "Ready", "status": "True"}
+    return bool(told) and all(any(ready.items() <= one.items() for one in each) for each in told)

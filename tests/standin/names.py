@@ -1,0 +1,27 @@
+"""The names that a headless Service gives to pods, as lines of a hosts file.
+
+lines += named_by(service, [(pod, "10.77.0.2")])
+"""
+
+from collections.abc import Iterable, Iterator
+
+from tests.standin.store import Object
+
+
+def named_by(service: Object, pods: Iterable[tuple[Object, str]]) -> Iterator[str]:
+    """Yield a line for each of the pods that the Service selects, which come with their addresses."""
+    metadata, spec = service["metadata"], service["spec"]
+    wanted = (spec.get("selector") or {}).items()
+    if spec.get("clusterIP") != "None" or not wanted:
+        return
+    for pod, address in pods:
+        labels = pod["metadata"].get("labels", {})
+        if pod["metadata"]["namespace"] != metadata["namespace"] or not wanted <= labels.items():
+            continue
+        names = [metadata["name"]]
+        if pod["spec"].get("subdomain") == metadata["name"]:
+            host = pod["spec"].get("hostname", pod["metadata"]["name"])
+            names = [f"{host}.{metadata['name']}", *names]
+        domain = f"{metadata['namespace']}.svc"
+        full = [f"{name}.{rest}" for name in names for rest in (domain, f"{domain}.cluster.local")]
+        yield " ".join([address, *names, *full])

@@ -8,9 +8,7 @@ parsed once and written anew, so it is known to parse.
 """
 
 import contextlib
-import json
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -28,7 +26,7 @@ from k8s.extras import Extra
 from k8s.launchers import TEMPLATES, Launcher, RunsIn
 from k8s.plan import Plan
 from k8s.storage import Mount
-from k8s.yamltext import dump, parse, read
+from k8s.yamltext import as_json, dump, parse, read
 from trainer.exits import Action, Exit, Fault, codes_for
 
 
@@ -43,11 +41,11 @@ class Rendered:
 def render(plan: Plan, launcher: Launcher) -> Rendered:
     """Return what a launcher is given for a plan."""
     if launcher.runs_in is RunsIn.CONTAINERS:
-        text = _environment(_json).get_template(launcher.template).render(plan=plan)
+        text = _environment(as_json).get_template(launcher.template).render(plan=plan)
         return Rendered(dump(parse(text)), ())
     if launcher.runs_in is not RunsIn.POD:
         return Rendered(_environment(_shell).get_template(launcher.template).render(plan=plan), ())
-    environment = _environment(_json)
+    environment = _environment(as_json)
     beside = [_beside(environment, extra, plan) for extra in plan.extras]
     text = environment.get_template(f"{launcher.name}/pod.yaml.j2").render(plan=plan)
     (pod,) = parse(text)
@@ -147,19 +145,6 @@ def _compiled() -> FileSystemBytecodeCache | None:
 
 def _shell(value: Any) -> str:
     return shlex.quote(str(value))
-
-
-def _json(value: Any) -> str:
-    """Write JSON that is YAML too: YAML does not join the halves of a surrogate pair."""
-    text = json.dumps(value)
-    if "\\ud" not in text:
-        return text
-    return re.sub(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", _one_escape, text)
-
-
-def _one_escape(pair: re.Match[str]) -> str:
-    character: str = json.loads('"' + pair[0] + '"')
-    return f"\\U{ord(character):08x}"
 
 
 def _mounted(mount: Mount) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 python -c "from k8s.yamltext import dump; print(dump([{'a': 'no'}]))"
 """
 
+import json
 import re
 import reprlib
 from collections.abc import Sequence
@@ -54,6 +55,19 @@ def dump(objects: Sequence[Any]) -> str:
     return yaml.dump_all(
         objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31 - 1
     )
+
+
+def as_json(value: Any) -> str:
+    """Write JSON that is YAML too: YAML does not join the halves of a surrogate pair."""
+    text = json.dumps(value)
+    if "\\ud" not in text:
+        return text
+    return re.sub(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", _one_escape, text)
+
+
+def _one_escape(pair: re.Match[str]) -> str:
+    character: str = json.loads('"' + pair[0] + '"')
+    return f"\\U{ord(character):08x}"
 
 
 def parse(text: str | bytes) -> list[Any]:

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import yaml
+
+from tests.body import read
 from tests.portforward import forward
 
 Object = dict[str, Any]
@@ -241,11 +244,14 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # head and body are written apart: 40 ms for every answer
 
     def handle_any(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length)) if length else None
+        unreadable, body = None, None
+        try:
+            body = read(self.headers, self.rfile)
+        except yaml.YAMLError as error:
+            unreadable = 400, {}, json.dumps({"message": str(error)})
         self.server.api.requests.append((self.command, self.path))
         headers: dict[str, str] = {}
-        if (told := self.server.api.answer(self.command, self.path)) is not None:
+        if told := unreadable or self.server.api.answer(self.command, self.path):
             status, headers, text = told
         elif self.headers.get("Upgrade") == "websocket":
             self.close_connection = True

@@ -9,9 +9,12 @@ from functools import cache
 from urllib.parse import quote
 
 from k8s.cluster.api import FIELD_MANAGER, Cluster, Gone, Missing, Object, call
+from k8s.yamltext import as_json
 from trainer.exits import Exit, Fault
 
-_APPLY = "application/apply-patch+yaml"
+# Said with its encoding, the client leaves the text alone. It would write a character beyond 16 bits as
+# the two halves that JSON has, and the API server, which reads this as YAML, refuses those.
+_APPLY = "application/apply-patch+yaml; charset=utf-8"
 _MERGE = "application/merge-patch+json"
 _JSON = "application/json-patch+json"
 
@@ -148,7 +151,7 @@ def apply(
     query["fieldValidation"] = "Strict"
     if dry_run:
         query["dryRun"] = "All"
-    return call(cluster, "PATCH", path, query=query, body=manifest, content_type=_APPLY)
+    return call(cluster, "PATCH", path, query=query, body=as_json(manifest), content_type=_APPLY)
 
 
 def patch(cluster: Cluster, found: Object, change: Object | list[Object]) -> Object:

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from tests.apiserver import EVERYWHERE, GROUPS, discovered, merge, replace, selected
+from tests.body import read
 from tests.standin.admission import check
 from tests.standin.store import Change, Object, Refusal, Store, path_of
 
@@ -137,12 +138,10 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # head and body are written apart: 40 ms for every answer
 
     def handle_any(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length)) if length else None
         status = 200
         found: Object | Iterator[bytes]
         try:
-            found = self.server.answer(self.command, self.path, body)
+            found = self.server.answer(self.command, self.path, read(self.headers, self.rfile))
         except Refusal as refusal:
             status = refusal.status
             found = {"kind": "Status", "code": status, "message": refusal.message}

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from k8s import yamltext
 from tests.apiserver import Server
 from tests.cluster_objects import (
     COMPLETED,
@@ -91,6 +93,21 @@ def test_submit_tries_first_and_then_applies(run: Run, cluster: Cluster) -> None
     assert all("dryRun=All" in path for path in writes[:half])
     assert not any("dryRun" in path for path in writes[half:])
     assert any(path.endswith("/jobsets/digits-ddp") for path in server.objects)
+
+
+def test_what_is_submitted_arrives_whatever_it_is_written_in(
+    run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    """An apply is read as YAML, which refuses the surrogate pairs of JSON."""
+    server, config = cluster
+    text = "\U0001f600 \u6f22 \x85 \x7f \ufeff \\ud83d\\ude00"
+    made = yaml.safe_load(golden("pytorchjob").read_text(encoding="utf-8").rpartition("---\n")[2])
+    made["metadata"]["annotations"] = {"owner": text}
+    file = tmp_path / "job.yaml"
+    file.write_text(yamltext.dump([made]), encoding="utf-8")
+    assert run(config, "submit", str(file))[0] == 0
+    (held,) = (one for path, one in server.objects.items() if "/pytorchjobs/" in path)
+    assert held["metadata"]["annotations"]["owner"] == text
 
 
 def test_submit_writes_nothing_when_one_object_is_refused(run: Run, cluster: Cluster) -> None:

@@ -112,20 +112,25 @@ class Member:
             raise Fault(Exit.STOPPED, "stopped before any rank was started")
 
     def _admitted(self, deadline: float) -> bool:
-        """Wait for the first answer, which every admitted node gets within a beat."""
+        """Wait for the first answer, which every admitted node gets within a beat.
+
+        What has come with it counts as well: it may be the start of the round.
+        """
         line = self._line
         assert line is not None  # noqa: S101  # join has just set it
         until = min(deadline, time.monotonic() + self._peer_timeout)
         while time.monotonic() < until and not line.closed:
             self._check_left()
             select.select([line], [], [], 0.1)
-            for message in line.receive():
+            answers = line.receive()
+            for message in answers:
                 if message["kind"] == "refused":
                     self._refused = str(message.get("reason"))
                     return False
                 if message["kind"] == "finished":
                     raise Fault(Exit.DONE, "the run was finished before this node came")
                 self._take(message)
+            if answers:
                 return True
         return False
 

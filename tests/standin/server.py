@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.apiserver import EVERYWHERE, GROUPS, discovered, merge, replace, selected
+from tests.apiobjects import EVERYWHERE, GROUPS, discovered, merge, replace, selected
 from tests.body import read
 from tests.standin.admission import check
 from tests.standin.store import Change, Object, Refusal, Store, path_of

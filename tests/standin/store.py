@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.apiserver import EVERYWHERE, GROUPS
+from tests.apiobjects import EVERYWHERE, GROUPS
 
 Object = dict[str, Any]
 Change = tuple[int, str, str, Object]  # version, place, ADDED | MODIFIED | DELETED, the object

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.pool import Case, carry_out, free_port, lend, start_server
+from tests.pool import carry_out, free_port, lend, start_server
+from tests.pool_rank import Case
 
 __all__ = ["free_port", "run_ranks", "start_server"]
 

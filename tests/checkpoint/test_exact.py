@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.pool import Case, carry_out, lend
+from tests.pool import carry_out, lend
+from tests.pool_rank import Case
 from tests.ranks import run_ranks, weights
 from trainer.tasks import synthetic
 

@@ -13,7 +13,8 @@ import pytest
 
 from tests.conftest import clean_environment
 from tests.faults.cluster import curve
-from tests.pool import Case, carry_out, lend
+from tests.pool import carry_out, lend
+from tests.pool_rank import Case
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -95,7 +96,8 @@ ABANDON = """
 import os
 import time
 import psutil
-from tests.pool import Case, carry_out, lend
+from tests.pool import carry_out, lend
+from tests.pool_rank import Case
 
 def main():
     with lend(2) as ranks:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import QUICK
 from tests.launch.test_nodes import node
-from tests.pool import Case, carry_out, lend
+from tests.pool import carry_out, lend
+from tests.pool_rank import Case
 from tests.ranks import free_port, run_ranks
 from trainer.guards import machine
 from trainer.guards.cgroup import available_memory

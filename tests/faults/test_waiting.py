@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import QUICK, ROOT
 from tests.faults.tasks import planted
-from tests.pool import Case, carry_out, lend
+from tests.pool import carry_out, lend
+from tests.pool_rank import Case
 from tests.ranks import run_ranks
 from trainer.guards import where
 from trainer.guards.straggler import Watch, Work, slowest

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, clean_environment
-from tests.pool import Case, carry_out, lend
+from tests.pool import carry_out, lend
+from tests.pool_rank import Case
 from trainer.environment import parse, variable
 from trainer.plan.costs import pieces_of
 from trainer.plan.memory import estimate, needs

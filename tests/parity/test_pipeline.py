@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.parity.compare import differences
-from tests.pool import Case, carry_out, lend
+from tests.pool import carry_out, lend
+from tests.pool_rank import Case
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow

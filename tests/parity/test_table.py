@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import pool
+from tests import pool, pool_rank
 from tests.parity import faults
 from tests.parity.compare import differences
 from tests.parity.conftest import Single
@@ -40,7 +40,7 @@ def test_what_cannot_be_is_refused_with_64(
 ) -> None:
     variables = {f"TRAINER_{name.upper()}": value for name, value in settings.items()}
     with pool.lend(ranks) as lent:
-        case = pool.Case(variables | {"TRAINER_OUT": str(tmp_path), "TRAINER_LOG": "json"})
+        case = pool_rank.Case(variables | {"TRAINER_OUT": str(tmp_path), "TRAINER_LOG": "json"})
         endings = pool.carry_out(case, lent, timeout=60)
     assert [ending.code for ending in endings] == [64] * ranks
     assert message in endings[0].words

@@ -91,14 +91,19 @@ ALL = Wanted()
 
 
 def wanted(cluster: Cluster, job: Job, nodes: list[int] | None, ranks: list[int] | None) -> Wanted:
-    """Return what was asked for. Raises Fault(64) for a rank that no pod has."""
+    """Return what was asked for. Raises Fault(64) for a node or a rank that no pod has."""
     anywhere = job.kind.elastic(job.found) is not None
-    if ranks and not anywhere:
-        known = {rank for pod in jobs.pods(cluster, job) for rank in pod.ranks}
-        if unknown := sorted(set(ranks) - known):
-            there = f"{min(known)} to {max(known)}" if known else "no pods that say theirs"
-            raise Fault(Exit.CONFIG, f"--rank {unknown[0]}: job {job.name} has {there}")
+    if (nodes or ranks) and not anywhere:
+        pods = jobs.pods(cluster, job)
+        _check_known("--node", nodes, {pod.node for pod in pods if pod.node is not None}, job)
+        _check_known("--rank", ranks, {rank for pod in pods for rank in pod.ranks}, job)
     return Wanted(frozenset(nodes or ()), frozenset(ranks or ()), anywhere)
+
+
+def _check_known(option: str, asked: list[int] | None, known: set[int], job: Job) -> None:
+    if unknown := sorted(set(asked or ()) - known):
+        there = f"pods of {min(known)} to {max(known)}" if known else "no pods that say theirs"
+        raise Fault(Exit.CONFIG, f"{option} {unknown[0]}: job {job.name} has {there}")
 
 
 def prefix(pod: Pod, rank: int | None = None) -> str:

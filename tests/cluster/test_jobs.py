@@ -63,16 +63,22 @@ def test_a_job_trains_to_its_accuracy(verbs: Verbs, launcher: str, accuracy_here
         assert summary["world_size"] == 4
         (last,) = (line for line in followed if '"event": "summary"' in line)
         assert last.startswith("[node 0 rank 0] {")
+        assert any(line.startswith("[node 1") for line in followed)
         for option, number, start in (
             ("--rank", "0", "[node 0 rank 0] "),
             ("--node", "1", "[node 1"),
         ):
-            shown = verbs.does("logs", name, option, number).splitlines()
-            assert shown
-            assert all(line.startswith(start) for line in shown)
+            ran = verbs.run("logs", name, option, number)
+            if f"{option} {number}: job {name} has pods of" in ran.stderr:
+                # its operator deletes a worker that has not quite ended when the master has
+                assert (ran.returncode, launcher, option) == (64, "pytorchjob", "--node")
+                continue
+            assert ran.returncode == 0, ran.stderr
+            assert ran.stdout
+            assert all(line.startswith(start) for line in ran.stdout.splitlines())
         folder = verbs.folder / f"saved-{launcher}"
         verbs.does("logs", name, "--save", str(folder))
-        assert len([*folder.glob("*.log")]) >= 2
+        assert len([*folder.glob("*.log")]) >= (1 if launcher == "pytorchjob" else 2)
         verbs.does("submit", str(verbs.folder / f"{name}-{launcher}.yaml"), code=64)
         verbs.does("cancel", name, code=64)  # too late
         rows = json.loads(verbs.does("list", "--json"))

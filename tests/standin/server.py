@@ -2,7 +2,7 @@
 
 Discovery, get, list, watch with what came before, server-side apply (as a merge: fields that an earlier
 apply set and this one leaves out stay), JSON and merge patches, delete, and logs. There are no users and
-no pages of a list; every kind of tests/apiserver.py is served.
+no pages of a list; every kind of tests/apiobjects.py is served.
 """
 
 import copy

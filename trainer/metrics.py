@@ -27,14 +27,22 @@ _Sink = Callable[[Event], None]
 
 @contextlib.contextmanager
 def reporting(settings: Settings, runtime: Runtime) -> Iterator[Report]:
-    """Open what events go to and yield `report(event, **fields)`; on most ranks it does nothing."""
+    """Open what events go to and yield `report(event, **fields)`; on most ranks it does nothing.
+
+    The summary is the last event, but for an error.
+    """
     with contextlib.ExitStack() as stack:
         sinks = [stack.enter_context(sink) for sink in _sinks(settings, runtime)]
         one_at_a_time = threading.Lock()  # the watch reports from its own thread
+        summed_up = False
 
         def report(event: str, **fields: Any) -> None:
+            nonlocal summed_up
             record = {"event": event, "time": time.time(), **fields}
             with one_at_a_time:
+                if summed_up and event != "error":
+                    return  # the watch, which ends a little later
+                summed_up = summed_up or event == "summary"
                 for sink in sinks:
                     sink(record)
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,27 @@ def test_a_rank_slowed_tenfold_is_named_within_thirty_seconds(mode: str, tmp_pat
     used = [event for event in events if event["event"] == "usage"]
     assert [one["rank"] for one in used[-1]["ranks"]] == [0, 1]  # what `python -m k8s top` shows
     assert all(one["cpu"] > 0 and one["memory"] is None for one in used[-1]["ranks"])
+
+
+def closes_slowly() -> None:
+    """Let the watch speak between a run's summary and its end."""
+    from trainer import loop
+
+    requests = loop.stop_requests
+
+    @contextlib.contextmanager
+    def slowly(*arguments: Any) -> Iterator[Any]:
+        with requests(*arguments) as stop:
+            yield stop
+            time.sleep(3)
+
+    loop.stop_requests = slowly
+
+
+@pytest.mark.slow
+def test_the_summary_is_the_last_word(tmp_path: Path) -> None:
+    events = run_ranks(2, tmp_path, closes_slowly, task="synthetic", steps="3")
+    assert events[-1]["event"] == "summary"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ TRAINER_TENSORBOARD=true python -m trainer && tensorboard --logdir runs
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
             return
         try:
             if writer is None:
+                _wait_for_a_second_of_our_own(folder)
                 writer = SummaryWriter(folder, purge_step=event["step"], flush_secs=_FLUSH)
             for curve, value in points.items():
                 writer.add_scalar(curve, value, event["step"], walltime=event["time"])
@@ -63,3 +65,14 @@ def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
         if writer is not None:
             with contextlib.suppress(OSError):
                 writer.close()
+
+
+def _wait_for_a_second_of_our_own(folder: Path) -> None:
+    """Return when no event file of `folder` bears the present second, at most a second later.
+
+    Files are read by name, and of two with the same second the process number's digits decide which
+    one is first: steps done again would count as the older ones, and the newer ones be dropped.
+    """
+    now = time.time()
+    if any(folder.glob(f"events.out.tfevents.{int(now):010d}.*")):
+        time.sleep(1 - now % 1)

@@ -1,5 +1,6 @@
 """A run's figures, scraped from a running trainer, and its curves, read back from the event files."""
 
+import os
 import shutil
 import signal
 import time
@@ -14,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.conftest import QUICK
 from tests.ranks import free_port, run_ranks
 from trainer.prometheus import CHECKPOINTS, EVALUATION, FIGURES
+from trainer.tensorboard import writing
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +75,17 @@ def test_figures_are_served_and_curves_are_written(start: Any, tmp_path: Path) -
     assert losses[step] == pytest.approx(at_the_time["loss"])
     assert {event["step"] for event in ended.of("eval")} <= curve(run, "eval/accuracy").keys()
     assert all(value > 0 for value in curve(run, "checkpoint/seconds").values())
+
+
+def test_a_run_that_goes_on_within_a_second_keeps_its_newest_steps(tmp_path: Path) -> None:
+    for steps in (range(1, 4), range(3, 6)):
+        with writing(tmp_path / "tensorboard") as take:
+            for step in steps:
+                take({"event": "step", "time": time.time(), "step": step, "loss": float(step)})
+        if steps.start == 1:  # the first process's number is the one that is read last
+            (file,) = (tmp_path / "tensorboard").iterdir()
+            file.rename(str(file).replace(f".{os.getpid()}.", ".99999999."))
+    assert list(curve(tmp_path, "train/loss")) == [1, 2, 3, 4, 5]
 
 
 def test_a_port_in_use_costs_a_warning_and_nothing_is_loaded_unasked(start: Any) -> None:

@@ -113,55 +113,6 @@ def test_a_silent_node_is_lost_within_the_bound_and_a_talking_one_never(roll: An
     mute.close()
 
 
-def test_a_silent_keeper_is_lost_within_the_bound() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        member = Member(*listener.getsockname(), job="job", ranks=1, peer_timeout=TIMEOUT)
-        beat = b'{"kind": "beat", "here": 1}\n'
-        greeter = threading.Thread(target=lambda: kept.append(listener.accept()[0]))
-        kept: list[socket.socket] = []
-        greeter.start()
-        threading.Timer(0.1, lambda: kept[0].sendall(beat)).start()
-        member.join(0, deadline=time.monotonic() + 5, own_address=None)
-        news = wait_for(lambda: member.broken, seconds=TIMEOUT * 1.5)
-        assert "has been silent for 1." in news.reason
-        assert news.silent
-        kept[0].close()
-
-
-def test_all_that_comes_with_the_first_answer_counts() -> None:
-    """A link that was away for a moment brings the beat and the start of the round together."""
-    first = {"kind": "beat", "here": 2}
-    start = {
-        "kind": "start",
-        "number": 3,
-        "rank": 1,
-        "nodes": ["a", "b"],
-        "ranks": [1, 1],
-        "store": 5,
-    }
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        member = Member(*listener.getsockname(), job="job", ranks=1, peer_timeout=TIMEOUT)
-
-        def keep() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(
-                    b"".join(json.dumps(one).encode() + b"\n" for one in (first, start))
-                )
-                while connection.recv(1000):  # until the member leaves
-                    pass
-
-        keeper = threading.Thread(target=keep)
-        keeper.start()
-        deadline = time.monotonic() + 30
-        member.join(0, deadline=deadline, own_address="me")
-        found = member.next_round(deadline=deadline, clean=True, least=2)
-        assert (found.number, found.rank, found.store) == (3, 1, 5)
-        member.leave(Exit.STOPPED)
-        keeper.join()
-
-
 def test_nodes_join_and_leave_an_elastic_job(roll: Any) -> None:
     join = roll(1, 3)
     first, second = join(0), join(1)

@@ -102,14 +102,21 @@ class Member:
             self.pause(0.5)
 
     def pause(self, seconds: float) -> None:
-        """Wait. Raises Fault(143) after `leave`."""
+        """Wait. Raises Fault(143) after `leave`, and Fault(69) when there will be no round."""
         with self._told:
-            self._told.wait_for(lambda: self._left, timeout=seconds)
-            self._check_left()
+            self._told.wait_for(self._is_in_vain, timeout=seconds)
+            self._check()
 
-    def _check_left(self) -> None:
+    def _is_in_vain(self) -> bool:
+        """Return whether this node waits for a round that it will not see."""
+        return bool(self._left or self.broken or self.over)
+
+    def _check(self) -> None:
+        """Raise what ends a wait that is in vain."""
         if self._left:
             raise Fault(Exit.STOPPED, "stopped before any rank was started")
+        if news := self.broken or self.over:
+            raise Fault(Exit.PEER, news.reason)
 
     def _admitted(self, deadline: float) -> bool:
         """Wait for the first answer, which every admitted node gets within a beat.
@@ -120,7 +127,7 @@ class Member:
         assert line is not None  # noqa: S101  # join has just set it
         until = min(deadline, time.monotonic() + self._peer_timeout)
         while time.monotonic() < until and not line.closed:
-            self._check_left()
+            self._check()
             select.select([line], [], [], 0.1)
             answers = line.receive()
             for message in answers:
@@ -189,12 +196,9 @@ class Member:
                 self._round = None
                 self._send("ready", clean=clean)
             self._told.wait_for(
-                lambda: self._round or self._left or self.broken or self.over,
-                timeout=deadline - time.monotonic(),
+                lambda: self._round or self._is_in_vain(), timeout=deadline - time.monotonic()
             )
-            self._check_left()
-            if news := self.broken or self.over:
-                raise Fault(Exit.PEER, news.reason)
+            self._check()
             found = self._newest()
             if found is None:
                 host, port = self._place
@@ -205,6 +209,25 @@ class Member:
                 )
             self._entered = found
             return found
+
+    def reach(self, port: int, *, deadline: float) -> None:
+        """Wait until the keeper can be connected to at `port`, such as a round's store.
+
+        Torch's client, for one, tries for as long as it is told to, deaf to what has become of the
+        keeper. Raises Fault(69) when that is gone, or at `deadline`, and Fault(143) after `leave`.
+        """
+        while True:
+            try:
+                connect(self.keeper, port).close()
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    place, why = f"{self.keeper}:{port}", error.strerror or error
+                    raise Fault(
+                        Exit.PEER, f"no answer at {place}, where the nodes meet: {why}"
+                    ) from None
+            else:
+                return
+            self.pause(0.5)
 
     def _newest(self) -> Round | None:
         """Return the round that the listening thread has set meanwhile, which no type checker sees."""

@@ -23,7 +23,7 @@ from trainer.nodes.coordinator import Coordinator, Rules
 from trainer.nodes.member import Member, Round
 from trainer.settings import Settings
 
-# To the keeper, with whom we have just spoken: should it vanish now, this wait cannot be ended.
+# To the store, which has just been reached: should it vanish now, this wait cannot be ended.
 _CONNECT = timedelta(seconds=30)
 
 
@@ -73,6 +73,7 @@ class Rendezvous(RendezvousHandler):
         # Where the roll was found, not the name: that can lead elsewhere the next time it is asked,
         # to a pod that this one replaced.
         address = self.member.keeper
+        self.member.reach(found.store, deadline=deadline)
         store = TCPStore(address, found.store, is_master=False, timeout=_CONNECT)
         return RendezvousInfo(
             store, found.rank, len(found.nodes), RendezvousStoreInfo(address, found.store)

@@ -4,6 +4,7 @@ python -m tests.standin make test-cluster
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,11 @@ def standin(folder: Path) -> Iterator[Path]:
 
 
 def main(command: list[str]) -> int:
-    """Run a command in sight of a stand-in cluster and return its exit code."""
+    """Run a command in sight of a stand-in cluster and return its exit code.
+
+    Told to stop, it takes pods, hosts and the command with it.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if reason := why_not():
         print(f"stand-in cluster: {reason}", file=sys.stderr)
         return 69
@@ -68,7 +73,15 @@ def main(command: list[str]) -> int:
         Path(folder).chmod(0o755)
         with standin(Path(folder)) as config:
             environment = os.environ | {"KUBECONFIG": str(config)}
-            return subprocess.run(command, env=environment, check=False).returncode
+            process = subprocess.Popen(command, env=environment)
+            try:
+                return process.wait()
+            finally:
+                process.terminate()
+                try:
+                    process.wait(timeout=30)
+                except subprocess.TimeoutExpired:
+                    process.kill()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,13 @@
 A pod killed mid-run goes through most of it: verbs, controller, kubelet, names, volumes and logs.
 """
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from tests.conftest import ROOT, clean_environment
@@ -14,9 +18,24 @@ from tests.faults.hosts import why_not
 PICKED = "[job] and (killed or configuration)"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(why_not() is not None, reason=f"pods need hosts: {why_not()}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(why_not() is not None, reason=f"pods need hosts: {why_not()}"),
+]
+ENDLESS = """
+import sys, time
+from k8s.cluster import objects
+from k8s.cluster.connect import connect
+
+container = {"name": "it", "image": "it", "command": ["sleep", sys.argv[1]]}
+metadata = {"name": "endless", "namespace": "default"}
+pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
+objects.apply(connect(context=None, namespace="default", timeout=30), pod)
+time.sleep(600)
+"""
+
+
 def test_the_cluster_suite_passes_on_the_stand_in() -> None:
     suite = ["pytest", "-p", "no:cacheprovider", "tests/cluster/test_jobs.py", "-k", PICKED]
     told = subprocess.run(
@@ -29,3 +48,22 @@ def test_the_cluster_suite_passes_on_the_stand_in() -> None:
     )
     assert told.returncode == 0, told.stdout + told.stderr
     assert "2 passed" in told.stdout
+
+
+def test_told_to_stop_it_leaves_nothing() -> None:
+    seconds = str(10**6 + os.getpid())  # by which its processes are known
+
+    def running() -> list[psutil.Process]:
+        return [one for one in psutil.process_iter(["cmdline"]) if seconds in one.info["cmdline"]]
+
+    command = [sys.executable, "-m", "tests.standin", sys.executable, "-c", ENDLESS, seconds]
+    with subprocess.Popen(command, cwd=ROOT, env=clean_environment()) as standin:
+        end = time.monotonic() + 120
+        while not any(one.name() == "sleep" for one in running()):
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        standin.send_signal(signal.SIGTERM)
+        assert standin.wait(timeout=60) == 143
+    assert running() == []
+    hosts = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    assert f"muster-{standin.pid}-" not in hosts

@@ -22,9 +22,10 @@ PACKAGES = f"{CODE}/.packages"
 _SECRET = "/etc/git-secret"  # noqa: S105  # a folder
 _GIT_IMAGE = "docker.io/alpine/git:2.49.1"
 
-# The repository and the revision come from the environment: no value becomes syntax. The credential
-# helper reads files of the Secret, so nothing secret is on a command line or in the environment.
-GIT = f"""set -euo pipefail
+# For any sh, such as Debian's, which knows no pipefail. A pod that is set up anew runs it again, on what
+# is there. The repository and the revision come from the environment: no value becomes syntax. The
+# credential helper reads files of the Secret: nothing secret is on a command line or in the environment.
+GIT = f"""set -eu
 if [ -e {_SECRET}/ssh-privatekey ]; then
     export GIT_SSH_COMMAND='ssh -i {_SECRET}/ssh-privatekey -o IdentitiesOnly=yes \
 -o StrictHostKeyChecking=yes -o UserKnownHostsFile={_SECRET}/known_hosts'
@@ -37,9 +38,9 @@ fi
 git config --global --add safe.directory "$CODE_FOLDER"
 git init --quiet "$CODE_FOLDER"
 cd "$CODE_FOLDER"
-git remote add origin "$CODE_REPOSITORY"
+git config remote.origin.url "$CODE_REPOSITORY"
 git fetch --quiet --depth 1 origin "$CODE_REVISION"
-git checkout --quiet --detach FETCH_HEAD
+git checkout --quiet --force --detach FETCH_HEAD
 echo "code: $(git rev-parse HEAD)"
 """
 

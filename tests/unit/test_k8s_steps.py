@@ -44,7 +44,7 @@ def repository(tmp_path: Path) -> Path:
 
 def clone(repository: Path, revision: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", "-c", code.GIT],
+        ["sh", "-c", code.GIT],
         env={
             "PATH": os.environ["PATH"],
             "HOME": str(tmp_path),
@@ -63,6 +63,16 @@ def test_the_code_is_that_of_the_commit(repository: Path, tmp_path: Path) -> Non
     done = clone(repository, first, tmp_path)
     assert (done.returncode, done.stdout) == (0, f"code: {first}\n")
     assert (tmp_path / "code" / "file").read_text() == "first"
+
+
+def test_a_pod_that_is_set_up_anew_gets_the_code_again(repository: Path, tmp_path: Path) -> None:
+    for revision in ("main~1", "main"):
+        commit = git(repository, "rev-parse", revision)
+        done = clone(repository, commit, tmp_path)
+        assert (done.returncode, done.stdout) == (0, f"code: {commit}\n"), done.stderr
+        (tmp_path / "code" / "file").write_text("as setup commands left it")
+    clone(repository, "main", tmp_path)
+    assert (tmp_path / "code" / "file").read_text() == "second"
 
 
 def test_a_branch_is_its_newest_commit(repository: Path, tmp_path: Path) -> None:

@@ -223,7 +223,9 @@ class Member:
                 if time.monotonic() >= deadline:
                     place, why = f"{self.keeper}:{port}", error.strerror or error
                     raise Fault(
-                        Exit.PEER, f"no answer at {place}, where the nodes meet: {why}"
+                        Exit.PEER,
+                        f"no answer at {place}, where the nodes meet: {why}; let them reach each "
+                        "other at every port",
                     ) from None
             else:
                 return

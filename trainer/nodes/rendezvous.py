@@ -23,8 +23,9 @@ from trainer.nodes.coordinator import Coordinator, Rules
 from trainer.nodes.member import Member, Round
 from trainer.settings import Settings
 
-# To the store, which has just been reached: should it vanish now, this wait cannot be ended.
-_CONNECT = timedelta(seconds=30)
+# Seconds to reach a round's store, which is there before anybody is told of it. Torch's own client has
+# as many again; should the keeper vanish only then, that wait cannot be ended.
+_CONNECT = 30.0
 
 
 class Rendezvous(RendezvousHandler):
@@ -73,8 +74,8 @@ class Rendezvous(RendezvousHandler):
         # Where the roll was found, not the name: that can lead elsewhere the next time it is asked,
         # to a pod that this one replaced.
         address = self.member.keeper
-        self.member.reach(found.store, deadline=deadline)
-        store = TCPStore(address, found.store, is_master=False, timeout=_CONNECT)
+        self.member.reach(found.store, deadline=min(deadline, time.monotonic() + _CONNECT))
+        store = TCPStore(address, found.store, is_master=False, timeout=timedelta(seconds=_CONNECT))
         return RendezvousInfo(
             store, found.rank, len(found.nodes), RendezvousStoreInfo(address, found.store)
         )

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -73,15 +73,12 @@ def main(command: list[str]) -> int:
         Path(folder).chmod(0o755)
         with standin(Path(folder)) as config:
             environment = os.environ | {"KUBECONFIG": str(config)}
-            process = subprocess.Popen(command, env=environment)
+            process = subprocess.Popen(command, env=environment, process_group=0)
             try:
                 return process.wait()
-            finally:
-                process.terminate()
-                try:
-                    process.wait(timeout=30)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+            finally:  # of all that it has started: make ends its shell, and no more
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ def test_told_to_stop_it_leaves_nothing() -> None:
         found = [one.info for one in psutil.process_iter(["cmdline", "name"])]
         return [one["name"] for one in found if seconds in (one["cmdline"] or [])]
 
-    command = [sys.executable, "-m", "tests.standin", sys.executable, "-c", ENDLESS, seconds]
+    as_make_does = ["sh", "-c", '"$0" "$@"; exit', sys.executable, "-c", ENDLESS, seconds]
+    command = [sys.executable, "-m", "tests.standin", *as_make_does]
     with subprocess.Popen(command, cwd=ROOT, env=clean_environment()) as standin:
         end = time.monotonic() + 120
         while "sleep" not in running():

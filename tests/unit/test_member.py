@@ -11,16 +11,21 @@ from typing import Any
 import pytest
 
 from tests.unit.test_coordinator import TIMEOUT, wait_for
+from trainer.contract import resolve
 from trainer.exits import Exit, Fault
 from trainer.nodes.member import Member
+from trainer.nodes.rendezvous import Rendezvous
+from trainer.settings import Settings
 
 BEAT = {"kind": "beat", "here": 2}
 START = {"kind": "start", "number": 3, "rank": 1, "nodes": ["a", "b"], "ranks": [1, 1], "store": 5}
 
 
 @contextlib.contextmanager
-def joined(*first: dict[str, Any], beats: bool = True) -> Iterator[tuple[Member, threading.Event]]:
-    """Yield a member that was told `first` at once and then beats, and what ends its keeper."""
+def keeping(
+    *first: dict[str, Any], beats: bool = True
+) -> Iterator[tuple[tuple[str, int], threading.Event]]:
+    """Yield where a keeper listens that tells who comes `first` and then beats, and what ends it."""
     gone = threading.Event()
 
     def keep(listener: socket.socket) -> None:
@@ -35,14 +40,23 @@ def joined(*first: dict[str, Any], beats: bool = True) -> Iterator[tuple[Member,
     with socket.create_server(("127.0.0.1", 0)) as listener:
         keeper = threading.Thread(target=keep, args=(listener,))
         keeper.start()
-        member = Member(*listener.getsockname(), job="job", ranks=1, peer_timeout=TIMEOUT)
+        try:
+            yield listener.getsockname(), gone
+        finally:
+            gone.set()
+            keeper.join()
+
+
+@contextlib.contextmanager
+def joined(*first: dict[str, Any], beats: bool = True) -> Iterator[tuple[Member, threading.Event]]:
+    """Yield a member of such a keeper's roll, and what ends the keeper."""
+    with keeping(*first, beats=beats) as (place, gone):
+        member = Member(*place, job="job", ranks=1, peer_timeout=TIMEOUT)
         try:
             member.join(0, deadline=time.monotonic() + 30, own_address="me")
             yield member, gone
         finally:
             member.leave(Exit.STOPPED)
-            gone.set()
-            keeper.join()
 
 
 def test_a_silent_keeper_is_lost_within_the_bound() -> None:
@@ -88,3 +102,17 @@ def test_a_store_that_answers_late_is_waited_for() -> None:
         begun = time.monotonic()
         member.reach(store.getsockname()[1], deadline=begun + 30)
         assert time.monotonic() - begun > 0.6
+
+
+def test_a_round_is_given_up_when_its_keeper_vanishes_before_the_store_is_reached() -> None:
+    with keeping(BEAT, START | {"store": 1}) as ((host, port), gone):
+        here = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "1"}
+        master = {"PET_MASTER_ADDR": host, "PET_MASTER_PORT": str(port)}
+        rendezvous = Rendezvous(resolve(here | master, devices=lambda: 0), Settings())
+        threading.Timer(0.7, gone.set).start()
+        begun = time.monotonic()
+        with pytest.raises(Fault, match="is gone") as caught:
+            rendezvous.next_rendezvous()
+        assert caught.value.code == Exit.PEER
+        assert time.monotonic() - begun < 10  # torch's client would go on for 30 s
+        rendezvous.leave(Exit.STOPPED)

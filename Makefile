@@ -57,10 +57,11 @@ run: $(STAMP) ## train JOB here, with as many ranks as it asks for, and render i
 render: $(STAMP) ## write the manifests of JOB to build/NAME/, ready for kubectl apply -f
 	@$(RENDER) $(foreach launcher,$(LAUNCHERS),--launcher $(launcher)) -o $(FOLDER)
 
-lint: $(STAMP) ## ruff, mypy --strict, hadolint
+lint: $(STAMP) ## ruff, mypy --strict, import contracts, hadolint
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports --no-logo --no-cache
 	@$(VENV)/bin/hadolint docker/Dockerfile
 
 format: $(STAMP) ## let ruff rewrite the code
@@ -106,8 +107,8 @@ soak: $(STAMP) ## train for SECONDS while a seeded adversary kills, stops, cuts 
 	@$(PY) -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 docs: $(STAMP) ## write the README's tables and the models' costs anew from the code
-	@$(PY) -m trainer.measure
-	@$(PY) -m trainer.reference README.md
+	@$(PY) -m trainer.tools.measure
+	@$(PY) -m trainer.tools.reference README.md
 	@$(PY) render.py --schema > k8s/job.schema.json
 
 # Two at a time, whatever the machine: most of a test's time is the start of a process with torch.

@@ -17,11 +17,12 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from k8s.cluster import control, doctor, forward, jobs, logs, progress, save, show, submission
-from k8s.cluster.api import Cluster
-from k8s.cluster.connect import connect
-from k8s.cluster.state import State
-from trainer.exits import Exit, Fault
+from k8s.cli import show
+from k8s.cluster import control, doctor, forward, jobs, logs, progress, save, submission
+from k8s.cluster.client.api import Cluster
+from k8s.cluster.client.connect import connect
+from k8s.plan.status import State
+from trainer.config.exits import Exit, Fault
 
 app = typer.Typer(
     help=__doc__,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from k8s.cluster import api
+from k8s.cluster.client import api
 from tests.apiserver import Server
 from tests.conftest import ROOT
 

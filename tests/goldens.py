@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from k8s import command
+from k8s.cli import command
 from tests.rendering import EVERYTHING, EXAMPLE, GOLDEN, LAUNCHERS, without
 
 FEATURES = GOLDEN / "features"

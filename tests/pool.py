@@ -30,7 +30,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo is what the first optimiser imports, in every rank anew otherwise
 _CONTEXT.set_forkserver_preload(
     [
-        "trainer.loop",
+        "trainer.engine.loop",
         "trainer.strategies.ddp_zero1",
         "trainer.strategies.hsdp",
         "trainer.tasks.digits",

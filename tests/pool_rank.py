@@ -80,10 +80,10 @@ def _redirect(words: str) -> None:
 
 
 def _run(case: Case) -> int:
-    from trainer.environment import from_environment
-    from trainer.exits import Fault
-    from trainer.loop import run
-    from trainer.runtime import as_fault
+    from trainer.config.environment import from_environment
+    from trainer.config.exits import Fault
+    from trainer.distributed.runtime import as_fault
+    from trainer.engine.loop import run
 
     if case.world_size > 1:  # as torch's agent sets them
         os.environ |= {

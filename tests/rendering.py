@@ -13,7 +13,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from k8s import check, command, jobfile, launchers, manifests, plan
+from k8s import launchers
+from k8s.cli import command
+from k8s.jobfile import load, validate
+from k8s.plan import make
+from k8s.plan.launcher import RunsIn
+from k8s.render import manifests
 
 # It reads megabytes of schema anew for every object.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
@@ -21,7 +26,7 @@ kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.sche
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "k8s" / "jobs" / "digits-ddp.yaml"
 LAUNCHERS = launchers.known()
-CLUSTER = [name for name in LAUNCHERS if launchers.find(name).runs_in is launchers.RunsIn.POD]
+CLUSTER = [name for name in LAUNCHERS if launchers.find(name).runs_in is RunsIn.POD]
 GOLDEN = ROOT / "tests" / "golden"
 EVERYTHING = GOLDEN / "everything.yaml"
 
@@ -71,14 +76,14 @@ def job(**changes: Any) -> dict[str, Any]:
 
 def render(values: dict[str, Any], launcher: str) -> manifests.Rendered:
     found = launchers.find(launcher)
-    return manifests.render(plan.make(check.validate(values), found), found)
+    return manifests.render(make.make(validate.validate(values), found), found)
 
 
 def without(launcher: str, path: Path) -> list[str]:
     """Return the settings that take from a job file what the launcher lacks."""
     settings = []
     for key in launchers.find(launcher).lacks:
-        value: Any = jobfile.read([str(path)]).values
+        value: Any = load.read([str(path)]).values
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         settings += [f"{key}="] if value is not None else []
@@ -87,11 +92,11 @@ def without(launcher: str, path: Path) -> list[str]:
 
 def everything(launcher: str, path: Path = EVERYTHING) -> dict[str, Any]:
     """Return the job file that says everything, without what the launcher lacks."""
-    return jobfile.read([str(path)], without(launcher, path)).values
+    return load.read([str(path)], without(launcher, path)).values
 
 
-def planned(values: dict[str, Any], launcher: str = "job") -> plan.Plan:
-    return plan.make(check.validate(values), launchers.find(launcher))
+def planned(values: dict[str, Any], launcher: str = "job") -> make.Plan:
+    return make.make(validate.validate(values), launchers.find(launcher))
 
 
 def pods(rendered: manifests.Rendered) -> list[dict[str, Any]]:

@@ -7,11 +7,11 @@ python -m trainer --help                        # every setting
 
 import sys
 
-from trainer.ending import leave, tell
-from trainer.environment import from_environment, variable
-from trainer.exits import MEANINGS, Exit, Fault
-from trainer.nodes.orphans import die_with_the_agent
-from trainer.settings import Settings
+from trainer.config.ending import leave, tell
+from trainer.config.environment import from_environment, variable
+from trainer.config.exits import MEANINGS, Exit, Fault
+from trainer.config.settings import Settings
+from trainer.launcher.orphans import die_with_the_agent
 
 _HELP = """usage: python -m trainer
 
@@ -42,16 +42,16 @@ def train(*, is_forked: bool) -> int:
         settings = from_environment()
         # torch takes seconds to import; a wrong setting is told at once.
         if settings.dry_run is not None:
-            from trainer import dry_run  # noqa: PLC0415
+            from trainer.tools import dry_run  # noqa: PLC0415
 
             return dry_run.run(settings, settings.dry_run)
-        from trainer.loop import run  # noqa: PLC0415
+        from trainer.engine.loop import run  # noqa: PLC0415
 
         return run(settings)
     except Fault as fault:
         return tell(fault, None)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the code says what it was
-        from trainer.runtime import as_fault  # noqa: PLC0415
+        from trainer.distributed.runtime import as_fault  # noqa: PLC0415
 
         return tell(as_fault(error), error)
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainer.exits import Exit, Fault
+from trainer.config.exits import Exit, Fault
 
 _HELP = """
 Reads the checkpoint through, compares its checksums, and writes every tensor of the model whole and in

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.exits import Exit, Fault
+from trainer.config.exits import Exit, Fault
 
 LAUNCHER = "launcher"
 

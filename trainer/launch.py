@@ -20,17 +20,17 @@ from pathlib import Path
 from types import FrameType
 
 from trainer import health
-from trainer.contract import Contract, resolve, table
-from trainer.ending import leave
-from trainer.environment import from_environment, variable
-from trainer.exits import Action, Exit, Fault, codes_for
-from trainer.nodes.connect import connect
-from trainer.nodes.fork_server import ForkServer, begin
-from trainer.nodes.init import stand_in
-from trainer.nodes.interface import choice
-from trainer.nodes.log import kept
+from trainer.config.contract import Contract, resolve, table
+from trainer.config.ending import leave
+from trainer.config.environment import from_environment, variable
+from trainer.config.exits import Action, Exit, Fault, codes_for
+from trainer.config.settings import Settings
+from trainer.launcher.fork_server import ForkServer, begin
+from trainer.launcher.init import stand_in
+from trainer.launcher.log import kept
 from trainer.plan.choice import settle
-from trainer.settings import Settings
+from trainer.rendezvous.connect import connect
+from trainer.rendezvous.interface import choice
 
 _HELP = """usage: python -m trainer.launch
 
@@ -41,7 +41,7 @@ PET_MAX_RESTARTS, PET_LOCAL_ADDR, PET_SHUTDOWN_TIMEOUT. What is trained comes fr
 see python -m trainer --help."""
 
 # What a rank imports before its first step, and the agent; the models of users stay with the ranks.
-_NEEDED = ("trainer.loop", "torch._dynamo", "trainer.nodes.agent", "trainer.__main__")
+_NEEDED = ("trainer.engine.loop", "torch._dynamo", "trainer.launcher.agent", "trainer.__main__")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -96,7 +96,7 @@ def _see_through(
             wait_for_master(contract, timeout=settings.rendezvous_timeout)
             sign()
         _name_interface(contract)
-        from trainer.nodes.agent import prepare  # noqa: PLC0415  # torch, which help does without
+        from trainer.launcher.agent import prepare  # noqa: PLC0415  # torch, which help does without
 
         with prepare(contract, settings, server) as ranks:
             for number in _SIGNALS:

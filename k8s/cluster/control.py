@@ -6,12 +6,14 @@ suspend(cluster, look(cluster, "digits"), on=True)
 from datetime import UTC, datetime
 from typing import Any
 
-from k8s.cluster import objects, wrapped
-from k8s.cluster.api import Cluster, Object, Refused
+from k8s.cluster import wrapped
+from k8s.cluster.client import objects
+from k8s.cluster.client.api import Cluster, Object, Refused
+from k8s.cluster.client.objects import NotServed
 from k8s.cluster.jobs import Job
-from k8s.cluster.objects import NotServed
-from k8s.cluster.state import CANCELLED, QUEUE, Phase
-from trainer.exits import Exit, Fault
+from k8s.cluster.state import CANCELLED, QUEUE
+from k8s.plan.status import Phase
+from trainer.config.exits import Exit, Fault
 
 WORKLOADS = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
 COMMAND = ("bus.volcano.sh/v1alpha1", "Command")

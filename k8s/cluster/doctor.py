@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from k8s.cluster import api, control, objects, progress, state
-from k8s.cluster.api import Cluster, Forbidden, Missing, Object
-from k8s.cluster.objects import NotServed
+from k8s.cluster import control, progress, state
+from k8s.cluster.client import api, objects
+from k8s.cluster.client.api import Cluster, Forbidden, Missing, Object
+from k8s.cluster.client.objects import NotServed
+from k8s.plan.status import Kind
 
 _KUBERNETES = (1, 31)  # the first whose Jobs tell failures apart (podFailurePolicy) for good
 _NEEDS = {  # what a launcher's job is made of beside its own kind
@@ -77,7 +79,7 @@ def _version(cluster: Cluster) -> Finding:
     return Finding("kubernetes", good, f"{told.get('gitVersion')}{need}")
 
 
-def _launcher(cluster: Cluster, kind: state.Kind) -> Finding:
+def _launcher(cluster: Cluster, kind: Kind) -> Finding:
     about = f"launcher {kind.launcher}"
     try:
         for api_version, needed in [(kind.api_version, kind.kind), *_NEEDS.get(kind.launcher, [])]:

@@ -14,9 +14,9 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
-from k8s.cluster import api, objects
-from k8s.cluster.api import Cluster
-from trainer.exits import Exit, Fault
+from k8s.cluster.client import api, objects
+from k8s.cluster.client.api import Cluster
+from trainer.config.exits import Exit, Fault
 
 _LOOK = 0.5  # seconds between two looks at whether to end
 _OPENING = threading.Lock()  # the client library changes itself for a moment to open one

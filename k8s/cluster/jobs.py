@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from k8s.cluster import objects, state, wrapped
-from k8s.cluster.api import Cluster, Forbidden, Object
-from k8s.cluster.objects import NotServed
-from k8s.cluster.state import Kind, Pod, State
-from k8s.cluster.watch import changes
-from trainer.exits import Exit, Fault
+from k8s.cluster import state, wrapped
+from k8s.cluster.client import objects
+from k8s.cluster.client.api import Cluster, Forbidden, Object
+from k8s.cluster.client.objects import NotServed
+from k8s.cluster.client.watch import changes
+from k8s.cluster.state import Pod
+from k8s.plan.status import Kind, State
+from trainer.config.exits import Exit, Fault
 
 OURS = {"app.kubernetes.io/managed-by": "muster"}
 BESIDE = {  # what a render makes beside the job, and of which launchers alone

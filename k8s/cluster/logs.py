@@ -14,12 +14,13 @@ from typing import Any
 
 import urllib3
 
-from k8s.cluster import api, jobs, objects
-from k8s.cluster.api import Cluster, Missing, Refused
+from k8s.cluster import jobs
+from k8s.cluster.client import api, objects
+from k8s.cluster.client.api import Cluster, Missing, Refused
 from k8s.cluster.jobs import Job
 from k8s.cluster.state import Pod
-from trainer import lines as said
-from trainer.exits import Exit, Fault
+from trainer.config import lines as said
+from trainer.config.exits import Exit, Fault
 
 _SILENCE = 600  # seconds that a followed log may say nothing before its connection is made anew
 _LOOK = 1.0  # seconds between two looks at which pods there are

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from k8s.cluster import logs, objects
-from k8s.cluster.api import Cluster, Forbidden, Missing
-from k8s.cluster.objects import NotServed
+from k8s.base.quantity import parse
+from k8s.cluster import logs
+from k8s.cluster.client import objects
+from k8s.cluster.client.api import Cluster, Forbidden, Missing
+from k8s.cluster.client.objects import NotServed
 from k8s.cluster.state import Pod
-from k8s.quantity import parse
-from trainer.exits import Fault
+from trainer.config.exits import Fault
 
 METRICS = ("metrics.k8s.io/v1beta1", "PodMetrics")
 _ASKED = 8  # pods at most whose logs are looked through

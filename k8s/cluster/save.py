@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from k8s.base.yaml_text import dump
 from k8s.cluster import jobs, logs, state
-from k8s.cluster.api import Cluster, Object
+from k8s.cluster.client.api import Cluster, Object
 from k8s.cluster.jobs import Job
 from k8s.cluster.logs import ALL, Wanted
-from k8s.yamltext import dump
-from trainer.exits import Exit, Fault
+from trainer.config.exits import Exit, Fault
 
 
 def save(

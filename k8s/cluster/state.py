@@ -1,74 +1,16 @@
-"""One normalised state for the jobs of every launcher, and what their pods say. Pure.
+"""The state of a job and of its pods, whatever its launcher. Pure.
 
 Each launcher's folder has a `status.py` that knows its controller: which object it is, how to read it,
 and which pod is which node.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from importlib import import_module
 from typing import Any
 
-from trainer.exits import MEANINGS, Exit, Fault, combine
-
-Object = dict[str, Any]
-
-
-class Phase(StrEnum):
-    """Where a job is."""
-
-    PENDING = "pending"
-    SUSPENDED = "suspended"
-    RUNNING = "running"
-    RESTARTING = "restarting"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def ended(self) -> bool:
-        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
-
-
-@dataclass(frozen=True)
-class State:
-    """A job's phase, why it is in it, and how often the job was started anew."""
-
-    phase: Phase
-    reason: str = ""
-    restarts: int = 0
-    ended_at: str | None = None
-
-
-@dataclass(frozen=True)
-class Change:
-    """What makes a job larger or smaller: JSON Patch operations for an object of it."""
-
-    api_version: str
-    kind: str
-    name: str
-    operations: list[Object]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is known of a launcher's job object.
-
-    `suspend` is the path of the field that stops its pods, empty where a Command of Volcano does;
-    `elastic` the least and the most nodes of an elastic job, None for a job of fixed size; `scale`
-    what gives it another number of nodes, the first change that the cluster takes.
-    """
-
-    launcher: str
-    api_version: str
-    kind: str
-    suspend: tuple[str, ...]
-    read: Callable[[Object], State]
-    node: Callable[[Object], int | None]
-    elastic: Callable[[Object], tuple[int, int] | None]
-    scale: Callable[[Object, int], list[Change]]
-
+from k8s import launchers
+from k8s.plan.status import Kind, Object, Phase, State, words
+from trainer.config.exits import MEANINGS, Exit, Fault, combine
 
 CANCELLED = "muster/cancelled"  # the annotation that says when a job was cancelled
 QUEUE = "kueue.x-k8s.io/queue-name"  # the label of a job that Kueue admits
@@ -90,37 +32,10 @@ def marked(state: State, held: Object) -> State:
     return State(Phase.CANCELLED, f"at {at}; `resume` would let it go on", state.restarts, at)
 
 
-def nodes_in(template: Object) -> tuple[int, int] | None:
-    """Return the least and the most nodes that a pod's template says, None when they are fixed."""
-    names = [
-        variable.get("value", "")
-        for container in template.get("spec", {}).get("containers", [])
-        for variable in container.get("env", [])
-        if variable["name"] == "PET_NNODES"
-    ]
-    least, colon, most = (names or [""])[0].partition(":")
-    return (int(least), int(most)) if colon else None
-
-
-# A launcher's API may be missing in a cluster; these are asked for in this order.
-LAUNCHERS = ("job", "jobset", "pytorchjob", "trainjob", "volcano")
-
-
 def kinds() -> list[Kind]:
-    """Return every launcher's kind of job."""
-    return [import_module(f"k8s.templates.{name}.status").KIND for name in LAUNCHERS]
-
-
-def condition(job: Object, *types: str) -> Object | None:
-    """Return the first of the conditions `types` that is true."""
-    held = {c["type"]: c for c in job.get("status", {}).get("conditions") or []}
-    return next((held[t] for t in types if held.get(t, {}).get("status") == "True"), None)
-
-
-def ended(found: Object, phase: Phase, restarts: int = 0) -> State:
-    """Return the state of a job that a condition says has ended."""
-    at = found.get("lastUpdateTime") or found.get("lastTransitionTime")
-    return State(phase, _words(found), restarts, at)
+    """Return every launcher's kind of job, in the launchers' order."""
+    found = (launchers.find(name).status for name in launchers.known())
+    return [kind for kind in found if kind is not None]
 
 
 @dataclass(frozen=True)
@@ -187,9 +102,9 @@ def _why(status: Object, containers: list[Object], ends: list[Object]) -> str:
     disrupted, scheduled = (conditions.get(t, {}) for t in ("DisruptionTarget", "PodScheduled"))
     waits = [_waits(container) for container in containers]
     reasons = [
-        _words(status),
+        words(status),
         *(words for words in waits if words not in _BEFORE),
-        _words(disrupted) if disrupted.get("status") == "True" else "",
+        words(disrupted) if disrupted.get("status") == "True" else "",
         *(_end(end) for end in ends[-1:]),
         *waits,
         scheduled.get("message", "") if scheduled.get("status") == "False" else "",
@@ -207,10 +122,6 @@ def _end(end: Object) -> str:
     return f"exit {end['exitCode']} ({end.get('reason', '')})"
 
 
-def _words(found: Object) -> str:
-    return ": ".join(filter(None, (found.get("reason"), found.get("message"))))
-
-
 def _trainer(found: Object) -> tuple[str, int | None]:
     """Return the container that trains, and how many ranks it runs by its environment."""
     containers = found.get("spec", {}).get("containers") or [{}]
@@ -220,16 +131,6 @@ def _trainer(found: Object) -> tuple[str, int | None]:
             if variable["name"] == "PET_NPROC_PER_NODE" and text.isdecimal():
                 return container["name"], int(text)
     return containers[0].get("name", ""), None
-
-
-def label_number(name: str) -> Callable[[Object], int | None]:
-    """Return what reads a pod's node number from its label `name`."""
-
-    def read(found: Object) -> int | None:
-        text = found["metadata"].get("labels", {}).get(name, "")
-        return int(text) if text.isdecimal() else None
-
-    return read
 
 
 def exit_code(state: State, pods: Iterable[Pod]) -> Exit:

@@ -10,17 +10,18 @@ from typing import Any
 
 import yaml
 
-from k8s import yamltext
-from k8s.cluster import jobs, objects, state, wrapped
-from k8s.cluster.api import Cluster, Forbidden, Object
-from trainer.exits import Exit, Fault
+from k8s.base import yaml_text
+from k8s.cluster import jobs, state, wrapped
+from k8s.cluster.client import objects
+from k8s.cluster.client.api import Cluster, Forbidden, Object
+from trainer.config.exits import Exit, Fault
 
 
 def read(manifest: Path) -> list[Object]:
     """Return the objects of a file, or of standard input for `-`. Raises Fault(64)."""
     try:
         text = sys.stdin.read() if str(manifest) == "-" else manifest.read_text(encoding="utf-8")
-        found = [document for document in yamltext.read(text) if document]
+        found = [document for document in yaml_text.read(text) if document]
     except OSError as error:
         raise Fault(Exit.CONFIG, f"{manifest}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

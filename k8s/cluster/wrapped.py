@@ -1,4 +1,4 @@
-"""A job inside an AppWrapper: which it is, and how both together are. Pure; see k8s/wrapper.py.
+"""A job inside an AppWrapper: which it is, and how both together are. Pure; see render/app_wrapper.py.
 
 The wrapper is what is suspended, cancelled and deleted: its controller makes the job, and makes it anew.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from k8s.cluster.state import Object, Phase, State, condition
+from k8s.plan.status import Object, Phase, State, condition
 
 WRAPPER = ("workload.codeflare.dev/v1beta2", "AppWrapper")
 SUSPEND = ("spec", "suspend")

@@ -12,9 +12,9 @@ from trainer.checkpoint.retention import Keep
 from trainer.checkpoint.state import capture
 from trainer.checkpoint.store import store_at
 from trainer.checkpoint.write import Label, write
+from trainer.config.settings import Settings
+from trainer.distributed.runtime import Runtime
 from trainer.plan.sizing import size
-from trainer.runtime import Runtime
-from trainer.settings import Settings
 
 ALONE = Runtime(
     0, 0, torch.device("cpu"), "none", size(Settings(), 1, label=str), None, None, data_rank=0

@@ -18,7 +18,7 @@ from trainer.checkpoint.read import load
 from trainer.checkpoint.retention import Keep
 from trainer.checkpoint.store import Local
 from trainer.checkpoint.write import Refused
-from trainer.exits import Exit, Fault
+from trainer.config.exits import Exit, Fault
 
 
 def the(checkpoint: Found | None) -> Found:

@@ -16,7 +16,7 @@ from trainer.checkpoint.retention import Keep
 from trainer.checkpoint.state import capture
 from trainer.checkpoint.store import store_at
 from trainer.checkpoint.write import write
-from trainer.exits import Exit
+from trainer.config.exits import Exit
 from trainer.export import main
 
 

@@ -23,8 +23,8 @@ from tests.checkpoint.small import equal, found, loaded, save, trained
 from tests.conftest import ROOT, clean_environment
 from trainer.checkpoint.find import Found
 from trainer.checkpoint.manifest import LISTING
-from trainer.environment import from_environment
-from trainer.exits import Exit, Fault
+from trainer.config.environment import from_environment
+from trainer.config.exits import Exit, Fault
 
 CASES = int(os.environ.get("MUSTER_FUZZ_CASES", "2000"))
 SEED = int(os.environ.get("MUSTER_FUZZ_SEED", "4"))

@@ -10,7 +10,7 @@ from tests.checkpoint.small import equal, found, loaded, save, trained
 from trainer.checkpoint.find import complete
 from trainer.checkpoint.retention import Keep
 from trainer.checkpoint.store import Store, store_at
-from trainer.exits import Exit, Fault
+from trainer.config.exits import Exit, Fault
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from k8s.cluster import api, jobs, logs, objects, progress, state
-from k8s.cluster.api import Cluster
-from k8s.cluster.connect import connect
-from k8s.cluster.objects import NotServed
+from k8s.cluster import jobs, logs, progress, state
+from k8s.cluster.client import api, objects
+from k8s.cluster.client.api import Cluster
+from k8s.cluster.client.connect import connect
+from k8s.cluster.client.objects import NotServed
 from tests.conftest import ROOT, clean_environment
+from tests.rendering import CLUSTER
 
 
 @dataclass
@@ -124,7 +126,7 @@ def verbs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verbs]:
         api.call(cluster, "DELETE", path)
 
 
-@pytest.fixture(params=state.LAUNCHERS)
+@pytest.fixture(params=CLUSTER)
 def launcher(request: pytest.FixtureRequest, verbs: Verbs) -> str:
     """Each launcher whose API the cluster serves."""
     kind = next(kind for kind in state.kinds() if kind.launcher == request.param)

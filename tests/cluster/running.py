@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from k8s.cluster import jobs, objects
+from k8s.cluster import jobs
+from k8s.cluster.client import objects
 from k8s.cluster.jobs import BESIDE
 from tests.cluster.conftest import Verbs
 from tests.rendering import render

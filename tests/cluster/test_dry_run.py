@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s import jobfile
-from k8s.cluster import objects
-from k8s.cluster.objects import NotServed
+from k8s.cluster.client import objects
+from k8s.cluster.client.objects import NotServed
+from k8s.jobfile import load
 from tests.cluster.conftest import Verbs
 from tests.rendering import GOLDEN, render
-from trainer.exits import Fault
+from trainer.config.exits import Fault
 
 FEATURES = sorted(path.stem for path in (GOLDEN / "features").glob("*.yaml"))
 
@@ -22,7 +22,7 @@ def goldens(launcher: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         yield path.parent.name, [one for one in yaml.safe_load_all(path.read_text()) if one]
     folder = GOLDEN / "features"
     for name in FEATURES:
-        values = jobfile.read([str(folder / "plain.yaml"), str(folder / f"{name}.yaml")]).values
+        values = load.read([str(folder / "plain.yaml"), str(folder / f"{name}.yaml")]).values
         try:
             yield name, list(render(values, launcher).objects)
         except Fault:

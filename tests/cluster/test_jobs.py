@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from k8s import launchers
-from k8s.cluster import api, jobs, logs, objects
+from k8s.cluster import jobs, logs
+from k8s.cluster.client import api, objects
 from tests.cluster.conftest import FIGURES, Verbs
 from tests.cluster.running import DIGITS, endless, job, submitted, trained_to, until
 from tests.conftest import ROOT, clean_environment

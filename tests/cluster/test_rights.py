@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from k8s import launchers
-from k8s.cluster import api, objects
+from k8s.cluster.client import api, objects
 from tests.cluster.conftest import Verbs
 from tests.cluster.running import START, are_ready, endless, submitted, trained_to, until
 from tests.conftest import ROOT

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trainer.config.settings import Settings
 from trainer.data.sets import Tensors
-from trainer.settings import Settings
 from trainer.tasks import synthetic
 
 

@@ -24,8 +24,8 @@ from tests.faults.controller import LONGEST_RECOVERY, Controlled, say
 from tests.faults.hosts import Host, Loopback, network, why_not
 from tests.faults.lost import returns
 from tests.ranks import run_ranks, weights
-from trainer.data import ledger
-from trainer.exits import Exit
+from trainer.config.exits import Exit
+from trainer.engine import ledger
 
 INTERVAL = 16  # steps between checkpoints
 PACE = 0.05  # seconds a step while the adversary is at work

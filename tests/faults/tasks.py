@@ -19,9 +19,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 from trainer.checkpoint import saver
+from trainer.config.settings import Settings
 from trainer.data.order import Order
 from trainer.data.sets import Tensors
-from trainer.settings import Settings
 from trainer.tasks import synthetic
 
 

@@ -9,7 +9,7 @@ from torchvision.transforms.functional import to_pil_image
 
 from tests.faults.tasks import Pictures
 from tests.ranks import run_ranks
-from trainer.settings import Settings
+from trainer.config.settings import Settings
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from tests.faults.cluster import Job, curve
 from tests.faults.hosts import network, why_not
 from tests.faults.lost import returns
 from tests.ranks import run_ranks
-from trainer.data import ledger
+from trainer.engine import ledger
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import QUICK, ROOT
 from tests.launch.test_nodes import node
 from tests.ranks import free_port
-from trainer.exits import MEANINGS, Exit
+from trainer.config.exits import MEANINGS, Exit
 
 ENDLESS = {"TRAINER_STEPS": "1000000"}
 EXPLODING = {"TRAINER_LR": "1e30", "TRAINER_CLIP_NORM": "0", "TRAINER_WARMUP_STEPS": "0"}

@@ -12,8 +12,8 @@ from tests.conftest import QUICK, ROOT
 from tests.faults.tasks import planted
 from tests.ranks import run_ranks
 from trainer.checkpoint.find import complete
-from trainer.data import ledger
-from trainer.metrics import to_file
+from trainer.engine import ledger
+from trainer.report.metrics import to_file
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def test_events_that_find_no_room_are_missing_and_tear_no_others(
 SPEAKING = """
 import sys
 from pathlib import Path
-from trainer.nodes.log import kept
+from trainer.launcher.log import kept
 with kept(Path("logs")) as log:
     for number in range(3000):
         print(number)

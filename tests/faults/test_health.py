@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import QUICK, ROOT, clean_environment
 from trainer import health
-from trainer.exits import Exit, Fault
+from trainer.config.exits import Exit, Fault
 
 
 def judged(folder: Path | str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import QUICK, ROOT
 from tests.faults.tasks import planted
 from tests.ranks import run_ranks
-from trainer.guards.cgroup import kills, words_for_a_kill
+from trainer.watch.cgroup import kills, words_for_a_kill
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ from tests.launch.test_nodes import node
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
 from tests.ranks import free_port, run_ranks
-from trainer.guards import machine
-from trainer.guards.cgroup import available_memory
-from trainer.guards.links import blame
+from trainer.preflight import machine
+from trainer.preflight.links import blame
+from trainer.watch.cgroup import available_memory
 
 SYNTHETIC = {"task": "synthetic", "steps": "2"}
 

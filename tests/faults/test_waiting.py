@@ -17,8 +17,8 @@ from tests.faults.tasks import planted
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
 from tests.ranks import run_ranks
-from trainer.guards import where
-from trainer.guards.straggler import Watch, Work, slowest
+from trainer.watch import where
+from trainer.watch.straggler import Watch, Work, slowest
 
 FOREVER = {"steps": "100000", "eval_steps": "0", "checkpoint_steps": "0"}
 
@@ -49,7 +49,7 @@ def test_a_rank_slowed_tenfold_is_named_within_thirty_seconds(mode: str, tmp_pat
 
 def closes_slowly() -> None:
     """Let the watch speak between a run's summary and its end."""
-    from trainer import loop
+    from trainer.engine import loop
 
     requests = loop.stop_requests
 

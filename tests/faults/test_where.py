@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer.guards import dump, where
+from trainer.watch import dump, where
 
 SECONDS = 5.0
 

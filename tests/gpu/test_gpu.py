@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from tests.conftest import ROOT
+from trainer.config.settings import Settings
 from trainer.data.sets import Batch
+from trainer.distributed.runtime import Runtime
 from trainer.plan.sizing import size
-from trainer.runtime import Runtime
-from trainer.settings import Settings
 from trainer.strategies import Context
 from trainer.strategies.dp_balanced import LossInside
 from trainer.tasks import synthetic

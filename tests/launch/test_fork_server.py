@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import QUICK, ROOT
-from trainer.nodes.fork_server import ForkServer
+from trainer.launcher.fork_server import ForkServer
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,7 +22,7 @@ pytestmark = [
 BIRTH = """
 import json, os, signal, sys
 import numpy
-from trainer.nodes.fork_server import begin
+from trainer.launcher.fork_server import begin
 
 server = begin(["numpy"])
 if server is None:
@@ -72,7 +72,7 @@ def test_a_rank_begins_with_its_own_variables_files_signals_and_draws(
 
 AT_ONCE = """
 import json, os, signal, time
-from trainer.nodes.fork_server import begin
+from trainer.launcher.fork_server import begin
 
 server = begin(["signal"])
 if server is None:
@@ -94,8 +94,8 @@ def test_a_signal_that_comes_with_the_birth_is_not_lost(start: Any) -> None:
 
 LOST = """
 import os, signal, time
-from trainer.exits import Fault
-from trainer.nodes.fork_server import begin
+from trainer.config.exits import Fault
+from trainer.launcher.fork_server import begin
 
 server = begin(["signal"])
 if server is None:

@@ -27,7 +27,7 @@ def why_not() -> str | None:
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
-FIRST = "import os, signal, sys, time; from trainer.nodes.init import stand_in; stand_in();"
+FIRST = "import os, signal, sys, time; from trainer.launcher.init import stand_in; stand_in();"
 
 
 def process_one(code: str) -> subprocess.Popen[str]:

@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.conftest import QUICK
 from tests.ranks import free_port, run_ranks
-from trainer.prometheus import CHECKPOINTS, EVALUATION, FIGURES
-from trainer.tensorboard import writing
+from trainer.report.prometheus import CHECKPOINTS, EVALUATION, FIGURES
+from trainer.report.tensorboard import writing
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +100,8 @@ def test_a_port_in_use_costs_a_warning_and_nothing_is_loaded_unasked(start: Any)
     assert f"TRAINER_METRICS_PORT={port}: Address already in use; nothing is served" in ended.words
     loaded = "{'tensorboard', 'prometheus_client'} & set(sys.modules)"
     assert (
-        start("-c", f"import sys, trainer.loop; sys.exit(str({loaded} or ''))").end().words.strip()
+        start("-c", f"import sys, trainer.engine.loop; sys.exit(str({loaded} or ''))")
+        .end()
+        .words.strip()
         == ""
     )

@@ -13,8 +13,8 @@ import pytest
 from tests.checkpoint.small import save
 from tests.conftest import QUICK, ROOT, Ended
 from tests.ranks import free_port
-from trainer.exits import Exit
-from trainer.nodes.member import Member
+from trainer.config.exits import Exit
+from trainer.rendezvous.client import Member
 
 pytestmark = pytest.mark.slow
 

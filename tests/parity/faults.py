@@ -15,7 +15,7 @@ def average_nothing() -> None:
 
 
 def read_the_same_share() -> None:
-    from trainer import loop
+    from trainer.engine import loop
 
     original = loop.training_shares
     loop.training_shares = lambda order, batches, _, *, start: original(  # type: ignore[assignment]
@@ -48,7 +48,7 @@ def report_the_local_norm() -> None:
 
 
 def start_with_other_weights_on_rank_1() -> None:
-    from trainer.models import build as model
+    from trainer.engine import build as model
 
     def change(whole: Any, _: Any) -> None:
         for parameter in whole.parameters():
@@ -58,7 +58,7 @@ def start_with_other_weights_on_rank_1() -> None:
 
 
 def evaluate_a_sample_twice() -> None:
-    from trainer import evaluation
+    from trainer.engine import evaluation
 
     original = evaluation.evaluation_shares
 

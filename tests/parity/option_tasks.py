@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from tests.parity.tasks import Short
+from trainer.config.settings import Settings
 from trainer.models.ops import cross_entropy
-from trainer.settings import Settings
 from trainer.tasks import charlm_gpt, synthetic
 
 

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.config.settings import Settings
 from trainer.data.sets import Tensors
-from trainer.settings import Settings
 from trainer.tasks import charlm_gpt, synthetic
-from trainer.tasks._text import Recurrent, TextTask
+from trainer.tasks.parts.text import Recurrent, TextTask
 
 
 class Normed(synthetic.Task):

@@ -14,13 +14,13 @@ import pytest
 from tests.conftest import ROOT, clean_environment
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
-from trainer.environment import parse, variable
+from trainer.config.environment import parse, variable
+from trainer.config.settings import Settings
 from trainer.plan.costs import pieces_of
 from trainer.plan.memory import estimate, needs
 from trainer.plan.sizing import size
-from trainer.settings import Settings
 from trainer.tasks import charlm_gpt
-from trainer.tasks._text import TextTask
+from trainer.tasks.parts.text import TextTask
 
 pytestmark = pytest.mark.slow
 
@@ -69,8 +69,8 @@ CASES: dict[str, tuple[int, dict[str, str]]] = {
 def _count_the_second_step() -> None:
     """Let every rank write what its second step holds and sends to rank-N.json in the run folder."""
     from trainer import strategies
-    from trainer.dry_run import measure
-    from trainer.footprint import Footprint
+    from trainer.models.footprint import Footprint
+    from trainer.tools.dry_run import measure
 
     build = strategies.build
 
@@ -109,9 +109,9 @@ class Updated(TextTask):
 
 
 def _count_updates() -> None:
-    from trainer.dry_run import measure
-    from trainer.footprint import Footprint
+    from trainer.models.footprint import Footprint
     from trainer.strategies import Strategy, hogwild
+    from trainer.tools.dry_run import measure
 
     update = hogwild._update  # noqa: SLF001
 
@@ -153,7 +153,7 @@ def real_run(ranks: int, folder: Path, written: dict[str, str]) -> dict[int, dic
 
 
 def dry_run(ranks: int, folder: Path, **written: str) -> list[dict[str, Any]]:
-    from trainer.dry_run import run
+    from trainer.tools.dry_run import run
 
     assert run(parse(written | {"out": str(folder)}, label=variable), ranks) == 0
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

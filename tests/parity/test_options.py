@@ -13,7 +13,7 @@ from tests.faults.tasks import planted
 from tests.parity.compare import curve, worst
 from tests.ranks import run_ranks, weights
 from trainer.checkpoint.find import complete
-from trainer.run import Run
+from trainer.engine.run import Run
 
 pytestmark = pytest.mark.slow
 
@@ -222,7 +222,7 @@ def test_the_average_goes_on_over_a_resume(tmp_path: Path) -> None:
 
 
 def _corrupt_rank_1() -> None:
-    from trainer import loop
+    from trainer.engine import loop
 
     original = loop.is_time_to_compare
 
@@ -259,7 +259,7 @@ def test_a_replica_that_is_not_one_any_more_is_named(
 
 
 def _leave_the_weights_alone() -> None:
-    from trainer.models import build as model
+    from trainer.engine import build as model
 
     model._broadcast = lambda *_: None  # noqa: SLF001  # the fault to be seen
 

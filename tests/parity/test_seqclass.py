@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from tests.ranks import run_ranks
 from trainer import tasks
-from trainer.exits import Exit, Fault
-from trainer.settings import Settings
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
 from trainer.tasks.seqclass import NO_TARGET, PADDING, Model
 
 KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -159,7 +159,7 @@ def _count_padding() -> None:
 
 def _count_samples() -> None:
     """Plant: every sequence counts once in the sum, while the mean is over tokens."""
-    from trainer import run
+    from trainer.engine import run
 
     run.tokens_of = lambda _: None
 

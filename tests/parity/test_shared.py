@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.ranks import run_ranks
+from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Tensors
-from trainer.exits import Exit, Fault
 from trainer.tasks import synthetic
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def _begin(size: int, file: str, *, copied: bool) -> None:
     os.environ |= {"BYTES": str(size), "PSS": file}
     if copied:
         os.environ["COPIED"] = "yes"
-        from trainer import loop
+        from trainer.engine import loop
 
         loop.once_per_machine = lambda build, _: build()
 

@@ -16,7 +16,7 @@ from tests.parity.compare import differences
 from tests.parity.conftest import Single
 from tests.parity.table import CASES, QUICK, REFUSED, ROWS, TASKS, TOLERANCE, Case, reference
 from tests.ranks import run_ranks
-from trainer.modes import MODES
+from trainer.config.modes import MODES
 
 
 @pytest.mark.parametrize(

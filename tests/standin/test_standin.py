@@ -26,7 +26,7 @@ pytestmark = [
 ENDLESS = """
 import sys, time
 from k8s.cluster import objects
-from k8s.cluster.connect import connect
+from k8s.cluster.client.connect import connect
 
 container = {"name": "it", "image": "it", "command": ["sleep", sys.argv[1]]}
 metadata = {"name": "endless", "namespace": "default"}

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from trainer.checkpoint.manifest import LISTING, Damage, Manifest, decode, step_of
 from trainer.checkpoint.store import Store, difference, split
-from trainer.exits import Exit, Fault
-from trainer.runtime import Runtime, from_all, from_main, say
+from trainer.config.exits import Exit, Fault
+from trainer.distributed.runtime import Runtime, from_all, from_main, say
 
 
 @dataclass(frozen=True)

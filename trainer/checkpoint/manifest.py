@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainer.exits import Exit, Fault
+from trainer.config.exits import Exit, Fault
 
 FORMAT = 1
 LISTING = "muster.json"

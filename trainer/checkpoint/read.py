@@ -29,8 +29,8 @@ from torch.optim import Optimizer
 from trainer.checkpoint.find import Found
 from trainer.checkpoint.manifest import DTYPES, Chunk, Manifest, Tensor
 from trainer.checkpoint.state import capture, restore
-from trainer.exits import Exit, Fault
-from trainer.runtime import Runtime, as_fault, say
+from trainer.config.exits import Exit, Fault
+from trainer.distributed.runtime import Runtime, as_fault, say
 
 
 def load(

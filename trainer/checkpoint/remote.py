@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 from fsspec.core import url_to_fs
 
 from trainer.checkpoint.manifest import LISTING, step_of
-from trainer.exits import Exit, Fault
+from trainer.config.exits import Exit, Fault
 
 # Whose errors are told as they are; those of a storage's own library become OSError.
 _OURS = {"builtins", "torch", "trainer"}

@@ -24,8 +24,8 @@ from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.state import State
 from trainer.checkpoint.store import Store
 from trainer.checkpoint.write import Label, Refused, write
-from trainer.exits import Exit, Fault
-from trainer.runtime import Runtime
+from trainer.config.exits import Exit, Fault
+from trainer.distributed.runtime import Runtime
 
 # What is left to a writer when its rank goes down with an error of its own.
 _LAST_SECONDS = 10

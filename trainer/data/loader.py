@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
+from trainer.config.exits import Exit, Fault
 from trainer.data.order import Samples
 from trainer.data.sets import Bad, Batch, Data, InMemory, MapStyle, Transformed
-from trainer.exits import Exit, Fault
 
 Shares = Iterator[Samples]
 _Unread = dict[int, Bad]  # by the place in the batch

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.config.exits import Fault
 from trainer.data.sets import Data, InMemory
-from trainer.exits import Fault
-from trainer.runtime import Runtime, as_fault, from_all, say
+from trainer.distributed.runtime import Runtime, as_fault, from_all, say
 
 _ALIGNMENT = 64  # bytes: a cache line, and more than any element needs
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from trainer.exits import Exit, Fault
+from trainer.config.exits import Exit, Fault
 
 
 class Piece(NamedTuple):

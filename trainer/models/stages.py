@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.exits import Exit, Fault
-from trainer.footprint import Activations
+from trainer.config.exits import Exit, Fault
 from trainer.models.chain import Piece, pieces_of
+from trainer.models.footprint import Activations
 from trainer.plan.partition import partition, shares
 
 

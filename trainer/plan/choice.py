@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainer.environment import Label
-from trainer.exits import Fault
+from trainer.config.environment import Label
+from trainer.config.exits import Fault
+from trainer.config.settings import Settings
 from trainer.plan.sizing import Sizing, size
-from trainer.settings import Settings
 
 if TYPE_CHECKING:
     from trainer.plan.costs import Piece

@@ -1,6 +1,6 @@
 """What the built-in tasks' models cost, piece by piece, known without torch: the renderer plans with it.
 
-The figures stand in `trainer/plan/costs.json`; `python -m trainer.measure` writes them from the models.
+The figures stand in `trainer/plan/costs.json`; `trainer.tools.measure` writes them from the models.
 """
 
 from collections.abc import Sequence

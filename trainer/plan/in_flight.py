@@ -1,6 +1,6 @@
 """How many micro-batches' activations a rank of the pipeline keeps at once, by its schedule.
 
-The orders are those that torch.distributed.pipelining runs; tests/unit/test_in_flight.py compares.
+The orders are those that torch.distributed.pipelining runs; a unit test compares.
 """
 
 from collections import Counter

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import ceil, prod
 
+from trainer.config.settings import Settings
 from trainer.plan import schedules
 from trainer.plan.costs import Piece, Split, split_name
 from trainer.plan.in_flight import events
 from trainer.plan.partition import partition, shares
 from trainer.plan.sizing import Sizing
-from trainer.settings import Settings
 
 Shape = tuple[int, ...]
 

@@ -5,8 +5,8 @@ What order they run in is torch.distributed.pipelining's matter.
 
 from dataclasses import dataclass
 
-from trainer.environment import Label
-from trainer.exits import Exit, Fault
+from trainer.config.environment import Label
+from trainer.config.exits import Exit, Fault
 
 # Micro-batches a rank of the pipeline, where there is a choice: at most a fifth of a step is then spent
 # filling and draining (Huang et al., 2019, call it negligible from here).

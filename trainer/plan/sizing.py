@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 
-from trainer.environment import Label
-from trainer.exits import Exit, Fault
-from trainer.modes import AXES, DATA_AXES, MODES
+from trainer.config.environment import Label
+from trainer.config.exits import Exit, Fault
+from trainer.config.modes import AXES, DATA_AXES, MODES
+from trainer.config.settings import Settings
 from trainer.plan import schedules
-from trainer.settings import Settings
 
 # The modes that a mesh can stand for, the simplest first: one that can use every axis that is there.
 _BY_MESH = ("ddp", "fsdp", "hsdp", "tp", "pp")

@@ -3,7 +3,7 @@
 A strategy answers what differs between them: how the model is wrapped, what updates it, how a step
 is taken, how gradients are clipped, and what evaluates.
 
-A mode's file offers `build(model, context) -> Strategy`; its row is in `trainer/modes.py`.
+A mode's file offers `build(model, context) -> Strategy`; its row is in `trainer/config/modes.py`.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from trainer.config.modes import DATA_AXES
+from trainer.config.settings import Settings
 from trainer.data.sets import Batch
-from trainer.modes import DATA_AXES
-from trainer.precision import autocast
-from trainer.runtime import Runtime
-from trainer.settings import Settings
+from trainer.distributed.precision import autocast
+from trainer.distributed.runtime import Runtime
 
 # Outputs and targets to one loss per sample, shape (n,).
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.settings import Settings
+from trainer.config.settings import Settings
 
 _RANK = 2  # of the two matrices
 

@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from trainer import optim
+from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch
-from trainer.exits import Exit, Fault
+from trainer.distributed import optim
 from trainer.strategies import (
     Context,
     Strategy,

@@ -9,7 +9,7 @@ Rajbhandari et al., 2020), by torch's ZeroRedundancyOptimizer.
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from trainer import optim
+from trainer.distributed import optim
 from trainer.strategies import Context, Strategy, ddp, single
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer import optim
+from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch
-from trainer.exits import Exit, Fault
-from trainer.runtime import say
+from trainer.distributed import optim
+from trainer.distributed.runtime import say
 from trainer.strategies import Context, Strategy, accumulate, clip, inference
 
 

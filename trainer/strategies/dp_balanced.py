@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer import optim
 from trainer.data.sets import Batch
-from trainer.precision import autocast
+from trainer.distributed import optim
+from trainer.distributed.precision import autocast
 from trainer.strategies import Context, Strategy, clip, inference, weighted_loss
 from trainer.strategies.dp import over_devices
 

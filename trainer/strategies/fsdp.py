@@ -21,11 +21,11 @@ from torch.distributed.fsdp import (
 )
 from torch.nn.modules.batchnorm import _NormBase
 
-from trainer import optim
+from trainer.config.settings import Settings
 from trainer.data.sets import Batch
+from trainer.distributed import optim
+from trainer.distributed.precision import half
 from trainer.models.blocks import blocks
-from trainer.precision import half
-from trainer.settings import Settings
 from trainer.strategies import (
     Context,
     Strategy,

@@ -25,10 +25,10 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer import optim
+from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch
-from trainer.exits import Exit, Fault
-from trainer.runtime import as_fault, say
+from trainer.distributed import optim
+from trainer.distributed.runtime import as_fault, say
 from trainer.strategies import Context, Strategy, accumulate, clip, inference
 
 

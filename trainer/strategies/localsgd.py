@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from trainer import optim
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
 from trainer.data.sets import Batch
-from trainer.exits import Exit, Fault
-from trainer.settings import Settings
+from trainer.distributed import optim
 from trainer.strategies import Context, Strategy, accumulate, clip, inference, single
 
 

@@ -15,10 +15,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from trainer import optim
 from trainer.data.sets import Batch
+from trainer.distributed import optim
+from trainer.distributed.precision import autocast
 from trainer.models.stages import Stage, cut, put
-from trainer.precision import autocast
 from trainer.strategies import Context, Strategy, clip, weighted_loss
 
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from trainer import optim
 from trainer.data.sets import Batch
+from trainer.distributed import optim
+from trainer.distributed.precision import autocast
 from trainer.models.stages import Cut, Stage, cut, keep_only, put
 from trainer.plan.schedules import SCHEDULES, holder, stages_of
-from trainer.precision import autocast
 from trainer.strategies import (
     Context,
     Strategy,

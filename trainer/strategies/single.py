@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from trainer import optim
 from trainer.data.sets import Batch
+from trainer.distributed import optim
 from trainer.strategies import Context, Strategy, accumulate, clip, inference
 
 

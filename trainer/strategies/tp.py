@@ -19,11 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
-from trainer import optim
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
 from trainer.data.sets import Batch
-from trainer.exits import Exit, Fault
+from trainer.distributed import optim
 from trainer.models.tensor_plan import TensorPlan, Whole
-from trainer.settings import Settings
 from trainer.strategies import (
     Context,
     Strategy,

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
 from trainer.data.sets import Data
-from trainer.exits import Exit, Fault
-from trainer.settings import Settings
 
 
 class Task(Protocol):

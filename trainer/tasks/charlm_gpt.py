@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 
 from trainer.models import chain
 from trainer.models.tensor_plan import TensorPlan, Whole
-from trainer.tasks._text import LENGTH, VOCABULARY, TextTask
+from trainer.tasks.parts.text import LENGTH, VOCABULARY, TextTask
 
 DEFAULTS = {"epochs": 15, "optimizer": "adamw", "lr": 0.001}
 MEASURED = "accuracy 0.29 in 42 s of one core"

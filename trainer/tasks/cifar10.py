@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
 from trainer.data.augment import Augmentation
-from trainer.exits import Exit, Fault
-from trainer.settings import Settings
-from trainer.tasks import _networks
-from trainer.tasks._images import Classification, Images, folder_of
+from trainer.tasks.parts import networks
+from trainer.tasks.parts.images import Classification, Images, folder_of
 
 DEFAULTS = {"epochs": 2, "global_batch": 64}
 MEASURED = "52 s (on made-up images of its size)"
@@ -54,7 +54,7 @@ class Task(Classification):
 
     def model(self) -> nn.Module:
         name = self._settings.model
-        return Net() if name is None else _networks.build(name, classes=10)
+        return Net() if name is None else networks.build(name, classes=10)
 
     def data(self, *, train: bool) -> Images:
         """Return images, shape (n, 3, 32, 32), uint8, and labels 0 to 9.

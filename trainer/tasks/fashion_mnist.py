@@ -5,7 +5,7 @@ TRAINER_TASK=fashion-mnist TRAINER_DATA=data TRAINER_DOWNLOAD=1 python -m traine
 
 from functools import partial
 
-from trainer.tasks._mnist import IdxTask
+from trainer.tasks.parts.mnist import IdxTask
 
 DEFAULTS = {"epochs": 3, "global_batch": 64}
 MEASURED = "as mnist, whose images are of the same size"

@@ -12,11 +12,11 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
 from trainer.data.augment import Augmentation
-from trainer.exits import Exit, Fault
-from trainer.settings import Settings
-from trainer.tasks import _networks
-from trainer.tasks._images import Classification
+from trainer.tasks.parts import networks
+from trainer.tasks.parts.images import Classification
 
 DEFAULTS = {"model": "resnet18"}
 VARIES = True
@@ -63,7 +63,7 @@ class Task(Classification):
         self._classes = _classes(settings, "train")
 
     def model(self) -> nn.Module:
-        return _networks.build(self._settings.model or "resnet18", classes=len(self._classes))
+        return networks.build(self._settings.model or "resnet18", classes=len(self._classes))
 
     def data(self, *, train: bool) -> Folder:
         part = "train" if train else "val"

@@ -5,7 +5,7 @@ TRAINER_TASK=mnist TRAINER_DATA=data TRAINER_DOWNLOAD=1 python -m trainer
 
 from functools import partial
 
-from trainer.tasks._mnist import IdxTask
+from trainer.tasks.parts.mnist import IdxTask
 
 DEFAULTS = {"epochs": 3, "global_batch": 64}
 MEASURED = "35 s (on made-up images of its size)"

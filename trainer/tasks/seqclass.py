@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from trainer.exits import Exit, Fault
-from trainer.settings import Settings
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
 
 DEFAULTS = {"epochs": 5, "global_batch": 128, "optimizer": "adamw", "lr": 0.01}
 MEASURED = "accuracy 0.77 after 5 epochs, 51 s (the commonest class: 0.35)"

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.config.settings import Settings
 from trainer.data.sets import Tensors
-from trainer.settings import Settings
 
 _FEATURES = 64
 _CLASSES = 10

@@ -1,0 +1,1 @@
+"""Talking to an API server: connection, requests, objects, watches."""

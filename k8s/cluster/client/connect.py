@@ -1,0 +1,57 @@
+"""Which cluster, and which namespace of it: by the kubeconfig's context, or as a pod of the cluster.
+
+cluster = connect(context=None, namespace="research")
+"""
+
+import warnings
+
+import urllib3
+import yaml
+from kubernetes import client, config
+from kubernetes.config.config_exception import ConfigException
+
+from k8s.cluster.client.api import Cluster, in_one_line
+from trainer.config.exits import Exit, Fault
+
+_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0) -> Cluster:
+    """Connect by the kubeconfig's context, or as a pod of the cluster where there is none.
+
+    Raises Fault(64) when neither is there, or nothing says which namespace to use.
+    """
+    configuration = client.Configuration()
+    try:
+        config.load_kube_config(context=context, client_configuration=configuration)
+        contexts, current = config.list_kube_config_contexts()
+        chosen = next((c for c in contexts if c["name"] == context), current)
+        where, own = f"context {chosen['name']}", chosen["context"].get("namespace")
+    except ConfigException as error:
+        if context is not None:
+            raise Fault(Exit.CONFIG, f"--context {context}: {in_one_line(error)}") from None
+        try:
+            config.load_incluster_config(client_configuration=configuration)
+        except ConfigException:
+            raise Fault(
+                Exit.CONFIG, f"no cluster: {in_one_line(error)}; set KUBECONFIG, or run in a pod"
+            ) from None
+        where, own = "this pod's cluster", _namespace_of_this_pod()
+    except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        # The client says in its own words what is missing, and of what is no kubeconfig at all nothing.
+        raise Fault(Exit.CONFIG, f"the kubeconfig cannot be read: {in_one_line(error)}") from None
+    found = namespace or own
+    if not found:
+        raise Fault(Exit.CONFIG, f"{where} names no namespace; say which: --namespace NAME")
+    if not configuration.verify_ssl:  # so the kubeconfig says; urllib3 would warn at every request
+        warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
+    configuration.retries = False  # they are ours, bounded by the time
+    return Cluster(client.ApiClient(configuration), found, f"{where}, namespace {found}", timeout)
+
+
+def _namespace_of_this_pod() -> str | None:
+    try:
+        with open(f"{_SERVICE_ACCOUNT}/namespace", encoding="ascii") as file:  # noqa: PTH123
+            return file.read().strip()
+    except OSError:
+        return None

@@ -1,0 +1,172 @@
+"""Objects of a cluster by their kind and name: how a kind is addressed, read, applied, deleted.
+
+found = get(cluster, "batch/v1", "Job", "digits")
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from urllib.parse import quote
+
+from k8s.base.yaml_text import as_json
+from k8s.cluster.client.api import FIELD_MANAGER, Cluster, Gone, Missing, Object, call
+from trainer.config.exits import Exit, Fault
+
+# Said with its encoding, the client leaves the text alone. It would write a character beyond 16 bits as
+# the two halves that JSON has, and the API server, which reads this as YAML, refuses those.
+_APPLY = "application/apply-patch+yaml; charset=utf-8"
+_MERGE = "application/merge-patch+json"
+_JSON = "application/json-patch+json"
+
+# Where to get the API of a group that the cluster does not serve.
+_INSTALL = {
+    "jobset.x-k8s.io": "JobSet, https://jobset.sigs.k8s.io/docs/installation/",
+    "kubeflow.org": "the training operator v1, https://github.com/kubeflow/training-operator",
+    "trainer.kubeflow.org": "Kubeflow Trainer v2, https://www.kubeflow.org/docs/components/trainer/",
+    "batch.volcano.sh": "Volcano, https://volcano.sh/en/docs/installation/",
+    "bus.volcano.sh": "Volcano, https://volcano.sh/en/docs/installation/",
+    "metrics.k8s.io": "metrics-server, https://github.com/kubernetes-sigs/metrics-server",
+    "scheduling.x-k8s.io": "scheduler-plugins, https://scheduler-plugins.sigs.k8s.io",
+    "kueue.x-k8s.io": "Kueue, https://kueue.sigs.k8s.io/docs/installation/",
+    "workload.codeflare.dev": "AppWrapper, https://project-codeflare.github.io/appwrapper/",
+    "monitoring.coreos.com": "the Prometheus operator, https://prometheus-operator.dev",
+}
+
+
+@dataclass(frozen=True)
+class Resource:
+    """How a kind is addressed: its API path, its plural, and whether it lives in a namespace."""
+
+    path: str
+    plural: str
+    namespaced: bool
+
+
+class NotServed(Fault):
+    """The cluster does not know a kind."""
+
+
+@cache
+def resource(cluster: Cluster, api_version: str, kind: str) -> Resource:
+    """Return how a kind is addressed.
+
+    Raises NotServed (64) when the cluster does not know it, saying what it knows or what to install.
+    """
+    group, _, version = api_version.rpartition("/")
+    path = f"/apis/{api_version}" if group else f"/api/{version}"
+    try:
+        served = call(cluster, "GET", path)
+    except Missing:
+        raise NotServed(Exit.CONFIG, _not_served(cluster, group, api_version, kind)) from None
+    for entry in part(cluster, path, served, "resources"):
+        if entry["kind"] == kind and "/" not in entry["name"]:
+            return Resource(path, entry["name"], entry["namespaced"])
+    raise NotServed(Exit.CONFIG, f"{cluster.where}: {api_version} has no kind {kind}")
+
+
+def part(cluster: Cluster, path: str, answer: Object, key: str) -> list[Object]:
+    """Return a list out of an answer. Raises Fault(69) when it has none: it is not the API's."""
+    found = answer.get(key)
+    if not isinstance(found, list):
+        raise Fault(
+            Exit.PEER, f"{cluster.where}: GET {path} was answered without {key}: {str(answer)[:80]}"
+        )
+    return found
+
+
+def _not_served(cluster: Cluster, group: str, api_version: str, kind: str) -> str:
+    try:
+        path = f"/apis/{group}"
+        versions = [
+            v["version"] for v in part(cluster, path, call(cluster, "GET", path), "versions")
+        ]
+    except Missing:
+        install = _INSTALL.get(group, f"what serves {group}")
+        return f"{cluster.where}: no {kind} ({api_version}) here; install {install}"
+    return (
+        f"{cluster.where}: {kind} is served as {', '.join(versions)}, the manifest says "
+        f"{api_version}; install a version that serves it: {_INSTALL.get(group, group)}"
+    )
+
+
+def path_of(cluster: Cluster, api_version: str, kind: str, name: str = "") -> str:
+    """Return the path of an object, or of all of its kind in the namespace."""
+    found = resource(cluster, api_version, kind)
+    namespace = f"/namespaces/{quote(cluster.namespace, '')}" if found.namespaced else ""
+    return f"{found.path}{namespace}/{found.plural}" + (f"/{quote(name, '')}" if name else "")
+
+
+def get(cluster: Cluster, api_version: str, kind: str, name: str) -> Object | None:
+    """Return an object, or None when it is not there."""
+    try:
+        return call(cluster, "GET", path_of(cluster, api_version, kind, name))
+    except Missing:
+        return None
+
+
+def find(
+    cluster: Cluster,
+    api_version: str,
+    kind: str,
+    labels: Mapping[str, str] | None = None,
+    *,
+    fields: str = "",
+) -> list[Object]:
+    """Return the namespace's objects of a kind that bear `labels` and have `fields`."""
+    query: dict[str, object] = {"limit": 500}
+    if labels:
+        query["labelSelector"] = ",".join(f"{name}={value}" for name, value in labels.items())
+    if fields:
+        query["fieldSelector"] = fields
+    return listed(cluster, path_of(cluster, api_version, kind), query)
+
+
+def listed(cluster: Cluster, path: str, query: Mapping[str, object]) -> list[Object]:
+    """Return what is at a path, page by page; from the start when the pages are kept no longer."""
+    items: list[Object] = []
+    following = ""
+    while True:
+        try:
+            page = call(
+                cluster, "GET", path, query={**query, "continue": following} if following else query
+            )
+        except Gone:
+            if not following:
+                raise
+            items, following = [], ""
+            continue
+        items += part(cluster, path, page, "items")
+        following = (page.get("metadata") or {}).get("continue") or ""
+        if not following:
+            return items
+
+
+def apply(
+    cluster: Cluster, manifest: Object, *, dry_run: bool = False, force: bool = False
+) -> Object:
+    """Apply a manifest on the server's side and return the object it became."""
+    api_version, kind = manifest["apiVersion"], manifest["kind"]
+    path = path_of(cluster, api_version, kind, manifest["metadata"]["name"])
+    query: dict[str, object] = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
+    query["fieldValidation"] = "Strict"
+    if dry_run:
+        query["dryRun"] = "All"
+    return call(cluster, "PATCH", path, query=query, body=as_json(manifest), content_type=_APPLY)
+
+
+def patch(cluster: Cluster, found: Object, change: Object | list[Object]) -> Object:
+    """Change an object: merge a mapping into it, or carry out a list of JSON Patch operations."""
+    path = path_of(cluster, found["apiVersion"], found["kind"], found["metadata"]["name"])
+    kind = _JSON if isinstance(change, list) else _MERGE
+    query = {"fieldManager": FIELD_MANAGER}
+    return call(cluster, "PATCH", path, query=query, body=change, content_type=kind)
+
+
+def delete(cluster: Cluster, found: Object) -> None:
+    """Delete an object and what it owns; one that is gone already is as good."""
+    path = path_of(cluster, found["apiVersion"], found["kind"], found["metadata"]["name"])
+    body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+    try:
+        call(cluster, "DELETE", path, body=body)
+    except Missing:
+        return

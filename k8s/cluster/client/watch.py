@@ -1,0 +1,97 @@
+"""An object as it changes, by the API's own watch: nothing is asked for again and again.
+
+for found in changes(cluster, "batch/v1", "Job", "digits", deadline=time.monotonic() + 60): ...
+"""
+
+import json
+import time
+from collections.abc import Iterator
+
+import urllib3
+
+from k8s.cluster.client import api, objects
+from k8s.cluster.client.api import Cluster, Gone, Object
+from trainer.config.exits import Exit, Fault
+
+_LONGEST = 240  # seconds that one watch is asked to last; proxies cut longer ones
+_LEAST = 1.0  # a watch that ends sooner is not opened again at once
+_MARGIN = 5.0  # seconds that the server may be late with the end of a watch
+
+
+def changes(
+    cluster: Cluster, api_version: str, kind: str, name: str, *, deadline: float
+) -> Iterator[Object | None]:
+    """Yield an object as it is now and after every change, None when it is not there.
+
+    Ends at `deadline`, a moment of time.monotonic(). A watch that breaks off goes on where it was; one
+    whose place the server has forgotten (410) begins anew. Raises as `api.call` does.
+    """
+    path = objects.path_of(cluster, api_version, kind)
+    query: dict[str, object] = {"fieldSelector": f"metadata.name={name}"}
+    while time.monotonic() < deadline:
+        page = api.call(cluster, "GET", path, query=query)
+        items = objects.part(cluster, path, page, "items")
+        # a list's items do not say what they are
+        yield {"apiVersion": api_version, "kind": kind, **items[0]} if items else None
+        version = str((page.get("metadata") or {}).get("resourceVersion", ""))
+        try:
+            yield from _watch(cluster, path, query, version, deadline=deadline)
+        except Gone:
+            continue
+
+
+def _watch(
+    cluster: Cluster, path: str, query: Object, version: str, *, deadline: float
+) -> Iterator[Object | None]:
+    """Yield what changes after `version`. Raises Gone when the server does not know it any more."""
+    while (left := deadline - time.monotonic()) > 0:
+        opened = time.monotonic()
+        seconds = max(1, round(min(_LONGEST, left)))  # there may be no end
+        asked = {
+            **query,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": seconds,
+        }
+        for event in _events(cluster, path, asked, silence=min(seconds + _MARGIN, left)):
+            found = event.get("object") or {}
+            if event.get("type") == "ERROR":
+                raise _trouble(cluster, path, found)
+            version = str(found.get("metadata", {}).get("resourceVersion", version))
+            if event.get("type") in ("ADDED", "MODIFIED"):
+                yield found
+            elif event.get("type") == "DELETED":
+                yield None
+        ended = time.monotonic()
+        time.sleep(max(0.0, min(opened + _LEAST, deadline) - ended))
+
+
+def _events(cluster: Cluster, path: str, query: Object, *, silence: float) -> Iterator[Object]:
+    """Yield a watch's events until it ends or breaks off, which is all the same to who goes on."""
+    response = api.stream(cluster, path, query, silence=silence)
+    rest = b""
+    try:
+        while piece := response.read1(65536):
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from (_parsed(cluster, path, line) for line in lines if line.strip())
+    except (OSError, urllib3.exceptions.HTTPError):
+        return
+    finally:
+        response.close()
+
+
+def _parsed(cluster: Cluster, path: str, line: bytes) -> Object:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise Fault(Exit.PEER, f"{cluster.where}: watch of {path}: no JSON: {line[:80]!r}")
+    return event
+
+
+def _trouble(cluster: Cluster, path: str, status: Object) -> Fault:
+    words = f"{cluster.where}: watch of {path}: {status.get('code')}: {status.get('message')}"
+    # whatever it is: a list comes next, and says it again if it lasts
+    return Gone(Exit.PEER, api.in_one_line(words))

@@ -1,0 +1,173 @@
+"""What happens in a pod before the trainer starts: code from git, data from a bucket, setup commands.
+
+Each is an init container, so the first command that fails fails the pod.
+
+render.py job.yaml --set 'code={git: "https://github.com/me/models", revision: 4f2c1e...}'
+"""
+
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from k8s.base.model import Image, Model, Subdomain
+from k8s.jobfile.volumes import Pull
+
+# Where the pod has the code; what setup installs with pip lies below it.
+CODE = "/code"
+PACKAGES = f"{CODE}/.packages"
+_SECRET = "/etc/git-secret"  # noqa: S105  # a folder
+_GIT_IMAGE = "docker.io/alpine/git:2.49.1"
+
+# For any sh, such as Debian's, which knows no pipefail. A pod that is set up anew runs it again, on what
+# is there. The repository and the revision come from the environment: no value becomes syntax. The
+# credential helper reads files of the Secret: nothing secret is on a command line or in the environment.
+GIT = f"""set -eu
+if [ -e {_SECRET}/ssh-privatekey ]; then
+    export GIT_SSH_COMMAND='ssh -i {_SECRET}/ssh-privatekey -o IdentitiesOnly=yes \
+-o StrictHostKeyChecking=yes -o UserKnownHostsFile={_SECRET}/known_hosts'
+elif [ -e {_SECRET}/password ]; then
+    git config --global credential.helper '!f() {{ \
+if [ -e {_SECRET}/username ]; then echo "username=$(cat {_SECRET}/username)"; \
+else echo username=git; fi; echo "password=$(cat {_SECRET}/password)"; }}; f'
+fi
+# The volume is root's, with the pod's group.
+git config --global --add safe.directory "$CODE_FOLDER"
+git init --quiet "$CODE_FOLDER"
+cd "$CODE_FOLDER"
+git config remote.origin.url "$CODE_REPOSITORY"
+git fetch --quiet --depth 1 origin "$CODE_REVISION"
+git checkout --quiet --force --detach FETCH_HEAD
+echo "code: $(git rev-parse HEAD)"
+"""
+
+
+def _repository(text: str) -> str:
+    if not re.fullmatch(
+        r"https://[^\s@]+|ssh://[^\s:/]+@[^\s]+|[A-Za-z0-9_.-]+@[A-Za-z0-9.-]+:[^\s:]+", text
+    ):
+        raise ValueError(
+            "must be https://HOST/PATH, ssh://USER@HOST/PATH or USER@HOST:PATH, with no password in it"
+        )
+    return text
+
+
+def _revision(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][-._/A-Za-z0-9]*", text) or ".." in text:
+        raise ValueError("must be a commit, a tag or a branch")
+    return text
+
+
+class Code(Model):
+    """A git repository, checked out at /code, which stands on PYTHONPATH."""
+
+    git: Annotated[str, AfterValidator(_repository)] = Field(description="the repository's address")
+    revision: Annotated[str, AfterValidator(_revision)] = Field(
+        description="the commit; a tag or a branch may be another commit tomorrow"
+    )
+    path: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_][-._/A-Za-z0-9]*$",
+        description="folder in it to stand on PYTHONPATH",
+    )
+    secret: Subdomain | None = Field(
+        None,
+        description="name of a Secret: password (a token will do) and username for https, "
+        "ssh-privatekey and known_hosts for ssh",
+    )
+    image: Image = Field(_GIT_IMAGE, description="image with git and a shell")
+
+    @model_validator(mode="after")
+    def _check(self) -> typing.Self:
+        if self.ssh and self.secret is None:
+            raise ValueError("code.secret: missing; ssh needs ssh-privatekey and known_hosts")
+        return self
+
+    @property
+    def ssh(self) -> bool:
+        return not self.git.startswith("https://")
+
+
+@dataclass(frozen=True)
+class Step:
+    """An init container. `whole`: with the trainer's environment and volumes, not only its own.
+
+    `mounts` are names of volumes with their paths; `secret` has its keys as variables.
+    """
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    mounts: tuple[dict[str, object], ...] = ()
+    secret: str | None = None
+    whole: bool = False
+
+
+# For each scheme an image, and the command as it is in a user's own image and in that one.
+_IMAGES = {
+    "s3": "docker.io/amazon/aws-cli:2.27.0",
+    "gs": "gcr.io/google.com/cloudsdktool/google-cloud-cli:562.0.0-slim",
+    "hf": "ghcr.io/astral-sh/uv:0.8.22-python3.12-bookworm-slim",
+}
+
+
+def steps(
+    *, code: Code | None, pull: Pull | None, setup: list[str], image: str, data: str
+) -> Iterator[Step]:
+    """Yield what runs before the trainer, in order."""
+    if code is not None:
+        yield _clone(code)
+    if pull is not None:
+        yield _copy(pull, data)
+    if setup:
+        script = "\n".join(["set -euo pipefail", f"cd {CODE}", *setup, ""])
+        environment = {"PIP_TARGET": PACKAGES}
+        yield Step("setup", image, ("bash", "-c", script), environment, whole=True)
+
+
+def _clone(code: Code) -> Step:
+    mounts: list[dict[str, object]] = [{"name": "code", "mountPath": CODE}]
+    if code.secret is not None:
+        mounts.append({"name": "git", "mountPath": _SECRET, "readOnly": True})
+    if code.ssh:
+        # ssh refuses a user that /etc/passwd does not know.
+        passwd = {"name": "git-user", "mountPath": "/etc/passwd", "subPath": "passwd"}
+        mounts.append(passwd | {"readOnly": True})
+    environment = {
+        "CODE_FOLDER": CODE,
+        "CODE_REPOSITORY": code.git,
+        "CODE_REVISION": code.revision,
+        "GIT_TERMINAL_PROMPT": "0",
+    }
+    return Step("code", code.image, ("sh", "-c", GIT), environment, tuple(mounts))
+
+
+def _copy(pull: Pull, data: str) -> Step:
+    scheme, _, rest = pull.source.partition("://")
+    if scheme == "s3":
+        command = ["aws", "s3", "sync", "--only-show-errors", pull.source, data]
+    elif scheme == "gs":
+        command = ["gcloud", "storage", "rsync", "--recursive", pull.source, data]
+    else:
+        name, _, revision = rest.partition("@")
+        command = ["hf", "download", name, "--repo-type", "dataset", "--local-dir", data]
+        command += ["--revision", revision] if revision else []
+        if pull.image is None:
+            command = ["uvx", "--from", "huggingface_hub", *command]
+    return Step(
+        "data",
+        pull.image or _IMAGES[scheme],
+        tuple(command),
+        {"CLOUDSDK_CONFIG": "/tmp/gcloud"} if scheme == "gs" else {},  # noqa: S108
+        ({"name": "data", "mountPath": data},),
+        pull.secret,
+    )
+
+
+def warnings(code: Code | None) -> Iterator[str]:
+    if code is not None and not re.fullmatch(r"[0-9a-f]{40}", code.revision):
+        yield f"code.revision: {code.revision} may be another commit tomorrow; name one, 40 digits"

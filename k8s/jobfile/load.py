@@ -1,0 +1,232 @@
+"""Job files as written: reads YAML, merges files left to right, applies --set, remembers who said what.
+
+Mappings merge key by key, scalars replace, null takes a key away. Lists replace too, but a list of
+mappings that each have a `name` is merged by it: an item replaces the one of its name or is added.
+Nothing here knows which keys there are, but for podPatch.spec, where null takes away from the pod.
+
+    render.py base.yaml job.yaml --set nodes=4 --set 'env[0].value=x'
+"""
+
+import re
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from k8s.base.yaml_text import TOO_DEEP, Loader, check_depth
+from trainer.config.exits import Exit, Fault
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """What the files say together. `origins` maps a key path to the file, or option, it came from."""
+
+    values: dict[str, Any]
+    origins: dict[str, str]
+    default_origin: str
+
+    def origin_of(self, message: str) -> str:
+        """Return where the key at the start of an error's text was written."""
+        path = re.split(r"[=:] ?", message, maxsplit=1)[0] if message else ""
+        while path:
+            within = (key for key in self.origins if key.startswith((f"{path}.", f"{path}[")))
+            if origin := self.origins.get(path) or self.origins.get(next(within, "")):
+                return origin
+            path = re.sub(r"(\.[^.\[\]]*|\[[^\]]*\]|^[^.\[\]]*)$", "", path)
+        return self.default_origin
+
+
+def read(paths: Sequence[str], settings: Sequence[str] = ()) -> JobFile:
+    """Read and merge job files, then apply `settings`, each KEY=VALUE. Raises Fault(64)."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for path in paths:
+        _merge(values, _load(path), at="", origin=path, origins=origins)
+    for setting in settings:
+        _set(values, setting, origins)
+    return JobFile(_without_nulls(values), origins, paths[-1])
+
+
+PROFILES = Path(__file__).parents[1] / "profiles"
+
+
+def profile(name: str) -> str:
+    """Return the path of a profile by its name. Raises Fault(64)."""
+    known = {path.stem: path for path in sorted(PROFILES.glob("*.yaml"))}
+    if name not in known:
+        choices = ", ".join(known)
+        raise Fault(Exit.CONFIG, f"--profile {name}: no such profile; choose {choices}")
+    return str(known[name])
+
+
+class _Loader(Loader):
+    """A key given twice is an error, not the last one."""
+
+    def construct_mapping(
+        self,
+        node: yaml.MappingNode,
+        deep: bool = False,  # noqa: FBT001, FBT002  # PyYAML's signature
+    ) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _load(path: str) -> dict[str, Any]:
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise Fault(Exit.CONFIG, f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise Fault(Exit.CONFIG, f"{path}: not UTF-8 at byte {error.start}") from None
+    value = _parse(text, where=path)
+    if not isinstance(value, dict):
+        seen = "is empty" if value is None else f"holds {_kind(value)}"
+        raise Fault(Exit.CONFIG, f"{path}: {seen}; a job file is a mapping, e.g. name: my-job")
+    return value
+
+
+def _parse(text: str, *, where: str) -> Any:
+    try:
+        check_depth(text)
+        value = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
+        _check(value, at="", where=where)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        if problem == "but found another document":
+            problem = "a second document begins here"
+        raise Fault(Exit.CONFIG, f"{place}: not YAML: {' '.join(problem.split())}") from None
+    except RecursionError:
+        raise Fault(Exit.CONFIG, f"{where}: {TOO_DEEP}") from None
+    return value
+
+
+def _check(value: Any, *, at: str, where: str) -> None:
+    """Refuse what neither a manifest nor an environment can hold. A cycle ends in RecursionError."""
+    match value:
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise Fault(
+                        Exit.CONFIG,
+                        f"{where}: {_join(at, str(key))}: the key must be text, in quotes",
+                    )
+                _check(key, at=_join(at, key), where=where)
+                _check(item, at=_join(at, key), where=where)
+        case list():
+            for index, item in enumerate(value):
+                _check(item, at=f"{at}[{index}]", where=where)
+        case str():
+            if "\0" in value or re.search("[\ud800-\udfff]", value):
+                raise Fault(
+                    Exit.CONFIG,
+                    f"{where}: {ascii(at)[1:-1]}={value!a}: holds a character that no environment can",
+                )
+        case bool() | int() | float() | None:
+            pass
+        case _:
+            raise Fault(
+                Exit.CONFIG, f"{where}: {at}: {_kind(value)} is not wanted here; write it in quotes"
+            )
+
+
+def _kind(value: Any) -> str:
+    kinds: dict[type, str] = {list: "a list", str: "text", bytes: "binary data"}
+    return kinds.get(type(value), type(value).__name__)
+
+
+def _join(at: str, key: str) -> str:
+    return f"{at}.{key}" if at else key
+
+
+def _merge(
+    base: dict[str, Any], over: dict[str, Any], *, at: str, origin: str, origins: dict[str, str]
+) -> None:
+    for key, value in over.items():
+        path = _join(at, key)
+        if isinstance(value, dict):
+            if not isinstance(base.get(key), dict):
+                base[key] = {}
+                origins[path] = origin
+            _merge(base[key], value, at=path, origin=origin, origins=origins)
+        elif _named(value) and _named(base.get(key)):
+            taken = {one["name"] for one in value}
+            kept = [one for one in base[key] if one["name"] not in taken]
+            base[key] = [*kept, *value]
+            for index in range(len(kept), len(base[key])):
+                _record(f"{path}[{index}]", origin, origins)
+        else:
+            base[key] = value
+            _record(path, origin, origins)
+
+
+def _named(value: Any) -> bool:
+    """Say whether a value is a list, not empty, whose items can be told apart by their names."""
+    if not isinstance(value, list) or not value:
+        return False
+    names = [one.get("name") for one in value if isinstance(one, dict)]
+    return len(names) == len(value) and all(isinstance(name, str) for name in names)
+
+
+def _set(values: dict[str, Any], setting: str, origins: dict[str, str]) -> None:
+    path, equals, text = setting.partition("=")
+    parts = re.findall(r"[^.\[\]]+|\[[^\[\]]+\]", path)
+    if not equals or not re.fullmatch(r"[^.\[\]]+(\.[^.\[\]]+|\[[^\[\]]+\])*", path):
+        raise Fault(Exit.CONFIG, f"--set {setting!r}: must be KEY=VALUE, e.g. trainer.lr=0.1")
+    value = _parse(text, where=f"--set {path}")
+    holder: Any = values
+    canonical = ""
+    for part, following in zip(parts, [*parts[1:], None], strict=True):
+        key = _position(holder, part, path)
+        canonical = f"{canonical}[{key}]" if isinstance(holder, list) else _join(canonical, key)
+        if following is None:
+            holder[key] = value
+        else:
+            if isinstance(holder, dict) and holder.get(key) is None:
+                holder[key] = [] if re.fullmatch(r"\[[0-9]+\]", following) else {}
+            holder = holder[key]
+    _record(canonical, "--set", origins)
+
+
+def _record(path: str, origin: str, origins: dict[str, str]) -> None:
+    for old in [key for key in origins if key.startswith((f"{path}.", f"{path}["))]:
+        del origins[old]
+    origins[path] = origin
+
+
+def _position(holder: Any, part: str, path: str) -> Any:
+    """Return the key or index in `holder` that `part` of a --set path stands for."""
+    name = part.strip("[]")
+    if isinstance(holder, dict):
+        return name
+    if isinstance(holder, list) and name.isdecimal():
+        if int(name) == len(holder):
+            holder.append({})
+        if int(name) < len(holder):
+            return int(name)
+        raise Fault(
+            Exit.CONFIG, f"--set {path}: the list has {len(holder)} items; [{len(holder)}] adds one"
+        )
+    seen = "a list, so [NUMBER] must follow" if isinstance(holder, list) else repr(holder)
+    raise Fault(Exit.CONFIG, f"--set {path}: what {part} would be in is {seen}")
+
+
+def _without_nulls(values: dict[str, Any], at: str = "") -> dict[str, Any]:
+    """Take keys away that are null; below podPatch.spec null has a meaning of its own."""
+    return {
+        key: _without_nulls(value, path)
+        if isinstance(value, dict) and (path := _join(at, key)) != "podPatch.spec"
+        else value
+        for key, value in values.items()
+        if value is not None
+    }

@@ -1,0 +1,242 @@
+"""The job file's `podPatch`: a strategic merge into the pod, applied last, and the result checked again.
+
+As kubectl merges: mappings key by key, null takes away, lists replace, except those whose items have a
+name of their own. Of these an item is merged into the one of its name, or replaces it where two kinds
+of value exclude each other (a volume, a variable), or is added; `$patch: delete` takes it away. The
+trainer's container is called `trainer` here, whatever a launcher calls it.
+
+render.py job.yaml --set podPatch.spec.hostNetwork=true
+"""
+
+import difflib
+import re
+from typing import Any, Literal
+
+from pydantic import Field
+
+from k8s.base import names
+from k8s.base.model import Key, Model
+from trainer.config.exits import Exit, Fault
+
+TRAINER = "trainer"
+
+# By what the items of a list are told apart.
+_IDENTITY = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+_REPLACED = ("volumes", "env")
+
+_POD = re.findall(
+    r"\w+",
+    """activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy
+    enableServiceLinks hostAliases hostIPC hostNetwork hostPID hostUsers hostname imagePullSecrets
+    initContainers nodeName nodeSelector os overhead preemptionPolicy priority priorityClassName
+    readinessGates resourceClaims resources restartPolicy runtimeClassName schedulerName schedulingGates
+    securityContext serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain
+    terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes""",
+)
+_CONTAINER = re.findall(
+    r"\w+",
+    """args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports readinessProbe
+    resizePolicy resources restartPolicy securityContext startupProbe stdin stdinOnce
+    terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts workingDir""",
+)
+
+# What other keys of the job file or the launcher say, and what depends on it.
+_SAID_ELSEWHERE = {
+    "restartPolicy": "the launcher's restarts depend on it",
+    "hostname": "peers know the pod by its name",
+    "subdomain": "peers know the pod by its name",
+    "terminationGracePeriodSeconds": "set faults.gracePeriod",
+    "activeDeadlineSeconds": "set faults.deadline",
+}
+_OF_THE_CONTAINER = {
+    "command": "the launcher's contract is with the image's entrypoint",
+    "args": "the launcher's contract is with the image's entrypoint",
+    "image": "set image",
+    "ports": "the launcher's rendezvous is there",
+}
+
+
+class PodPatch(Model):
+    """A strategic merge into the pod."""
+
+    metadata: dict[Literal["labels", "annotations"], dict[Key, str]] = Field(
+        {}, description="labels and annotations of the pods alone"
+    )
+    spec: dict[str, Any] = Field({}, description="any field of a pod's spec")
+
+
+_UNRESTRICTED = {"hostNetwork", "hostPID", "hostIPC", "privileged", "allowPrivilegeEscalation"}
+
+
+def warnings(patch: PodPatch) -> list[str]:
+    """Return what a patch takes from a pod that Pod Security restricted would let in."""
+    found: list[str] = []
+
+    def walk(value: Any, path: str) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                if (key in _UNRESTRICTED and item is True) or (key, item) == (
+                    "runAsNonRoot",
+                    False,
+                ):
+                    found.append(f"{path}.{key}: Pod Security restricted forbids it")
+                walk(item, f"{path}.{key}")
+        elif isinstance(value, list):
+            for item in value:
+                name = item.get("name", "?") if isinstance(item, dict) else "?"
+                walk(item, f"{path}[{name}]")
+
+    walk(patch.spec, "podPatch.spec")
+    return found
+
+
+def apply(pod: dict[str, Any], patch: PodPatch) -> dict[str, Any]:
+    """Return a pod template with a patch merged into it. Raises Fault(64)."""
+    if not patch.metadata and not patch.spec:
+        return pod
+    main = pod["spec"]["containers"][0]["name"]
+    spec = _renamed(patch.spec, main)
+    _check_patch(spec, main)
+    for name, own in pod["metadata"].items():
+        given = patch.metadata.get(name, {})
+        for key in given:
+            if given[key] != own.get(key, given[key]):
+                _refuse(f"metadata.{name}.{key}", "the job's own; choose another key")
+            if name == "labels":
+                _check_label(key, given[key])
+    merged = {
+        "metadata": _merge(
+            pod["metadata"], {str(k): v for k, v in patch.metadata.items()}, "metadata"
+        ),
+        "spec": _merge(pod["spec"], spec, "spec"),
+    }
+    _check_result(pod["spec"], merged["spec"])
+    return merged
+
+
+def _refuse(path: str, why: str) -> None:
+    raise Fault(Exit.CONFIG, f"podPatch.{path}: {why}")
+
+
+def _check_label(key: str, value: str) -> None:
+    try:
+        names.label_value(value)
+    except ValueError as error:
+        _refuse(f"metadata.labels.{key}={value!r}", str(error))
+
+
+def _renamed(spec: dict[str, Any], main: str) -> dict[str, Any]:
+    containers = spec.get("containers", [])
+    if not isinstance(containers, list) or not all(isinstance(one, dict) for one in containers):
+        _refuse("spec.containers", "must be a list of mappings")
+    if not containers:
+        return spec
+    return {
+        **spec,
+        "containers": [
+            {**one, "name": main} if one.get("name") == TRAINER else one for one in containers
+        ],
+    }
+
+
+def _check_patch(spec: dict[str, Any], main: str) -> None:
+    _check_keys(spec, _POD, "spec")
+    for key, why in _SAID_ELSEWHERE.items():
+        if key in spec:
+            _refuse(f"spec.{key}", f"not to be patched; {why}")
+    for kind in ("containers", "initContainers"):
+        items = spec.get(kind, [])
+        for one in items if isinstance(items, list) else []:
+            where = f"spec.{kind}[{one.get('name', '?')}]" if isinstance(one, dict) else ""
+            if where:
+                _check_keys(one, _CONTAINER, where)
+            for key, why in _OF_THE_CONTAINER.items():
+                if where and kind == "containers" and one.get("name") == main and key in one:
+                    _refuse(f"spec.containers[{TRAINER}].{key}", f"not to be patched; {why}")
+
+
+def _check_keys(given: dict[str, Any], known: list[str], path: str) -> None:
+    for key in given:
+        if key not in known and key != "$patch":
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            _refuse(f"{path}.{key}", f"no such field{hint}")
+
+
+def _merge(target: dict[str, Any], patch: dict[str, Any], path: str) -> dict[str, Any]:
+    directive = patch.get("$patch")
+    if directive not in (None, "replace"):
+        _refuse(
+            f"{path}.$patch", f"{directive!r} is not for a mapping; use replace, or null for it"
+        )
+    merged = {} if directive == "replace" else dict(target)
+    for key, value in patch.items():
+        at = f"{path}.{key}"
+        if key == "$patch":
+            continue
+        if key.startswith("$"):
+            _refuse(at, "no such directive; there is $patch")
+        if value is None:
+            merged.pop(key, None)
+            continue
+        kind = list if key in _IDENTITY else type(merged.get(key, value))
+        if kind in (list, dict) and not isinstance(value, kind):
+            _refuse(at, f"must be a {'list' if kind is list else 'mapping'}")
+        if isinstance(value, dict):
+            under = merged.get(key)
+            merged[key] = _merge(under if isinstance(under, dict) else {}, value, at)
+        elif isinstance(value, list) and key in _IDENTITY:
+            merged[key] = _merge_list(merged.get(key) or [], value, key, at)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _merge_list(target: list[Any], patch: list[Any], key: str, path: str) -> list[Any]:
+    identity = _IDENTITY[key]
+    merged = {one[identity]: one for one in target}
+    for index, one in enumerate(patch):
+        if not isinstance(one, dict) or not isinstance(one.get(identity), (str, int)):
+            raise Fault(Exit.CONFIG, f"podPatch.{path}[{index}]: must be a mapping with {identity}")
+        name = one[identity]
+        if one.get("$patch") == "delete":
+            if merged.pop(name, None) is None:
+                _refuse(f"{path}[{name}]", "there is none to delete")
+            continue
+        under = {} if key in _REPLACED else merged.get(name, {})
+        merged[name] = _merge(under, one, f"{path}[{name}]")
+    return list(merged.values())
+
+
+def _check_result(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Refuse a pod that its launcher's contract no longer holds for, or that cannot start."""
+    main = before["containers"][0]
+    container = next((one for one in after["containers"] if one["name"] == main["name"]), None)
+    if container is None or container is not after["containers"][0]:
+        raise Fault(Exit.CONFIG, f"podPatch.spec.containers[{TRAINER}]: the trainer's, and stays")
+    own = {one["name"]: one for one in main["env"]}
+    seen = {one["name"]: one for one in container.get("env", [])}
+    for name in sorted(own.keys() | seen.keys()):
+        prefixes = ("PET_", "TRAINER_", "MUSTER_")
+        if name.startswith(prefixes) and own.get(name) != seen.get(name):
+            _refuse(f"spec.containers[{TRAINER}].env[{name}]", "the launcher or `trainer` sets it")
+    volumes = [one["name"] for one in after.get("volumes", [])]
+    for kind in ("containers", "initContainers"):
+        for one in after.get(kind, []):
+            for mount in one.get("volumeMounts", []):
+                if mount.get("name") not in volumes:
+                    where = f"spec.{kind}[{one['name']}].volumeMounts[{mount['mountPath']}]"
+                    _refuse(where, f"no volume is called {mount.get('name')!r}; add it to volumes")

@@ -1,0 +1,118 @@
+"""What one node has: processors, memory, accelerators, RDMA devices, and the ranks that share them.
+
+render.py job.yaml --set resources.gpu=8 --set 'resources.rdma={vpc.amazonaws.com/efa: 32}' --plan
+"""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from k8s.base import quantity
+from k8s.base.model import Cores, Device, Model, Size
+from trainer.config.exits import Exit, Fault
+
+_DEFAULT_SHM = 2**30
+_LARGEST_DEFAULT_SHM = 32 * 2**30
+_MEBI = 2**20
+
+_Devices = dict[Device, Annotated[int, Field(ge=1, le=2**31 - 1)]]
+
+
+class Resources(Model):
+    """What one node (a pod) has."""
+
+    gpu: int = Field(0, ge=0, le=100_000, description="accelerators per node")
+    gpu_resource: Device = Field(
+        "nvidia.com/gpu",
+        description="what the cluster calls them, e.g. amd.com/gpu, nvidia.com/mig-1g.10gb",
+    )
+    gpu_memory: Size | None = Field(
+        None,
+        description="what one accelerator has, to compare the estimate of --plan with, e.g. 80Gi",
+    )
+    cpu: Cores | None = Field(None, description="cores per node, e.g. 8 or 500m")
+    memory: Size | None = Field(None, description="memory per node, /dev/shm included, e.g. 64Gi")
+    shm: Size | None = Field(
+        None, description="size of /dev/shm (default: a quarter of memory, at most 32Gi)"
+    )
+    rdma: _Devices = Field(
+        {},
+        description="devices for RDMA per node and their number, e.g. {vpc.amazonaws.com/efa: 32}; "
+        "they need locked memory, so the capability IPC_LOCK comes with them",
+    )
+    devices: _Devices = Field(
+        {}, description="more extended resources per node and their number, without any capability"
+    )
+
+
+def ranks(resources: Resources, procs: int | None) -> int:
+    """Return the number of ranks per node. Raises Fault(64)."""
+    if resources.gpu > 1 and "/mig-" in resources.gpu_resource:
+        # CUDA shows a process the first slice it may see and no other, so the second rank has none.
+        raise Fault(
+            Exit.CONFIG,
+            f"resources.gpu={resources.gpu}: a process sees one slice of {resources.gpu_resource} only; "
+            "set resources.gpu=1, and as many more nodes",
+        )
+    if procs is None:
+        return resources.gpu or 1
+    if resources.gpu and procs > resources.gpu:
+        raise Fault(
+            Exit.CONFIG,
+            f"procsPerNode={procs}: more ranks than the {resources.gpu} of resources.gpu, and two on "
+            f"one GPU hinder each other; {resources.gpu} would do",
+        )
+    return procs
+
+
+def shm(resources: Resources) -> tuple[str, int]:
+    """Return the size of /dev/shm as text and in bytes; memory holds it and must hold more."""
+    memory, text = resources.memory, resources.shm
+    if text is None and memory is None:
+        return quantity.binary(_DEFAULT_SHM), _DEFAULT_SHM
+    if text is None:
+        quarter = quantity.size(memory or "") // 4
+        count = min(quarter // _MEBI * _MEBI or quarter or 1, _LARGEST_DEFAULT_SHM)
+        return quantity.binary(count), count
+    count = quantity.size(text)
+    if memory is not None and quantity.size(memory) <= count:
+        raise Fault(
+            Exit.CONFIG,
+            f"resources.memory={memory!r}: must be more than resources.shm, {text}, which is counted "
+            f"in it; {quantity.binary(2 * count)} would do",
+        )
+    return text, count
+
+
+def amounts(resources: Resources) -> tuple[dict[str, str], dict[str, str]]:
+    """Return requests and limits: no limit on CPU, which would only throttle; all else the same."""
+    devices = {name: str(count) for name, count in _counted(resources)}
+    limits = ({"memory": resources.memory} if resources.memory is not None else {}) | devices
+    requests = {"cpu": resources.cpu} if resources.cpu is not None else {}
+    return requests | limits, limits
+
+
+def _counted(resources: Resources) -> Iterator[tuple[str, int]]:
+    if resources.gpu:
+        yield resources.gpu_resource, resources.gpu
+    for key in ("rdma", "devices"):
+        for name, count in getattr(resources, key).items():
+            seen = {resources.gpu_resource} if resources.gpu else set()
+            if name in seen | (resources.rdma.keys() if key == "devices" else set()):
+                raise Fault(Exit.CONFIG, f"resources.{key}.{name}={count}: asked for twice")
+            yield name, count
+
+
+def warnings(resources: Resources, procs: int) -> Iterator[str]:
+    """Yield what is odd about what a node of a cluster has."""
+    if procs < resources.gpu:
+        yield f"procsPerNode: {resources.gpu - procs} of {resources.gpu} GPUs per node have no rank"
+    if resources.rdma:
+        yield (
+            "resources.rdma: Pod Security restricted and baseline forbid IPC_LOCK, and Kubernetes gives "
+            "it to no process that is not root; the machines must let any user lock memory "
+            "(LimitMEMLOCK=infinity of the container runtime)"
+        )
+    if resources.memory is None:
+        yield "resources.memory: not given; such pods are the first to be evicted"

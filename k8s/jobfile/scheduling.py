@@ -1,0 +1,218 @@
+"""Where and when the pods of a job run: the job file's `scheduling`, and what it makes of a pod.
+
+render.py job.yaml --set scheduling.queue=research --set scheduling.pack=topology.kubernetes.io/zone
+"""
+
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from k8s.base.model import Key, LabelValue, Model, Subdomain
+from trainer.config.exits import Exit, Fault
+
+_HOST = "kubernetes.io/hostname"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_TERMS = f"scheduling.affinity.nodeAffinity.{_REQUIRED}.nodeSelectorTerms"
+
+
+class Toleration(Model):
+    """A taint of machines that the pods put up with, as Kubernetes has it."""
+
+    key: Key | None = Field(None, description="the taint's key (default: every one)")
+    operator: Literal["Equal", "Exists"] = Field("Equal", description="how `value` is compared")
+    value: LabelValue | None = Field(None, description="the taint's value")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="the taint's effect (default: every one)"
+    )
+    toleration_seconds: int | None = Field(
+        None, ge=0, le=2**31 - 1, description="for how long; with NoExecute only"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> typing.Self:
+        if self.operator == "Exists" and self.value is not None:
+            raise ValueError("operator Exists takes no value; leave value out")
+        if self.key is None and self.operator != "Exists":
+            raise ValueError("without a key the operator must be Exists")
+        if self.toleration_seconds is not None and self.effect != "NoExecute":
+            raise ValueError("tolerationSeconds needs effect: NoExecute")
+        return self
+
+
+class Topology(Model):
+    """Kueue's topology-aware scheduling: one of these."""
+
+    required: Key | None = Field(None, description="all pods in one domain of this level, or none")
+    preferred: Key | None = Field(None, description="in one domain of this level, if one has room")
+
+    @model_validator(mode="after")
+    def _check(self) -> typing.Self:
+        if (self.required is None) == (self.preferred is None):
+            raise ValueError("must have exactly one of required, preferred")
+        return self
+
+
+class Scheduling(Model):
+    """Where and when the pods run."""
+
+    queue: Subdomain | None = Field(
+        None, description="Kueue's LocalQueue; on launcher volcano its Queue"
+    )
+    priority: Subdomain | None = Field(None, description="Kueue's WorkloadPriorityClass")
+    priority_class: Subdomain | None = Field(None, description="the pods' PriorityClass")
+    scheduler_name: Subdomain | None = Field(None, description="which scheduler places the pods")
+    gang: bool = Field(False, description="all pods are placed together or none")
+    gang_timeout: int | None = Field(
+        None,
+        ge=1,
+        le=2**31 - 1,
+        description="seconds that pods of a gang hold their places while others have none (default: the "
+        "scheduler's)",
+    )
+    node_selector: dict[Key, LabelValue] = Field({}, description="labels that a machine must have")
+    tolerations: list[Toleration] = Field([], description="taints that the pods put up with")
+    affinity: dict[Literal["nodeAffinity", "podAffinity", "podAntiAffinity"], dict[str, Any]] = (
+        Field({}, description="as Kubernetes has it")
+    )
+    spread: Key | None = Field(
+        None, description="key of a machine's label: pods keep apart by it, as far as there is room"
+    )
+    pack: Key | None = Field(
+        None, description="key of a machine's label: pods keep together by it, if there is room"
+    )
+    host_ignore_list: list[Subdomain] = Field([], description="machines to stay away from")
+    avoid_labels: dict[Key, list[LabelValue]] = Field(
+        {},
+        description="values of machines' labels to stay away from, e.g. "
+        "{autopilot.ibm.com/gpuhealth: [ERR, TESTING, EVICT]}",
+    )
+    topology: Topology | None = Field(
+        None, description="a level of Kueue's Topology to keep within"
+    )
+    exclusive_topology: Key | None = Field(
+        None, description="key of a machine's label: the job has one domain of it to itself"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> typing.Self:
+        if self.spread is not None and self.spread == self.pack:
+            raise ValueError(f"scheduling.pack={self.pack!r}: spread says the opposite; choose one")
+        if self.gang_timeout is not None and not self.gang:
+            raise ValueError(
+                "scheduling.gangTimeout: is of a gang, so scheduling.gang must be true"
+            )
+        for key in ("priority", "topology"):
+            if getattr(self, key) is not None and self.queue is None:
+                raise ValueError(f"scheduling.{key}: is for Kueue, so scheduling.queue must be set")
+        return self
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """`pod` has fields of the pod's spec, `labels` are the job's own, `annotations` the pods'."""
+
+    pod: dict[str, object]
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    queue: str | None
+    priority_class: str | None
+    scheduler: str | None
+    gang: bool
+    gang_timeout: int | None
+    exclusive_topology: str | None
+
+
+def schedule(asked: Scheduling, name: str) -> Scheduled:
+    """Settle where the pods of job `name` run. Raises Fault(64)."""
+    fields = {
+        "schedulerName": asked.scheduler_name,
+        "priorityClassName": asked.priority_class,
+        "nodeSelector": asked.node_selector,
+        "tolerations": [
+            one.model_dump(by_alias=True, exclude_none=True) for one in asked.tolerations
+        ],
+        "affinity": _affinity(asked, name),
+        "topologySpreadConstraints": _spread(asked, name),
+    }
+    labels = {
+        "kueue.x-k8s.io/queue-name": asked.queue,
+        "kueue.x-k8s.io/priority-class": asked.priority,
+    }
+    topology = asked.topology or Topology.model_construct()
+    annotations = {
+        "kueue.x-k8s.io/podset-required-topology": topology.required,
+        "kueue.x-k8s.io/podset-preferred-topology": topology.preferred,
+    }
+    return Scheduled(
+        pod={key: value for key, value in fields.items() if value},
+        labels={key: text for key, text in labels.items() if text is not None},
+        annotations={key: text for key, text in annotations.items() if text is not None},
+        queue=asked.queue,
+        priority_class=asked.priority_class,
+        scheduler=asked.scheduler_name,
+        gang=asked.gang,
+        gang_timeout=asked.gang_timeout,
+        exclusive_topology=asked.exclusive_topology,
+    )
+
+
+def _of_the_job(name: str) -> dict[str, object]:
+    return {"matchLabels": {"app.kubernetes.io/instance": name}}
+
+
+def _spread(asked: Scheduling, name: str) -> list[dict[str, object]]:
+    if asked.spread is None:
+        return []
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": asked.spread,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": _of_the_job(name),
+        }
+    ]
+
+
+def _affinity(asked: Scheduling, name: str) -> dict[str, object]:
+    """Return the affinity as written, with `pack` and what to stay away from added to it."""
+    made: dict[str, Any] = {str(kind): terms for kind, terms in asked.affinity.items()}
+    if asked.pack is not None:
+        pods = made.get("podAffinity", {})
+        term = {"topologyKey": asked.pack, "labelSelector": _of_the_job(name)}
+        others = pods.get(_PREFERRED, [])
+        if not isinstance(others, list):
+            raise Fault(
+                Exit.CONFIG, f"scheduling.affinity.podAffinity.{_PREFERRED}: must be a list"
+            )
+        weighed = [*others, {"weight": 100, "podAffinityTerm": term}]
+        made["podAffinity"] = {**pods, _PREFERRED: weighed}
+    unwanted = {_HOST: asked.host_ignore_list} if asked.host_ignore_list else {}
+    unwanted |= {key: values for key, values in asked.avoid_labels.items() if values}
+    if unwanted:
+        node = made.get("nodeAffinity", {})
+        made["nodeAffinity"] = {**node, _REQUIRED: _elsewhere(node, unwanted)}
+    return made
+
+
+def _elsewhere(node: dict[str, Any], unwanted: dict[str, list[str]]) -> dict[str, object]:
+    """Forbid labels' values in every term, since a machine need only fit one of them."""
+    avoided = [
+        {"key": key, "operator": "NotIn", "values": values} for key, values in unwanted.items()
+    ]
+    required = node.get(_REQUIRED, {"nodeSelectorTerms": [{}]})
+    terms = required.get("nodeSelectorTerms") if isinstance(required, dict) else None
+    if not isinstance(terms, list) or not terms:
+        raise Fault(Exit.CONFIG, f"{_TERMS}: must be a list of terms, as Kubernetes has it")
+    for index, term in enumerate(terms):
+        if not isinstance(term, dict) or not isinstance(term.get("matchExpressions", []), list):
+            raise Fault(Exit.CONFIG, f"{_TERMS}[{index}]: must be a mapping with matchExpressions")
+    return {
+        **required,
+        "nodeSelectorTerms": [
+            {**term, "matchExpressions": [*term.get("matchExpressions", []), *avoided]}
+            for term in terms
+        ],
+    }

@@ -1,0 +1,78 @@
+"""The job file's `network`, `metrics` and `tensorboard`.
+
+render.py job.yaml --set metrics.port=9400 --set 'network.egress=[{cidr: 10.0.0.0/8}]'
+"""
+
+import contextlib
+import ipaddress
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from k8s.base import names
+from k8s.base.model import Image, Model
+
+_Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+def _cidr(text: str) -> str:
+    with contextlib.suppress(ValueError):
+        # Python takes an address alone, 10.0.0.0/255.0.0.0 and fe80::%eth0/64 as well; the API does not.
+        if ipaddress.ip_network(text) and re.fullmatch(r"[0-9A-Fa-f.:]+/[0-9]+", text):
+            return text
+    raise ValueError("must be a network, e.g. 10.0.0.0/8, or 203.0.113.7/32 for one host")
+
+
+class Egress(Model):
+    """What the pods may call."""
+
+    cidr: Annotated[str, AfterValidator(_cidr)] = Field(
+        description="a network, e.g. 10.0.0.0/8; 0.0.0.0/0 is any"
+    )
+    ports: list[_Port] = Field([], description="TCP ports (default: every one)")
+
+
+def _attachment(text: str) -> str:
+    for part in text.split("/", 1):
+        names.subdomain(part)
+    return text
+
+
+class Network(Model):
+    """Whom the pods may talk to, where the cluster's network heeds a NetworkPolicy."""
+
+    isolate: bool = Field(
+        True, description="only the job's own pods, DNS, `egress`, and the metrics port from inside"
+    )
+    egress: list[Egress] = Field(
+        [], description="what the pods may call besides, e.g. a data store"
+    )
+    secondary: list[Annotated[str, AfterValidator(_attachment)]] = Field(
+        [],
+        description="more interfaces of the pods: names of Multus' NetworkAttachmentDefinitions, "
+        "[NAMESPACE/]NAME, e.g. one for each RoCE adapter",
+    )
+
+
+def annotations(network: Network) -> dict[str, str]:
+    """Return the pods' annotations that give them more interfaces."""
+    wanted = ",".join(network.secondary)
+    return {"k8s.v1.cni.cncf.io/networks": wanted} if wanted else {}
+
+
+class Metrics(Model):
+    """A port of every pod that Prometheus reads."""
+
+    port: _Port = Field(description="the port")
+    path: str = Field("/metrics", pattern=r"^/[-._~/A-Za-z0-9]*$", description="the path")
+    interval: str = Field("30s", pattern=r"^[1-9][0-9]*(ms|s|m|h)$", description="how often")
+
+
+class TensorBoard(Model):
+    """TensorBoard over the run folder: a Deployment and a Service."""
+
+    image: Image | None = Field(
+        None, description="an image with `tensorboard`; the job's own has it"
+    )
+    port: _Port = Field(6006, description="the Service's port")

@@ -1,0 +1,123 @@
+"""A job file's values to its model: refusals in one line, and the trainer's settings.
+
+render.py job.yaml --check
+"""
+
+import difflib
+import reprlib
+import typing
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.alias_generators import to_camel
+
+from k8s.jobfile.spec import JobSpec
+from trainer.config.environment import parse
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
+
+
+def validate(values: dict[str, Any]) -> JobSpec:
+    """Check a job file's values. Raises Fault(64), its text beginning with the key's path."""
+    try:
+        return JobSpec.model_validate(values)
+    except ValidationError as error:
+        raise Fault(Exit.CONFIG, _explain(error)) from None
+
+
+def settings_of(spec: JobSpec) -> Settings:
+    """Return the trainer's settings, checked as the trainer will. Raises Fault(64)."""
+    fields = _settings_by_key()
+    texts: dict[str, str] = {}
+    for key, value in spec.trainer.items():
+        if key not in fields:
+            near = difflib.get_close_matches(to_camel(key), fields, n=1, cutoff=0.5)
+            hint = f"; did you mean trainer.{near[0]}?" if near else ""
+            raise Fault(Exit.CONFIG, f"trainer.{key}: no such setting{hint}")
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if value is not None and text != "":
+            texts[fields[key]] = text
+    return parse(texts, label=label)
+
+
+@cache
+def _settings_by_key() -> dict[str, str]:
+    return {to_camel(field): field for field in Settings.model_fields}
+
+
+def label(field: str) -> str:
+    """Return how the job file calls a setting."""
+    return f"trainer.{to_camel(field)}"
+
+
+_SAYINGS = {
+    "string_type": "must be text; write it in quotes",
+    "int_type": "must be a whole number",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "list_type": "must be a list",
+}
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    # What is in angles tells the kinds of a value apart, and is no key.
+    location = [part for part in first["loc"] if part != "[key]" and not str(part).startswith("<")]
+    if location[:1] == ["trainer"]:
+        location = location[:2]  # below it are the names of the types that were tried
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)[1:]
+    kind, value = first["type"], first["input"]
+    if kind == "extra_forbidden":
+        known = _keys_at(location[:-1])
+        return f"{path}: no such key; {hint(str(location[-1]), known, path=path)}"
+    if kind == "missing":
+        return f"{path}: missing; it is {_field_at(location).description}"
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message = message.replace("greater than or equal to", "at least")
+    message = message.replace("less than or equal to", "at most")
+    message = _SAYINGS.get(kind, message)
+    if location[:1] == ["trainer"] and len(location) > 1:
+        message = "must be one value: text, a number, true or false"
+    if kind == "value_error" and isinstance(value, dict):
+        return message if message.startswith(path) else f"{path}: {message}"
+    return f"{path}={reprlib.repr(value)}: {message}"
+
+
+def hint(key: str, known: list[str], *, path: str) -> str:
+    """Say what may be meant by a key, the last of `path`, where only `known` ones are."""
+    deeper = [str(top.alias) for top in JobSpec.model_fields.values() if key in _keys_of(top)]
+    if path == key and deeper:
+        return f"did you mean {deeper[0]}.{key}?"
+    near = difflib.get_close_matches(key, known, n=1)
+    if near:
+        return f"did you mean {path.removesuffix(key)}{near[0]}?"
+    return f"choose {', '.join(known) or 'none below'}"
+
+
+def _keys_of(field: Any) -> list[str]:
+    model = _model_of(field.annotation)
+    return [str(one.alias) for one in model.model_fields.values()] if model else []
+
+
+def _keys_at(location: list[Any]) -> list[str]:
+    if location:
+        return _keys_of(_field_at(location))
+    return [str(field.alias) for field in JobSpec.model_fields.values()]
+
+
+def _field_at(location: list[Any]) -> Any:
+    model: type[BaseModel] | None = JobSpec
+    field: Any = None
+    for part in location:
+        if isinstance(part, str) and model:
+            field = next(field for field in model.model_fields.values() if field.alias == part)
+            model = _model_of(field.annotation)
+    return field
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the model in an annotation such as `list[EnvVar]` or `DataVolume | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_of, typing.get_args(annotation))), None)

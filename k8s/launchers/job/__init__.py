@@ -1,0 +1,42 @@
+"""An Indexed Job: what any cluster has, without a controller of its own."""
+
+from k8s.jobfile.spec import JobSpec
+from k8s.launchers.gang import check_coscheduled
+from k8s.launchers.job.status import KIND
+from k8s.plan.launcher import Launcher, RunsIn, codes
+from k8s.plan.model import Plan
+from trainer.config.exits import Action
+
+
+def _host(spec: JobSpec, node: int) -> str:
+    return f"{spec.name}-{node}"
+
+
+def _master(spec: JobSpec) -> str:
+    return f"{spec.name}-0.{spec.name}"
+
+
+def _restarts(plan: Plan) -> str:
+    return (
+        f"exit {codes(Action.FAIL)} fails the job at once; exit "
+        f"{codes(Action.RETRY_FREE, Action.RETRY_PEER)} and "
+        f"evictions replace the pod, uncounted; other failures replace it, {plan.max_restarts} at most; "
+        "a replacement waits 10 s, and twice as long every further time (launcher jobset does not)"
+    )
+
+
+LAUNCHER = Launcher(
+    name="job",
+    summary="batch/v1 Indexed Job and a headless Service",
+    runs_in=RunsIn.POD,
+    status=KIND,
+    check=check_coscheduled,
+    restarts=_restarts,
+    host=_host,
+    master=_master,
+    pod_sets=lambda plan: [("spec.template", plan.nodes)],
+    lacks={
+        "faults.cleanPodPolicy": "a Job keeps the pods that ended, and stops the others; leave it out",
+        "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset",
+    },
+)

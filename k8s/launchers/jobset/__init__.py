@@ -1,0 +1,50 @@
+"""A JobSet, 0.10 or newer: whatever fails, all pods start anew together.
+
+render.py job.yaml --launcher jobset
+"""
+
+from k8s.jobfile.spec import JobSpec
+from k8s.launchers.gang import check_coscheduled
+from k8s.launchers.jobset.status import KIND
+from k8s.plan.launcher import Launcher, RunsIn, codes
+from k8s.plan.model import Plan
+from trainer.config.exits import Action
+
+
+def _host(spec: JobSpec, node: int) -> str:
+    return f"{spec.name}-node-0-{node}"
+
+
+def _master(spec: JobSpec) -> str:
+    return f"{spec.name}-node-0-0.{spec.name}"
+
+
+def _check(spec: JobSpec) -> list[str]:
+    warnings = check_coscheduled(spec)
+    if spec.faults.deadline is not None:
+        warnings.append("faults.deadline: a JobSet has none, so every attempt has this time anew")
+    return warnings
+
+
+def _restarts(plan: Plan) -> str:
+    return (
+        f"exit {codes(Action.FAIL)} fails the job at once; exit {codes(Action.RETRY_FREE)} and "
+        f"evictions restart all pods, uncounted; other failures do too, {plan.max_restarts} at most"
+    )
+
+
+LAUNCHER = Launcher(
+    name="jobset",
+    summary="jobset.x-k8s.io/v1alpha2 JobSet",
+    runs_in=RunsIn.POD,
+    status=KIND,
+    check=_check,
+    restarts=_restarts,
+    host=_host,
+    master=_master,
+    pod_suffix="-xxxxx",
+    pod_sets=lambda plan: [("spec.replicatedJobs[0].template.spec.template", plan.nodes)],
+    lacks={
+        "faults.cleanPodPolicy": "a JobSet keeps the pods of the last attempt; leave it out",
+    },
+)

@@ -1,0 +1,64 @@
+"""How a JobSet says how it is."""
+
+from k8s.plan.status import (
+    Change,
+    Kind,
+    Object,
+    Phase,
+    State,
+    condition,
+    ended,
+    label_number,
+    nodes_in,
+)
+
+
+def _read(job: Object) -> State:
+    status = job.get("status", {})
+    restarts = status.get("restarts", 0)
+    if found := condition(job, "Completed"):
+        return ended(found, Phase.SUCCEEDED, restarts)
+    if found := condition(job, "Failed"):
+        return ended(found, Phase.FAILED, restarts)
+    if job.get("spec", {}).get("suspend"):
+        return State(Phase.SUSPENDED, "spec.suspend", restarts)
+    if found := condition(job, "RestartingJobSet"):
+        return State(Phase.RESTARTING, found.get("message", ""), restarts)
+    parts = status.get("replicatedJobsStatus") or []
+    if any(part.get("ready") or part.get("succeeded") for part in parts):
+        return State(Phase.RUNNING, restarts=restarts)
+    held = "its Jobs are suspended" if any(part.get("suspended") for part in parts) else ""
+    return State(Phase.RESTARTING if restarts else Phase.PENDING, held, restarts)
+
+
+def _elastic(job: Object) -> tuple[int, int] | None:
+    parts = job["spec"].get("replicatedJobs") or [{}]
+    return nodes_in(parts[0].get("template", {}).get("spec", {}).get("template", {}))
+
+
+def _scale(job: Object, nodes: int) -> list[Change]:
+    """The JobSet where its controller lets it change (jobset 1179), else the Job that it made."""
+    name = job["metadata"]["name"]
+
+    def at(place: str) -> list[Object]:
+        fields = ("completions", "parallelism")
+        return [{"op": "replace", "path": f"{place}/{field}", "value": nodes} for field in fields]
+
+    return [
+        Change(KIND.api_version, "JobSet", name, at("/spec/replicatedJobs/0/template/spec")),
+        Change(
+            "batch/v1", "Job", f"{name}-{job['spec']['replicatedJobs'][0]['name']}-0", at("/spec")
+        ),
+    ]
+
+
+KIND = Kind(
+    launcher="jobset",
+    api_version="jobset.x-k8s.io/v1alpha2",
+    kind="JobSet",
+    suspend=("spec", "suspend"),
+    read=_read,
+    node=label_number("batch.kubernetes.io/job-completion-index"),
+    elastic=_elastic,
+    scale=_scale,
+)

@@ -1,0 +1,71 @@
+"""A PyTorchJob of Kubeflow's training operator, 1.8 or newer.
+
+1.7 does not tell the pods of an elastic job how many ranks they have (kubeflow/trainer 1948).
+"""
+
+from k8s.jobfile.spec import JobSpec
+from k8s.launchers.pytorchjob.status import KIND
+from k8s.plan.launcher import Launcher, RunsIn, codes
+from k8s.plan.model import Plan
+from trainer.config.exits import Action
+
+
+def _host(spec: JobSpec, node: int) -> str:
+    if not isinstance(spec.nodes, int):  # elastic: workers alone
+        return f"{spec.name}-worker-{node}"
+    return f"{spec.name}-worker-{node - 1}" if node else f"{spec.name}-master-0"
+
+
+def _master(spec: JobSpec) -> str:
+    return _host(spec, 0)
+
+
+def _check(spec: JobSpec) -> list[str]:
+    warnings = []
+    if spec.faults.deadline is None and spec.faults.max_restarts:
+        warnings.append(
+            "faults.maxRestarts: the controller does not count every restart; faults.deadline bounds it"
+        )
+    if spec.most_nodes > 1:
+        warnings.append(
+            "pytorchjob: the init container that the controller adds to workers has no "
+            "securityContext of its own, so a namespace with Pod Security restricted refuses them"
+        )
+    if spec.scheduling.gang:
+        warnings.append(
+            "scheduling.gang: the operator heeds it only if started with --gang-scheduler-name"
+        )
+    return warnings
+
+
+def _restarts(plan: Plan) -> str:
+    if not plan.max_restarts:
+        return "any failure fails the job"
+    return (
+        f"exit {codes(Action.FAIL)} fails the job; any other failure replaces the pod, on every node as "
+        "peers end"
+    )
+
+
+def _pod_sets(plan: Plan) -> list[tuple[str, int]]:
+    worker = "spec.pytorchReplicaSpecs.Worker.template"
+    if plan.elastic:
+        return [(worker, plan.nodes)]
+    workers = [(worker, plan.nodes - 1)] if plan.nodes > 1 else []
+    return [("spec.pytorchReplicaSpecs.Master.template", 1), *workers]
+
+
+LAUNCHER = Launcher(
+    name="pytorchjob",
+    summary="kubeflow.org/v1 PyTorchJob",
+    runs_in=RunsIn.POD,
+    status=KIND,
+    check=_check,
+    restarts=_restarts,
+    host=_host,
+    master=_master,
+    pod_sets=_pod_sets,
+    lacks={
+        "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset"
+    },
+)

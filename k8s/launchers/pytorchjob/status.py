@@ -1,0 +1,54 @@
+"""How a PyTorchJob of the training operator says how it is."""
+
+from k8s.plan.status import Change, Kind, Object, Phase, State, condition, ended
+
+
+def _read(job: Object) -> State:
+    replicas = (job.get("status", {}).get("replicaStatuses") or {}).values()
+    failed = sum(replica.get("failed", 0) for replica in replicas)
+    if found := condition(job, "Succeeded"):
+        return ended(found, Phase.SUCCEEDED, failed)
+    if found := condition(job, "Failed"):
+        return ended(found, Phase.FAILED, failed)
+    if job.get("spec", {}).get("runPolicy", {}).get("suspend"):
+        return State(Phase.SUSPENDED, "spec.runPolicy.suspend", failed)
+    if found := condition(job, "Restarting"):
+        return State(Phase.RESTARTING, found.get("message", ""), failed)
+    return State(Phase.RUNNING if condition(job, "Running") else Phase.PENDING, restarts=failed)
+
+
+def _node(pod: Object) -> int | None:
+    labels = pod["metadata"].get("labels", {})
+    if labels.get("training.kubeflow.org/replica-type") == "master":
+        return 0
+    index = labels.get("training.kubeflow.org/replica-index", "")
+    if not index.isdecimal():
+        return None
+    containers = pod.get("spec", {}).get("containers", [])
+    variables = [one for container in containers for one in container.get("env", [])]
+    # Where there is no master, as in an elastic job, the template takes the index for the node's rank.
+    alone = any(one["name"] == "PET_NODE_RANK" and "valueFrom" in one for one in variables)
+    return int(index) + (0 if alone else 1)
+
+
+def _elastic(job: Object) -> tuple[int, int] | None:
+    policy = job["spec"].get("elasticPolicy")
+    return (policy["minReplicas"], policy["maxReplicas"]) if policy else None
+
+
+def _scale(job: Object, nodes: int) -> list[Change]:
+    path = "/spec/pytorchReplicaSpecs/Worker/replicas"
+    operations = [{"op": "replace", "path": path, "value": nodes}]
+    return [Change(KIND.api_version, "PyTorchJob", job["metadata"]["name"], operations)]
+
+
+KIND = Kind(
+    launcher="pytorchjob",
+    api_version="kubeflow.org/v1",
+    kind="PyTorchJob",
+    suspend=("spec", "runPolicy", "suspend"),
+    read=_read,
+    node=_node,
+    elastic=_elastic,
+    scale=_scale,
+)

@@ -1,0 +1,43 @@
+"""A TrainJob of Kubeflow Trainer, 2.3 or newer, with a TrainingRuntime of its own.
+
+render.py job.yaml --launcher trainjob
+"""
+
+from k8s.jobfile.spec import JobSpec
+from k8s.launchers.gang import warnings_of_a_gang
+from k8s.launchers.jobset import LAUNCHER as JOBSET
+from k8s.launchers.trainjob.status import KIND
+from k8s.plan.launcher import Launcher, RunsIn
+from trainer.config.exits import Exit, Fault
+
+
+def _check(spec: JobSpec) -> list[str]:
+    timeout = spec.scheduling.gang_timeout
+    if timeout is not None and spec.scheduling.scheduler_name == "volcano":
+        raise Fault(
+            Exit.CONFIG,
+            f"scheduling.gangTimeout={timeout}: scheduler volcano waits as its own configuration says; "
+            "leave it out",
+        )
+    return warnings_of_a_gang(spec)
+
+
+LAUNCHER = Launcher(
+    name="trainjob",
+    summary="trainer.kubeflow.org/v1alpha1 TrainJob and TrainingRuntime",
+    runs_in=RunsIn.POD,
+    status=KIND,
+    check=_check,
+    restarts=JOBSET.restarts,
+    host=JOBSET.host,
+    master=JOBSET.master,
+    pod_suffix=JOBSET.pod_suffix,
+    lacks={
+        "nodes.min": "Kubeflow Trainer knows one number of nodes (kubeflow/trainer 2903); use launcher "
+        "jobset, job, pytorchjob or volcano",
+        "appWrapper": "an AppWrapper does not know the pods of a TrainJob; use launcher jobset",
+        "faults.cleanPodPolicy": "its JobSet keeps the pods of the last attempt; leave it out",
+        "faults.ttl": "a TrainJob has none, and makes a JobSet that is deleted by its own anew for ever "
+        "(kubeflow/trainer 2991); leave it out",
+    },
+)

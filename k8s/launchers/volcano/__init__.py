@@ -1,0 +1,52 @@
+"""A Volcano Job: all pods are scheduled together or none.
+
+render.py job.yaml --launcher volcano
+"""
+
+from k8s.jobfile.spec import JobSpec
+from k8s.launchers.volcano.status import KIND
+from k8s.plan.launcher import Launcher, RunsIn, codes
+from k8s.plan.model import Plan
+from trainer.config.exits import Action
+
+
+def _host(spec: JobSpec, node: int) -> str:
+    return f"{spec.name}-node-{node}"
+
+
+def _master(spec: JobSpec) -> str:
+    return f"{spec.name}-node-0.{spec.name}"
+
+
+def _check(_: JobSpec) -> list[str]:
+    return []
+
+
+def _restarts(plan: Plan) -> str:
+    return (
+        f"exit {codes(Action.FAIL)} ends the job at once; any other failure and evictions restart all "
+        f"pods, {plan.max_restarts} at most: the controller counts every restart"
+    )
+
+
+LAUNCHER = Launcher(
+    name="volcano",
+    summary="batch.volcano.sh/v1alpha1 Job",
+    runs_in=RunsIn.POD,
+    status=KIND,
+    check=_check,
+    restarts=_restarts,
+    host=_host,
+    master=_master,
+    lacks={
+        "appWrapper": "an AppWrapper is for Kueue, and the queue is Volcano's; leave it out",
+        "faults.cleanPodPolicy": "a Volcano Job stops the pods that still run; leave it out",
+        "faults.deadline": "a Volcano Job has none, and a pod that its own deadline ends is restarted; "
+        "leave it out",
+        "faults.suspend": "a Volcano Job is not made so; suspend it with vcctl, or use another launcher",
+        "scheduling.gangTimeout": "Volcano waits as its own configuration says; leave it out",
+        "scheduling.priority": "Kueue's, and the queue is Volcano's; set scheduling.priorityClass",
+        "scheduling.topology": "Kueue's, and the queue is Volcano's; set scheduling.pack",
+        "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset",
+    },
+)

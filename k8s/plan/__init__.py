@@ -1,0 +1,1 @@
+"""The plan: what a job file amounts to on one launcher."""

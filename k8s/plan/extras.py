@@ -1,0 +1,80 @@
+"""The objects beside a job: network policy, claims, TensorBoard, metrics, disruption budget, job file.
+
+Each is one template in `k8s/launchers/shared/extras/`.
+
+render.py job.yaml --set metrics.port=9400 --set 'tensorboard={}' --plan
+"""
+
+from collections.abc import Iterator
+
+from k8s.base.yaml_text import dump
+from k8s.jobfile.spec import JobSpec
+from k8s.plan import storage
+from k8s.plan.model import Extra
+from trainer.config.exits import Exit, Fault
+
+
+def of(spec: JobSpec) -> Iterator[Extra]:
+    """Yield what a job file asks for beside its job. Raises Fault(64)."""
+    if spec.network.isolate:
+        yield _network_policy(spec)
+    for suffix, claim in storage.claims(spec).items():
+        yield Extra("claim", f"-{suffix}", claim.model_dump(by_alias=True))
+    if spec.mount_job_file:
+        text = dump([spec.model_dump(by_alias=True, exclude_unset=True)])
+        yield Extra("jobfile", "-job-file", {"text": text})
+    if spec.tensorboard is not None:
+        yield _tensorboard(spec)
+    if spec.metrics is not None:
+        yield Extra("podmonitor", "", spec.metrics.model_dump(by_alias=True))
+    if spec.disruption_budget:
+        yield Extra("disruptionbudget", "", {"minAvailable": spec.least_nodes})
+
+
+def _network_policy(spec: JobSpec) -> Extra:
+    egress = [{"cidr": one.cidr, "ports": one.ports} for one in spec.network.egress]
+    fetches = set()
+    if spec.code is not None:
+        fetches.add(22 if spec.code.ssh else 443)
+    if spec.data is not None and spec.data.pull is not None:
+        fetches.add(443)
+    if fetches:
+        # A policy knows networks, and no names of hosts.
+        egress.append({"cidr": "0.0.0.0/0", "ports": sorted(fetches)})
+    port = spec.metrics.port if spec.metrics else None
+    return Extra("networkpolicy", "", {"egress": egress, "metrics": port})
+
+
+def _tensorboard(spec: JobSpec) -> Extra:
+    assert spec.tensorboard is not None  # noqa: S101  # tells mypy
+    kept = spec.checkpoints
+    if kept is None or kept.empty_dir is not None or kept.host_path is not None:
+        raise Fault(
+            Exit.CONFIG,
+            "tensorboard: reads the run folder, which no other pod can see; set checkpoints.pvc, "
+            "checkpoints.claim or checkpoints.csi",
+        )
+    if spec.app_wrapper:
+        raise Fault(
+            Exit.CONFIG,
+            "tensorboard: never ends, so an AppWrapper with it in would not either; leave out one of "
+            "tensorboard and appWrapper",
+        )
+    volume = next(one.source for one in storage.mounts(spec, "0") if one.name == "out")
+    component = {"app.kubernetes.io/component": "tensorboard"}
+    selector = {"app.kubernetes.io/instance": spec.name, **component}
+    values = spec.tensorboard.model_dump() | {"volume": volume, "selector": selector}
+    return Extra("tensorboard", "-tensorboard", values | {"labels": component})
+
+
+def warnings(spec: JobSpec) -> Iterator[str]:
+    """Yield what people should know of these objects."""
+    if spec.network.isolate and not spec.network.egress:
+        yield (
+            "network: the pods reach their peers and DNS, and nothing else; name what the task "
+            "downloads from in network.egress"
+        )
+    if spec.nccl.presets and not spec.resources.gpu:
+        yield "nccl: passed over, since there is no GPU"
+    if spec.disruption_budget:
+        yield "disruptionBudget: draining a machine waits until the job has ended"

@@ -1,0 +1,182 @@
+"""Where the data set and the run folder are: in the pod, on this machine, and as volumes.
+
+render.py job.yaml --plan
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from k8s.jobfile import nccl
+from k8s.jobfile.code import CODE
+from k8s.jobfile.spec import DATA, JOB_FILE, OUT, JobSpec
+from k8s.jobfile.volumes import Claim, Csi
+from k8s.plan.launcher import Launcher, RunsIn
+from k8s.plan.model import Mount
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
+
+
+def data(spec: JobSpec, settings: Settings) -> tuple[str | None, str | None]:
+    """Return where the data is: as the trainer sees it, and on this machine."""
+    wanted = str(settings.data) if settings.data else None
+    if spec.data is None:
+        return wanted, wanted
+    inside = wanted or DATA
+    if not PurePosixPath(inside).is_relative_to(DATA):
+        raise Fault(
+            Exit.CONFIG,
+            f"trainer.data={inside!r}: must be within {DATA}, where `data` is mounted; leave it out, "
+            f"or write {DATA}/FOLDER",
+        )
+    host = spec.data.host_path
+    return inside, host and str(PurePosixPath(host) / PurePosixPath(inside).relative_to(DATA))
+
+
+def out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, str]:
+    """Return the run folder: as the trainer sees it, and on this machine."""
+    wanted = settings.out and PurePosixPath(settings.out)
+    inside = wanted or PurePosixPath(OUT) / spec.name
+    if not inside.is_relative_to(OUT):
+        if launcher.runs_in is RunsIn.PROCESS:
+            return str(inside), str(inside)
+        raise Fault(
+            Exit.CONFIG,
+            f"trainer.out={str(inside)!r}: must be within {OUT}, all else is read-only or lost; "
+            f"leave it out, or write {OUT}/FOLDER",
+        )
+    if spec.checkpoints and spec.checkpoints.host_path:
+        return str(inside), str(PurePosixPath(spec.checkpoints.host_path) / inside.relative_to(OUT))
+    folder = "run" if launcher.runs_in is RunsIn.PROCESS else launcher.name
+    return str(inside), f"build/{spec.name}/{folder}"
+
+
+def mounts(spec: JobSpec, shm: str) -> Iterator[Mount]:
+    """Yield the pod's volumes. Raises Fault(64) where several nodes would need one that only one has."""
+    yield Mount("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": shm}}, "/dev/shm")  # noqa: S108
+    yield Mount("tmp", {"emptyDir": {}}, "/tmp")  # noqa: S108
+    if spec.data is not None and spec.data.pull is not None:
+        yield Mount("data", {"emptyDir": {"sizeLimit": spec.data.pull.size}}, DATA)
+    elif spec.data is not None:
+        yield Mount("data", _source(spec, spec.data, "data"), DATA, read_only=True)
+    if spec.checkpoints is None:
+        yield Mount("out", {"emptyDir": {}}, OUT)
+    else:
+        yield Mount("out", _source(spec, spec.checkpoints, "checkpoints"), OUT)
+    for index, one in enumerate(spec.volumes):
+        source = _source(spec, one, f"volumes[{index}]")
+        yield Mount(one.name, source, one.path, one.read_only, one.sub_path)
+    yield from _own(spec)
+
+
+def _own(spec: JobSpec) -> Iterator[Mount]:
+    """Yield what other keys of the job file need."""
+    if spec.code is not None or spec.setup:
+        yield Mount("code", {"emptyDir": {}}, CODE)
+    if spec.code is not None and spec.code.secret is not None:
+        # 0440: ssh minds a key that its own user could share, and this user does not own it.
+        secret = {"secretName": spec.code.secret, "defaultMode": 0o440}
+        yield Mount("git", {"secret": secret}, "", inside=False)
+    if spec.code is not None and spec.code.ssh:
+        line = {
+            "path": "passwd",
+            "fieldRef": {"fieldPath": f"metadata.annotations['{USER}']"},
+        }
+        yield Mount("git-user", {"downwardAPI": {"items": [line]}}, "", inside=False)
+    if spec.nccl.topology is not None and spec.resources.gpu:
+        source = {"configMap": {"name": spec.nccl.topology.config_map}}
+        yield Mount("topology", source, nccl.TOPOLOGY, read_only=True)
+    if spec.mount_job_file:
+        source = {"configMap": {"name": f"{spec.name}-job-file"}}
+        yield Mount("job-file", source, JOB_FILE, read_only=True)
+
+
+# The annotation with the line of /etc/passwd for the pods' user.
+USER = "muster/user"
+_USER_LINE = "muster:x:65532:65532::/tmp:/bin/sh\n"
+
+
+def annotations(spec: JobSpec) -> dict[str, str]:
+    """Return the pods' annotations that volumes show as files."""
+    return {USER: _USER_LINE} if spec.code is not None and spec.code.ssh else {}
+
+
+def claims(spec: JobSpec) -> dict[str, Claim]:
+    """Return the claims that are made with the job, by what their names add to the job's.
+
+    Raises Fault(64) for two of one name, which would be one claim.
+    """
+    found: dict[str, Claim] = {}
+    if spec.checkpoints is not None and spec.checkpoints.claim is not None:
+        found["checkpoints"] = spec.checkpoints.claim
+    for index, one in enumerate(spec.volumes):
+        if one.claim is not None and found.setdefault(one.name, one.claim) is not one.claim:
+            raise Fault(
+                Exit.CONFIG,
+                f"volumes[{index}].name={one.name!r}: the claim of checkpoints has it; choose another",
+            )
+    return found
+
+
+def _source(spec: JobSpec, volume: Any, key: str) -> dict[str, Any]:
+    """Return Kubernetes' words for one of a volume's sources."""
+    name = getattr(volume, "name", key)
+    given = {field: getattr(volume, field) for field in type(volume).model_fields}
+    match next((kind, value) for kind, value in given.items() if value and kind in _KINDS):
+        case "claim", Claim() as claim:
+            if claim.access_mode in ("ReadWriteOnce", "ReadWriteOncePod") and spec.most_nodes > 1:
+                raise Fault(
+                    Exit.CONFIG,
+                    f"{key}.claim.accessMode={claim.access_mode!r}: {spec.most_nodes} pods on several "
+                    "machines mount it; use ReadWriteMany, or ephemeral for one each",
+                )
+            return {"persistentVolumeClaim": {"claimName": f"{spec.name}-{name}"}}
+        case "ephemeral", scratch:
+            asked: dict[str, Any] = {"accessModes": ["ReadWriteOnce"]}
+            if scratch.storage_class is not None:
+                asked["storageClassName"] = scratch.storage_class
+            asked["resources"] = {"requests": {"storage": scratch.size}}
+            return {"ephemeral": {"volumeClaimTemplate": {"spec": asked}}}
+        case "csi", Csi() as csi:
+            made: dict[str, Any] = {"driver": csi.driver}
+            if csi.read_only:
+                made["readOnly"] = True
+            if csi.attributes:
+                made["volumeAttributes"] = csi.attributes
+            if csi.secret is not None:
+                made["nodePublishSecretRef"] = {"name": csi.secret}
+            return {"csi": made}
+        case kind, value:
+            return _SOURCES[kind](value)
+
+
+_SOURCES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "pvc": lambda claim: {"persistentVolumeClaim": {"claimName": claim}},
+    "host_path": lambda folder: {"hostPath": {"path": folder, "type": "Directory"}},
+    "empty_dir": lambda size: {"emptyDir": {"sizeLimit": size}},
+    "config_map": lambda name: {"configMap": {"name": name}},
+    "secret": lambda name: {"secret": {"secretName": name}},
+}
+_KINDS = {*_SOURCES, "claim", "ephemeral", "csi"}
+
+
+def warnings(spec: JobSpec) -> Iterator[str]:
+    """Yield what people should know of a cluster's volumes."""
+    kept = spec.checkpoints
+    if kept is None or kept.empty_dir is not None:
+        yield "checkpoints: kept in the pod only; a pod that is replaced starts over at step 0"
+    volumes: list[tuple[str, Any]] = [("data", spec.data), ("checkpoints", kept)]
+    volumes += [(f"volumes[{index}]", one) for index, one in enumerate(spec.volumes)]
+    for key, volume in volumes:
+        if volume is not None and volume.host_path is not None:
+            yield (
+                f"{key}.hostPath: each machine has its own, user 65532 needs access to it, and Pod "
+                "Security baseline forbids it"
+            )
+    if kept is not None and kept.pvc is not None and spec.most_nodes > 1:
+        yield f"checkpoints.pvc: {spec.most_nodes} pods mount it, so it must be ReadWriteMany"
+    if kept is not None and kept.claim is not None:
+        yield (
+            "checkpoints.claim: deleted with the job's other objects, and the checkpoints with it; "
+            "name a claim of your own in checkpoints.pvc to keep them"
+        )

@@ -1,0 +1,1 @@
+"""Plans to manifests and scripts, and these to files."""

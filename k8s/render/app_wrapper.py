@@ -1,0 +1,36 @@
+"""An AppWrapper around a job's objects: queued as one, deleted as one.
+
+render.py job.yaml --set appWrapper=true
+"""
+
+from typing import Any
+
+from k8s.plan.launcher import Launcher
+from k8s.plan.model import Plan
+from trainer.config.exits import Action, codes_for
+
+_ANNOTATION = "workload.codeflare.dev.appwrapper/"
+_KEPT = "5m"  # after a failure; without it the pods go at once, with their logs and exit codes
+
+
+def wrap(objects: tuple[dict[str, Any], ...], plan: Plan, launcher: Launcher) -> dict[str, Any]:
+    """Return the AppWrapper; the last object is the job, whose pods are told to the queue."""
+    annotations = {
+        # The job itself retries; an annotation of the job file's own wins.
+        f"{_ANNOTATION}retryLimit": "0",
+        f"{_ANNOTATION}deletionOnFailureGracePeriodDuration": _KEPT,
+        f"{_ANNOTATION}terminalExitCodes": ",".join(map(str, codes_for(Action.FAIL))),
+    }
+    metadata = dict(plan.held_metadata)
+    own = metadata.pop("annotations", {})
+    assert isinstance(own, dict)  # noqa: S101  # tells mypy
+    pod_sets = [{"path": f"template.{path}", "replicas": n} for path, n in launcher.pod_sets(plan)]
+    components: list[dict[str, Any]] = [{"template": one} for one in objects[:-1]]
+    components.append({"podSets": pod_sets, "template": objects[-1]})
+    spec: dict[str, Any] = {"suspend": True} if plan.held else {}
+    return {
+        "apiVersion": "workload.codeflare.dev/v1beta2",
+        "kind": "AppWrapper",
+        "metadata": {**metadata, "annotations": annotations | own},
+        "spec": spec | {"components": components},
+    }

@@ -1,0 +1,55 @@
+"""Files of renderings: all are written beside their places first, then moved, so none is half there.
+
+render.py job.yaml --all -o build
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from k8s.base.yaml_text import dump
+from k8s.plan.launcher import Launcher
+from k8s.plan.model import Plan
+from k8s.render.manifests import Rendered
+from trainer.config.exits import Exit, Fault
+
+Planned = tuple[Plan, Launcher, Rendered]
+
+
+def files(planned: Planned, *, split: bool) -> Iterator[tuple[str, str]]:
+    """Yield names below the folder and texts: one for a launcher, or one for each object."""
+    made, launcher, rendered = planned
+    if not split or not rendered.objects:
+        yield f"{made.launcher}{launcher.suffix}", rendered.text
+        return
+    names = []
+    for one in rendered.objects:
+        names.append(f"{one['kind'].lower()}-{one['metadata']['name']}.yaml")
+        yield f"{made.launcher}/{names[-1]}", dump([one])
+    index = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    yield f"{made.launcher}/kustomization.yaml", dump([index | {"resources": names}])
+
+
+def write(folder: Path, wanted: Sequence[tuple[str, str]]) -> None:
+    """Write texts to files in `folder`, all or none. Raises Fault(64)."""
+    moves: list[tuple[Path, Path]] = []
+    with contextlib.ExitStack() as cleanup:
+        try:
+            for place, text in wanted:
+                target = folder / place
+                target.parent.mkdir(parents=True, exist_ok=True)
+                handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.")
+                cleanup.callback(Path(name).unlink, missing_ok=True)
+                with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+                    file.write(text)
+                Path(name).chmod(0o644 if target.suffix == ".yaml" else 0o755)
+                moves.append((Path(name), target))
+            for source, target in moves:
+                source.replace(target)
+        except OSError as error:
+            raise Fault(Exit.CONFIG, f"-o {folder}: {error.strerror}") from None
+    for _, target in moves:
+        print(f"wrote {target}", file=sys.stderr)

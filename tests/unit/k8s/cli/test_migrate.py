@@ -1,0 +1,244 @@
+"""render.py --migrate: a PyTorchJob's manifest as the job file that it amounts to."""
+
+import contextlib
+import io
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from k8s.cli import command, migrate
+from tests.rendering import GOLDEN, everything, job, only, pods, render
+from trainer.config.exits import Fault
+
+# A manifest as people write them, of what mlbatch, arena and AWS's examples have in common.
+MANIFEST = yaml.safe_load("""
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata:
+  name: bert
+  namespace: team
+  labels: {kueue.x-k8s.io/queue-name: gpus, team: nlp, app.kubernetes.io/name: bert}
+spec:
+  nprocPerNode: "8"
+  runPolicy:
+    cleanPodPolicy: None
+    backoffLimit: 2
+    ttlSecondsAfterFinished: 600
+    activeDeadlineSeconds: 7200
+    schedulingPolicy: {minAvailable: 4}
+  pytorchReplicaSpecs:
+    Master: &replica
+      replicas: 1
+      restartPolicy: OnFailure
+      template:
+        metadata: {annotations: {sidecar.istio.io/inject: "false", a.io/b: c}}
+        spec:
+          serviceAccountName: trainer
+          nodeSelector: {gpu: h100}
+          tolerations: [{key: nvidia.com/gpu, operator: Exists}]
+          imagePullSecrets: [{name: registry}]
+          containers:
+          - name: pytorch
+            image: docker.io/team/bert:1.2
+            command: [torchrun, --nnodes=4, train.py]
+            env:
+            - {name: NCCL_DEBUG, value: INFO}
+            - {name: EMPTY}
+            - {name: HF_TOKEN, value: hf_abcdefghijklmnopqrstuvwxyz}
+            - {name: WORLD_SIZE, value: "4"}
+            - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+            resources:
+              limits: {nvidia.com/gpu: 8, memory: 512Gi, vpc.amazonaws.com/efa: 32, a.io/fpga: 1}
+              requests: {cpu: 90}
+            volumeMounts:
+            - {name: shm, mountPath: /dev/shm}
+            - {name: fsx, mountPath: /fsx, readOnly: true}
+            - {name: cfg, mountPath: /cfg}
+            - {name: ckpt, mountPath: /out}
+          volumes:
+          - {name: shm, emptyDir: {medium: Memory, sizeLimit: 64Gi}}
+          - {name: fsx, persistentVolumeClaim: {claimName: fsx}}
+          - {name: ckpt, persistentVolumeClaim: {claimName: ckpt}}
+          - {name: cfg, configMap: {name: cfg, items: [{key: a, path: b}]}}
+    Worker:
+      <<: *replica
+      replicas: 3
+""")
+
+
+def test_every_field_has_its_key() -> None:
+    values, notes = migrate.migrate(deepcopy(MANIFEST))
+    assert values["nodes"] == 4
+    assert (values["name"], values["namespace"], values["procsPerNode"]) == ("bert", "team", 8)
+    assert values["labels"] == {"team": "nlp"}
+    assert values["scheduling"] == {
+        "queue": "gpus",
+        "gang": True,
+        "nodeSelector": {"gpu": "h100"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+    }
+    assert values["faults"] == {
+        "maxRestarts": 2,
+        "deadline": 7200,
+        "ttl": 600,
+        "cleanPodPolicy": "None",
+    }
+    assert values["resources"] == {
+        "gpu": 8,
+        "cpu": "90",
+        "memory": "512Gi",
+        "rdma": {"vpc.amazonaws.com/efa": 32},
+        "devices": {"a.io/fpga": 1},
+        "shm": "64Gi",
+    }
+    assert values["checkpoints"] == {"pvc": "ckpt"}
+    assert values["volumes"] == [{"name": "fsx", "path": "/fsx", "pvc": "fsx", "readOnly": True}]
+    assert values["imagePullSecrets"] == ["registry"]
+    assert {"name": "EMPTY", "value": ""} in values["env"]
+    patch = values["podPatch"]
+    assert patch["metadata"] == {"annotations": {"a.io/b": "c"}}
+    assert values["serviceAccount"] == "trainer"
+    assert "serviceAccountName" not in patch["spec"]
+    for word in ("app.kubernetes.io/name", "HF_TOKEN", "WORLD_SIZE", "torchrun", "restartPolicy"):
+        assert any(word in note for note in notes), word
+    assert "hf_abc" not in str(values) + str(notes)
+
+
+def test_the_job_file_renders_to_a_job_like_the_one_it_came_from() -> None:
+    values, _ = migrate.migrate(deepcopy(MANIFEST))
+    rendered = render({**values, "trainer": {"globalBatch": 64}}, "pytorchjob")
+    spec = only(rendered, "PyTorchJob")["spec"]
+    assert spec["nprocPerNode"] == "8"
+    assert {kind: one["replicas"] for kind, one in spec["pytorchReplicaSpecs"].items()} == {
+        "Master": 1,
+        "Worker": 3,
+    }
+    inside = pods(rendered)[0]["spec"]
+    (container,) = inside["containers"]
+    limits = container["resources"]["limits"]
+    assert limits.items() >= {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"}.items()
+    mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+    assert {"/fsx", "/cfg", "/dev/shm", "/out"} <= mounts.keys()
+    assert inside["serviceAccountName"] == "trainer"
+    cfg = next(one for one in inside["volumes"] if one["name"] == mounts["/cfg"])
+    assert cfg["configMap"]["items"] == [{"key": "a", "path": "b"}]
+
+
+@pytest.mark.parametrize("name", ["digits-ddp", "plain"])
+def test_what_was_rendered_here_comes_back(name: str) -> None:
+    text = (GOLDEN / name / "pytorchjob.yaml").read_text()
+    made = list(yaml.safe_load_all(text))[-1]
+    values, notes = migrate.migrate(made)
+    # The trainer's settings are variables there, and keys here.
+    assert all("TRAINER_" in n or "MUSTER_" in n or "PET_" in n or "app.kub" in n for n in notes)
+    again = only(render({**values, "trainer": {"globalBatch": 32}}, "pytorchjob"), "PyTorchJob")
+    for key in ("runPolicy", "nprocPerNode"):
+        assert again["spec"][key] == made["spec"][key]
+
+
+def test_everything_rendered_here_comes_back_as_far_as_it_can() -> None:
+    made = only(render(everything("pytorchjob"), "pytorchjob"), "PyTorchJob")
+    values, _ = migrate.migrate(deepcopy(made))
+    again = only(render({**values, "trainer": {"globalBatch": 32}}, "pytorchjob"), "PyTorchJob")
+    before, after = (
+        one["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"] for one in (made, again)
+    )
+    for key in ("tolerations", "nodeSelector", "affinity", "priorityClassName", "schedulerName"):
+        assert after[key] == before[key]
+    assert after["containers"][0]["resources"] == before["containers"][0]["resources"]
+
+
+def test_what_is_mounted_over_a_folder_of_the_pods_own_is_noted() -> None:
+    made = deepcopy(MANIFEST)
+    inside = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    places = {"/code": "pvc", "/tmp": "empty", "/data": "config", "/etc/muster": "pvc"}
+    mounts = [{"name": name, "mountPath": path} for path, name in places.items()]
+    inside["containers"][0]["volumeMounts"] = [
+        *mounts,
+        {"name": "pvc", "mountPath": "/out", "subPath": "a"},
+    ]
+    inside["volumes"] = [
+        {"name": "pvc", "persistentVolumeClaim": {"claimName": "c"}},
+        {"name": "config", "configMap": {"name": "c"}},
+        {"name": "empty", "emptyDir": {}},
+    ]
+    values, notes = migrate.migrate(made)
+    assert not {"data", "checkpoints", "volumes"} & values.keys()
+    told = [
+        note.split(":")[0] + note.split("own ")[1].split(";")[0]
+        for note in notes
+        if "its own" in note
+    ]
+    assert sorted(told) == [
+        "volume config/data",
+        "volume pvc/code",
+        "volume pvc/etc/muster",
+        "volume pvc/out",
+    ]
+
+
+def test_an_elastic_job_stays_elastic() -> None:
+    made = deepcopy(MANIFEST)
+    made["spec"]["elasticPolicy"] = {"minReplicas": 2, "maxReplicas": 6}
+    assert migrate.migrate(made)[0]["nodes"] == {"min": 2, "max": 6}
+
+
+def test_auto_on_a_cpu_is_told() -> None:
+    made = only(render(job(), "pytorchjob"), "PyTorchJob")
+    made["spec"]["nprocPerNode"] = "auto"
+    values, notes = migrate.migrate(made)
+    assert "procsPerNode" not in values
+    assert any("nprocPerNode='auto'" in note for note in notes)
+
+
+def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "old.yaml"
+    source.write_text(yaml.safe_dump(MANIFEST))
+    assert command.main(["--migrate", str(source)]) == 0
+    seen = capsys.readouterr()
+    assert seen.out.startswith("# From old.yaml. What is not carried:\n#   ")
+    assert "note: env HF_TOKEN: looks like a credential" in seen.err
+    target = tmp_path / "job.yaml"
+    target.write_text(seen.out)
+    assert command.main([str(target), "--set", "trainer.globalBatch=64", "--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{}, {"spec": {}}, {"metadata": None}, {"spec": {"pytorchReplicaSpecs": {"Worker": {}}}}],
+)
+def test_what_is_no_pytorchjob_is_refused(broken: dict[str, Any]) -> None:
+    with pytest.raises(Fault, match="--migrate: not a PyTorchJob"):
+        migrate.migrate(broken)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ("replicas", "two", "invalid literal for int"),
+        ("containers", [], "no container of its pod is called pytorch"),
+        ("limits", {"nvidia.com/gpu": "8k"}, "invalid literal for int"),
+    ],
+)
+def test_what_is_odd_in_a_pytorchjob_is_one_line(place: str, value: Any, words: str) -> None:
+    made = deepcopy(MANIFEST)
+    master = made["spec"]["pytorchReplicaSpecs"]["Master"]
+    inside = master["template"]["spec"]
+    holders = {"replicas": master, "containers": inside}
+    holders.get(place, inside["containers"][0]["resources"])[place] = value
+    with pytest.raises(Fault, match=f"--migrate: not a PyTorchJob: {words}"):
+        migrate.migrate(made)
+    made = deepcopy(MANIFEST)
+    made["spec"]["pytorchReplicaSpecs"]["Worker"] = made["metadata"]["labels"] = None
+    assert migrate.migrate(made)[0]["nodes"] == 1
+
+
+def test_stdout_holds_yaml_alone(tmp_path: Path) -> None:
+    source = tmp_path / "old.yaml"
+    source.write_text(yaml.safe_dump(MANIFEST))
+    with contextlib.redirect_stdout(io.StringIO()) as words:
+        migrate.show(source)
+    assert yaml.safe_load(words.getvalue())["name"] == "bert"

@@ -1,0 +1,160 @@
+"""What goes on where it broke off, or begins anew: watches, lists, logs."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k8s.cluster import jobs, logs
+from k8s.cluster.client.objects import listed
+from k8s.cluster.client.watch import changes
+from tests.apiserver import Server
+from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, connection, fill, jobset
+from trainer.config.exits import Fault
+
+Cluster = tuple[Server, Path]
+
+
+def watched(
+    server: Server, config: Path, act: Callable[[], None], *, until: int, seconds: float = 20
+) -> list[Any]:
+    """Return the restarts that a watch of the job tells, None when it is gone, up to `until` of them."""
+    deadline = time.monotonic() + seconds
+    seen: list[Any] = []
+    actor = threading.Thread(target=act)
+    for found in changes(connection(config, timeout=5), *JOBSET, "digits", deadline=deadline):
+        if not seen:
+            actor.start()
+        seen.append(found["status"]["restarts"] if found else None)
+        if len(seen) == until:
+            break
+    actor.join()
+    return seen
+
+
+def attached(server: Server, *, times: int = 1) -> None:
+    """Wait until so many watches have been asked for, and the last is there."""
+    end = time.monotonic() + 10
+    asked = 0
+    while (asked < times or not server.watches) and time.monotonic() < end:
+        asked = sum("watch=true" in path for _, path in server.requests)
+        time.sleep(0.01)
+
+
+def test_a_watch_tells_every_change_and_the_end(cluster: Cluster) -> None:
+    server, config = cluster
+
+    def act() -> None:
+        attached(server)
+        for restarts in (1, 2):
+            fill(server, restarts=restarts)
+        server.remove(server.path(*JOBSET, "digits"))
+
+    fill(server, restarts=0)
+    assert watched(server, config, act, until=4) == [0, 1, 2, None]
+    assert len([1 for _, path in server.requests if "/jobsets?" in path]) == 2  # a list, a watch
+
+
+def test_a_watch_goes_on_where_it_broke_off(cluster: Cluster) -> None:
+    server, config = cluster
+
+    def act() -> None:
+        attached(server)
+        fill(server, restarts=1)
+        server.hang_up()
+        attached(server, times=2)
+        fill(server, restarts=2)
+
+    fill(server, restarts=0)
+    assert watched(server, config, act, until=3) == [0, 1, 2]
+    lists = [path for _, path in server.requests if "/jobsets?" in path and "watch" not in path]
+    assert len(lists) == 1  # not listed again
+
+
+@pytest.mark.parametrize("how", ["in the stream", "as the answer"])
+def test_a_watch_begins_anew_when_its_version_is_forgotten(how: str, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, restarts=0)
+
+    def act() -> None:
+        attached(server)
+        if how == "as the answer":
+            told = iter([(410, {}, '{"message": "too old"}')])
+            server.answer = lambda _, path: next(told, None) if "watch" in path else None
+            server.hang_up()
+        server.forget()
+        attached(server, times=3 if how == "as the answer" else 2)
+        fill(server, restarts=6)
+
+    seen = watched(server, config, act, until=3)
+    assert (seen[0], seen[-1]) == (0, 6)
+    lists = [path for _, path in server.requests if "/jobsets?" in path and "watch" not in path]
+    assert len(lists) == 2
+
+
+def test_a_watch_of_garbage_is_69(cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, restarts=0)
+    server.answer = lambda _, path: (200, {}, "<html>\n") if "watch=true" in path else None
+    with pytest.raises(Fault, match="no JSON") as caught:
+        list(
+            changes(connection(config, timeout=5), *JOBSET, "digits", deadline=time.monotonic() + 9)
+        )
+    assert caught.value.code == 69
+
+
+def test_a_list_begins_anew_when_its_pages_are_forgotten(cluster: Cluster) -> None:
+    server, config = cluster
+    page = {"items": [{"metadata": {"name": "a"}}], "metadata": {"continue": "next"}}
+    told = iter([(200, {}, json.dumps(page)), (410, {}, "{}"), (200, {}, json.dumps(page))])
+    server.answer = lambda _, __: next(told, None)
+    found = listed(connection(config, timeout=5), "/api/v1/namespaces/lab/pods", {})
+    assert found == [{"metadata": {"name": "a"}}]
+    assert ["continue=next" in path for _, path in server.requests] == [False, True, False, True]
+
+
+def test_a_followed_log_goes_on_where_it_broke_off(cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    name = "digits-node-0-0"
+    server.logs[name] = "one\ntwo\nthree\n"
+    whole = server.respond("GET", f"/x/{name}/log?timestamps=true", None)[1]
+    assert isinstance(whole, str)
+    # cut within the second line: the length promises more than comes
+    lying = {"Content-Length": "9999", "Connection": "close"}
+    told = iter([(200, lying, whole[: whole.index("two") + 1])])
+    server.answer = lambda _, path: next(told, None) if "/log" in path else None
+    connected = connection(config, timeout=5)
+    lines: list[str] = []
+    job = jobs.look(connected, "digits")
+    server.put(*JOBSET, jobset(**COMPLETED))
+    logs.follow(
+        connected,
+        job,
+        lines.append,
+        query={"follow": "true"},
+        wanted=logs.Wanted(nodes=frozenset({0})),
+    )
+    assert lines == ["[node 0] one", "[node 0] two", "[node 0] three"]
+
+
+def test_a_log_that_never_pauses_does_not_keep_the_others_out(cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **COMPLETED)
+    chatty = "digits-node-0-0"
+    server.logs[chatty] = "again\n" * 400_000
+    connected = connection(config, timeout=5)
+    found = jobs.pods(connected, jobs.look(connected, "digits"))
+    following = logs.Following(connected, query={})
+    following.add(found[0])
+    shown: list[str] = []
+    following.drain(shown.append, seconds=0.05)
+    assert len(shown) < 400_000
+    following.drain(shown.append, seconds=60)
+    following.drain(shown.append, seconds=0)
+    following.close()
+    assert len(shown) == 400_000

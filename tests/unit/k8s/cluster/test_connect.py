@@ -1,0 +1,73 @@
+"""Which cluster the verbs go to: by a kubeconfig, or as one of its pods; nothing is guessed."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import urllib3
+import yaml
+
+from k8s.cluster.client.connect import connect
+from tests.apiserver import Server, kubeconfig
+from tests.cluster_objects import Run
+from trainer.config.exits import Fault
+
+Cluster = tuple[Server, Path]
+
+
+def test_no_namespace_is_guessed(run: Run, tmp_path: Path) -> None:
+    config = kubeconfig(tmp_path, "http://127.0.0.1:1", namespace=None)
+    code, _, err = run(config, "list")
+    assert code == 64
+    assert "context test names no namespace; say which: --namespace NAME" in err
+
+
+def test_a_pod_of_the_cluster_needs_no_kubeconfig(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a pod finds: a token, a namespace, an authority; the address by the environment."""
+    server, _ = cluster
+    for name, words in (("namespace", "lab\n"), ("token", "t"), ("ca.crt", "x")):
+        (tmp_path / name).write_text(words)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.http.server_port))
+    loader = "kubernetes.config.incluster_config.SERVICE_"
+    monkeypatch.setattr(f"{loader}TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(f"{loader}CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr("k8s.cluster.client.connect._SERVICE_ACCOUNT", str(tmp_path))
+    nowhere = str(tmp_path / "none")
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", nowhere)
+    found = connect(context=None, namespace=None)
+    assert (found.namespace, found.where) == ("lab", "this pod's cluster, namespace lab")
+    assert found.client.configuration.host == f"https://127.0.0.1:{server.http.server_port}"
+    (tmp_path / "namespace").unlink()
+    with pytest.raises(Fault, match="names no namespace"):
+        connect(context=None, namespace=None)
+
+
+@pytest.mark.parametrize(
+    "text", ["x: [", "only words", "[]", "\0", "current-context: a\ncontexts: [{name: a}]\n", "{}"]
+)
+def test_what_is_no_kubeconfig_is_one_line_and_64(text: str, run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "kubeconfig"
+    config.write_text(text)
+    code, out, err = run(config, "list")
+    assert (code, out) == (64, "")
+    assert len(err.splitlines()) == 1, err
+    assert "kubeconfig" in err or "kube-config" in err
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_certificate_that_is_not_to_be_checked_is_not_warned_of_at_every_request(
+    *, checked: bool, tmp_path: Path
+) -> None:
+    config = kubeconfig(tmp_path, "https://127.0.0.1:1")
+    values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    values["clusters"][0]["cluster"]["insecure-skip-tls-verify"] = not checked
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        patch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config))
+        connect(context=None, namespace=None)
+        warnings.warn("unverified", urllib3.exceptions.InsecureRequestWarning, stacklevel=1)
+    assert bool(caught) == checked

@@ -1,0 +1,228 @@
+"""The Role that render.py writes for the verbs: each works with it, and none of it is for nothing."""
+
+import _thread
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from k8s.cli.command import main
+from k8s.cluster.state import LAUNCHERS, kinds
+from k8s.cluster.wrapped import WRAPPER
+from tests.apiserver import Answer, Server, free_port
+from tests.cluster_objects import JOBSET, LABELS, Run, fill
+from tests.rendering import job, render
+
+Allowed = set[tuple[str, str, str]]  # group, resource, verb
+
+
+def granted(text: str, kinds: Iterable[str]) -> Allowed:
+    """Return what the roles of some kinds grant."""
+    return {
+        (group, resource, verb)
+        for one in yaml.safe_load_all(text)
+        if one["kind"] in kinds
+        for rule in one["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+_PATH = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))/[^/]+(?:/namespaces/lab(?=/))?/(?P<resource>[^/]+)"
+    r"(?:/(?P<name>[^/]+)(?:/(?P<part>[^/]+))?)?"
+)
+
+
+def asked(server: Server, method: str, target: str) -> Allowed:
+    """Return what an API server would want of who makes a request; nothing for what everybody may."""
+    parts = urlsplit(target)
+    found = _PATH.fullmatch(parts.path)
+    if found is None:  # discovery, the version
+        return set()
+    group, resource = found["group"] or "", found["resource"]
+    if found["part"] == "portforward":
+        return {(group, "pods/portforward", verb) for verb in ("get", "create")}
+    if found["part"]:
+        return {(group, f"{resource}/{found['part']}", "get")}
+    verbs = {"GET": ["get"], "DELETE": ["delete"], "PATCH": ["patch"]}[method]
+    if method == "GET" and not found["name"]:
+        verbs = ["watch"] if "watch=true" in parts.query else ["list"]
+    if method == "PATCH" and "force=" in parts.query and parts.path not in server.objects:
+        verbs = ["patch", "create"]  # a server-side apply of what is not there
+    return {(group, resource, verb) for verb in verbs}
+
+
+def a_job(launcher: str) -> dict[str, Any]:
+    """Return a job file with everything that is rendered beside a job of this launcher."""
+    values = job(
+        name="digits",
+        nodes=2 if launcher == "trainjob" else {"min": 2, "max": 4},
+        trainer={"globalBatch": 48},
+        network={"isolate": True},
+        checkpoints={"claim": {"size": "1Gi"}},
+        tensorboard={"image": "tensorboard:1"},
+        metrics={"port": 9400},
+        disruptionBudget=True,
+        mountJobFile=True,
+    )
+    if launcher in ("job", "jobset"):
+        values["scheduling"] = {"gang": True, "schedulerName": "scheduler-plugins-scheduler"}
+    return values
+
+
+def interrupt_after(port: int) -> None:
+    """Make one connection, and then be the user who has seen enough."""
+    for _ in range(500):
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(b"hello")
+                connection.recv(100)
+            break
+        except OSError:
+            time.sleep(0.02)
+    _thread.interrupt_main()
+
+
+def cancel_when_watched(server: Server, place: str) -> None:
+    """End a wait once it has come to its watch, and leave the job as it was."""
+    before = server.objects[place]
+    end = time.monotonic() + 30
+    while not server.watches and time.monotonic() < end:
+        time.sleep(0.01)
+    mark = {"annotations": {"muster/cancelled": "2026-01-01T00:00:00+00:00"}}
+    server.store(place, before | {"metadata": before["metadata"] | mark})
+    server.store(place, before)
+
+
+def stage(server: Server) -> None:
+    """Put there what a controller would make of a submitted job, and a namespace."""
+    fill(server)
+    server.remove(server.path(*JOBSET, "digits"))
+    child = {"completions": 4, "parallelism": 4}
+    server.put("batch/v1", "Job", {"metadata": {"name": "digits-node-0"}, "spec": child})
+    board = {"app.kubernetes.io/instance": "digits", "app.kubernetes.io/component": "tensorboard"}
+    metadata = {"name": "board", "labels": board}
+    server.put("v1", "Pod", {"metadata": metadata, "status": {"phase": "Running"}})
+    server.put("v1", "Namespace", {"metadata": {"name": "lab"}})
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_role_is_what_the_verbs_take(
+    launcher: str, run: Run, cluster: tuple[Server, Path], tmp_path: Path, capsys: Any
+) -> None:
+    server, config = cluster
+    file, rendered = tmp_path / "job.yaml", tmp_path / "rendered.yaml"
+    file.write_text(json.dumps(a_job(launcher)))
+    rendered.write_text(render(a_job(launcher), launcher).text)
+    assert main([str(file), "--launcher", launcher, "--rbac", "user:jane"]) == 0
+    text = capsys.readouterr().out
+    allowed = granted(text, ("Role", "ClusterRole"))
+    used: Allowed = set()
+
+    def ask(method: str, target: str) -> Answer | None:
+        wanted = asked(server, method, target)
+        used.update(wanted)
+        if wanted <= allowed:
+            patching = method == "PATCH" and "force=" not in target
+            if launcher == "jobset" and patching and scaling and "/jobsets/" in target:
+                return 422, {}, '{"message": "immutable"}'  # so that its Job is asked for as well
+            return None
+        return 403, {}, json.dumps({"message": f'User "jane" cannot {sorted(wanted - allowed)}'})
+
+    server.answer = ask
+    scaling = False
+    kind = next(one for one in kinds() if one.launcher == launcher)
+    place = server.path(kind.api_version, kind.kind, "digits")
+    stage(server)
+
+    def does(*arguments: str, code: int = 0) -> None:
+        ended, _, err = run(config, *arguments)
+        assert ended == code, err
+
+    does("doctor")
+    does("submit", str(rendered))
+    threading.Thread(target=cancel_when_watched, args=(server, place), daemon=True).start()
+    does("wait", "digits", code=143)
+    for verb in (["list"], ["gc"], ["status", "digits"], ["logs", "digits"], ["top", "digits"]):
+        does(*verb)
+    does("logs", "digits", "--save", str(tmp_path / "saved"))
+    scaling = True
+    does("scale", "digits", "3", code=64 if launcher == "trainjob" else 0)
+    scaling = False
+    does("suspend", "digits")
+    does("resume", "digits")
+    if kind.suspend:  # and as a job of a queue
+        found = server.objects[place]
+        queue = {"labels": LABELS | {"kueue.x-k8s.io/queue-name": "team"}}
+        server.store(place, found | {"metadata": found["metadata"] | queue})
+        owned = {"labels": {"kueue.x-k8s.io/job-uid": "uid-digits"}, "name": "w"}
+        server.put("kueue.x-k8s.io/v1beta2", "Workload", {"metadata": owned})
+    does("cancel", "digits")
+    port = free_port()
+    threading.Thread(target=interrupt_after, args=(port,), daemon=True).start()
+    does("port-forward", "digits", "--port", str(port), code=130)
+    for verb in (["delete", "digits"], ["list"], ["gc"]):  # the last two where there is no job
+        does(*verb)
+    versions = [*((one.api_version, one.kind) for one in kinds()), WRAPPER]
+    other = {(version.split("/")[0], f"{name.lower()}s") for version, name in versions}
+    here = {(kind.api_version.split("/")[0], f"{kind.kind.lower()}s")}
+    elsewhere = {one for one in used if one[:2] in other - here and one[2] in ("get", "list")}
+    assert used - allowed <= elsewhere  # it looks whether it is there, and goes on without
+    assert allowed - used == set()
+
+
+def test_who_may_is_said(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(job(namespace="research")))
+    bindings = set()
+    for who, subject in {
+        "user:jane@lab.org": {"kind": "User", "name": "jane@lab.org", "apiGroup": API},
+        "user:jane-lab/org": {"kind": "User", "name": "jane-lab/org", "apiGroup": API},
+        "user:lab": {"kind": "User", "name": "lab", "apiGroup": API},
+        "user:Ж": {"kind": "User", "name": "Ж", "apiGroup": API},
+        "group:lab": {"kind": "Group", "name": "lab", "apiGroup": API},
+        "serviceaccount:ci:bot": {"kind": "ServiceAccount", "name": "bot", "namespace": "ci"},
+        "serviceaccount:cd:bot": {"kind": "ServiceAccount", "name": "bot", "namespace": "cd"},
+    }.items():
+        assert main([str(file), "--launcher", "job", "--rbac", who]) == 0
+        role, binding, doctor, everywhere = yaml.safe_load_all(capsys.readouterr().out)
+        assert role["metadata"] == {"name": "muster-job", "namespace": "research"}
+        assert binding["subjects"] == everywhere["subjects"] == [subject]
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+        assert "namespace" not in doctor["metadata"]
+        # a binding of one name would take the right from whom it was given to before
+        assert not {binding["metadata"]["name"], everywhere["metadata"]["name"]} & bindings
+        bindings |= {binding["metadata"]["name"], everywhere["metadata"]["name"]}
+        assert not re.search(r"[/%]|-$", binding["metadata"]["name"])
+
+
+API = "rbac.authorization.k8s.io"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rbac", "jane"], "--rbac jane: not user:NAME"),
+        (["--rbac", "serviceaccount:bot"], "serviceaccount:NAMESPACE:NAME"),
+        (["--rbac", "user:jane", "--launcher", "docker"], "docker runs without a cluster"),
+    ],
+)
+def test_who_it_is_for_must_be_clear(
+    options: list[str], words: str, tmp_path: Path, capsys: Any
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(job(launcher="job")))
+    assert main([str(file), *options]) == 64
+    out, err = capsys.readouterr()
+    assert words in err
+    assert out == ""

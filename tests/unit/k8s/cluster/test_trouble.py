@@ -1,0 +1,192 @@
+"""What the verbs say of a cluster that cannot answer, and of what cannot be asked: one line, in time."""
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from k8s.cluster.client import api
+from tests.apiserver import Answer, Server, kubeconfig
+from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, Run, connection, fill, golden, jobset
+
+Cluster = tuple[Server, Path]
+
+VERBS = {
+    "submit": ["submit", str(golden("jobset"))],
+    "status": ["status", "digits"],
+    "logs": ["logs", "digits"],
+    "save": ["logs", "digits", "--save", "saved"],
+    "rank": ["logs", "digits", "--rank", "1"],
+    "wait": ["wait", "digits"],
+    "suspend": ["suspend", "digits"],
+    "resume": ["resume", "digits"],
+    "cancel": ["cancel", "digits"],
+    "scale": ["scale", "digits", "3"],
+    "top": ["top", "digits", "--once"],
+    "port-forward": ["port-forward", "digits", "--port", "0"],
+    "delete": ["delete", "digits"],
+    "list": ["list"],
+    "gc": ["gc"],
+    "doctor": ["doctor"],
+}
+BAD: dict[str, Answer] = {
+    "500": (500, {}, '{"message": "etcd is away"}'),
+    "429": (429, {"Retry-After": "1"}, "slow down"),
+    "garbage": (200, {}, "<html>a proxy</html>"),
+    "other JSON": (200, {}, '{"hello": "world"}'),
+}
+
+
+def test_every_verb_is_in_the_table() -> None:
+    from k8s.__main__ import app
+
+    names = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
+    assert {arguments[0] for arguments in VERBS.values()} == names
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("kind", [*BAD, "closed"])
+def test_a_cluster_that_does_not_answer_is_one_line_and_69(
+    verb: str, kind: str, run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    server, config = cluster
+    if kind == "closed":
+        config = kubeconfig(tmp_path, "http://127.0.0.1:1")
+    else:
+        server.answer = lambda _, __: BAD[kind]
+    began = time.monotonic()
+    code, out, err = run(config, "--timeout", "0.4", *VERBS[verb])
+    assert code == 69
+    assert out == ""
+    assert len(err.splitlines()) == 2, err  # where, and what went wrong
+    assert err.endswith("(exit 69)\n")
+    assert time.monotonic() - began < 20  # a busy machine's
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("doctor", "port-forward")])
+def test_a_cluster_that_is_lost_halfway_is_69_at_every_request(
+    verb: str, run: Run, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, config = cluster
+    monkeypatch.chdir(tmp_path)
+    elastic = {"name": "PET_NNODES", "value": "2:4"}
+    template = {"spec": {"containers": [{"env": [elastic]}]}}
+    spec = {"completions": 2, "parallelism": 2, "template": template}
+    for last in itertools.count(1):
+        server.objects.clear()
+        server.requests.clear()
+        fill(server, **(COMPLETED if verb in ("wait", "gc") else RUNNING))
+        found = jobset(
+            {"replicatedJobs": [{"name": "node", "template": {"spec": spec}}]}, **RUNNING
+        )
+        if verb == "scale":
+            server.put(*JOBSET, found)
+        server.answer = lambda _, __, last=last: (
+            BAD["500"] if len(server.requests) >= last else None
+        )
+        code, _, err = run(config, "--timeout", "0.3", *VERBS[verb])
+        assert "Traceback" not in err
+        if len(server.requests) < last:
+            break
+        # a log that cannot be had is said so in its place, and the others are shown
+        assert code == 69 or (code == 0 and verb in ("logs", "rank")), err
+    assert code == 0
+    assert last > 3
+
+
+def test_a_request_is_tried_again_after_429_and_5xx(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    told = iter([BAD["429"], BAD["500"]])
+    server.answer = lambda _, __: next(told, None)
+    began = time.monotonic()
+    assert run(config, "status", "digits")[0] == 0
+    assert time.monotonic() - began >= 1.5  # the second that was asked for, and a pause of our own
+
+
+def test_the_pauses_double_and_never_undercut_what_was_asked_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, config = cluster
+    answers = [BAD["500"], BAD["500"], (429, {"Retry-After": "7"}, ""), BAD["500"]]
+    answers += [(503, {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, "")]  # then our own
+    told = iter(answers)
+    server.answer = lambda _, __: next(told, (200, {}, "{}"))
+    pauses: list[float] = []
+    monkeypatch.setattr("k8s.cluster.client.api.time.sleep", pauses.append)
+    connected = connection(config, timeout=60)
+    assert api.call(connected, "GET", "/x") == {}
+    least = [0.5, 1, 7, 4, 8]
+    assert all(low <= pause <= 1.4 * low for low, pause in zip(least, pauses, strict=True)), pauses
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "words"),
+    [
+        (403, 'jobs is forbidden: User "jane" cannot list resource', "--rbac user:NAME"),
+        (403, "exceeded quota: pods=2", "the cluster refuses it"),
+        (401, "Unauthorized", "not allowed"),
+        (409, "conflict with other manager", "the cluster refuses it"),
+        (500, "failed to create typed patch object (/x): .spec.y", "the cluster refuses it"),
+    ],
+)
+def test_a_refusal_is_not_tried_again(
+    status: int, message: str, words: str, run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    server.answer = lambda method, _: (
+        (status, {}, json.dumps({"message": message})) if method == "PATCH" else None
+    )
+    code, _, err = run(config, "submit", str(golden("job")))
+    assert code == 64
+    assert words in err
+    assert message in err
+    assert len([1 for method, _ in server.requests if method == "PATCH"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["stats"], "No such command 'stats'"),
+        (["status"], "Missing argument"),
+        (["submit", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
+        (["--context", "moon", "list"], "--context moon"),
+        (["gc", "--older-than", "1e300"], "Invalid value for '--older-than'"),
+        (["status", "../services/digits"], "no job '../services/digits' of muster's here"),
+        (["status", "digits?x"], "no job 'digits?x' of muster's here"),
+    ],
+)
+def test_wrong_words_are_one_line_and_64(
+    arguments: list[str], words: str, run: Run, cluster: Cluster
+) -> None:
+    fill(cluster[0], **RUNNING)
+    code, _, err = run(cluster[1], *arguments)
+    assert code == 64
+    assert words in err
+    assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: batch/v1\nkind: Job",
+        "apiVersion: batch/v1\nkind: Job\nmetadata: {}",
+        "apiVersion: batch/v1\nkind: Job\nmetadata: {name: 5}",
+        "apiVersion: 5\nkind: Job\nmetadata: {name: a}",
+        "kind: [a]\napiVersion: {}",
+        "a: 0x_",
+        "a: " + "[" * 100_000,
+        "words",
+    ],
+)
+def test_what_is_no_manifest_is_one_line_and_64(
+    text: str, run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    code, _, err = run(cluster[1], "submit", str(file))
+    assert code == 64
+    assert f"{file}: not " in err
+    assert len(err.splitlines()) == 1

@@ -1,0 +1,335 @@
+"""The verbs of `python -m k8s`, in this process, against an API that stores what it is given."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from k8s.base import yaml_text
+from tests.apiserver import Server
+from tests.cluster_objects import (
+    COMPLETED,
+    FAILED,
+    JOBSET,
+    LABELS,
+    RUNNING,
+    Run,
+    ended,
+    fill,
+    golden,
+    jobset,
+    pod,
+)
+from tests.conftest import ROOT, clean_environment
+
+Cluster = tuple[Server, Path]
+
+
+def test_status_tells_state_pods_and_progress(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    code, out, err = run(config, "status", "digits", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert (told["phase"], told["launcher"], told["restarts"]) == ("running", "jobset", 2)
+    assert [(p["node"], p["procs"]) for p in told["pods"]] == [(0, 2), (1, 2)]
+    # 30 steps of 32 samples at 96 samples a second
+    assert told["progress"]["seconds_left"] == pytest.approx(10)
+    assert told["warnings"] == ["digits-node-0-1: FailedMount: no such volume"]
+    assert "context test, namespace lab" in err
+    code, out, _ = run(config, "status", "digits")
+    assert code == 0
+    assert "step 10 of 40, loss 0.5, 96 samples/s, 0:00:10 left" in out
+
+
+def test_a_machine_that_does_not_answer_hides_no_more_than_what_it_has(
+    run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    """As when a node is lost: the API server says 500 for the logs of its pods, and goes on."""
+    server, config = cluster
+    fill(server, **RUNNING)
+    lost = (500, {}, json.dumps({"message": "dial tcp 10.0.0.7:10250: no route to host"}))
+    server.answer = lambda _, path: lost if "/log" in path else None
+    code, out, _ = run(config, "--timeout", "2", "status", "digits", "--json")
+    told = json.loads(out)
+    assert (code, told["phase"], told["progress"]) == (0, "running", None)
+    assert told["warnings"][-1].startswith("what digits-node-0-0 says cannot be read: ")
+    assert "no route to host" in told["warnings"][-1]
+    code, out, _ = run(config, "--timeout", "2", "top", "digits", "--once")
+    assert (code, "no route to host" in out) == (0, True)
+    code, out, err = run(config, "--timeout", "2", "logs", "digits")
+    assert (code, out.count("(no log: "), "no route to host" in err) == (69, 2, True)
+    hidden = (403, {}, json.dumps({"message": 'User "jane" cannot get resource "pods/log"'}))
+    server.answer = lambda _, path: hidden if "/log" in path else None
+    code, _, err = run(config, "logs", "digits")
+    assert (code, "not allowed" in err) == (64, True)
+    server.answer = lambda _, path: lost if "digits-node-0-0/log" in path else None
+    assert run(config, "--timeout", "2", "logs", "digits")[0] == 0
+    code, _, err = run(config, "--timeout", "2", "logs", "digits", "--save", str(tmp_path))
+    assert (code, "no route to host" in err) == (69, True)
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert {"events.txt", "digits-node-0-0.yaml", "digits-node-0-1.log"} <= kept
+    assert "digits-node-0-0.log" not in kept
+    server.answer = lambda _, path: lost if "digits-node-0-1/log" in path else None
+    assert json.loads(run(config, "status", "digits", "--json")[1])["progress"]["step"] == 10
+
+
+def test_submit_tries_first_and_then_applies(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    code, _, err = run(config, "submit", str(golden("jobset")))
+    assert code == 0
+    assert "submitted digits-ddp" in err
+    writes = [path for method, path in server.requests if method == "PATCH"]
+    half = len(writes) // 2
+    assert all("dryRun=All" in path for path in writes[:half])
+    assert not any("dryRun" in path for path in writes[half:])
+    assert any(path.endswith("/jobsets/digits-ddp") for path in server.objects)
+
+
+def test_what_is_submitted_arrives_whatever_it_is_written_in(
+    run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    """An apply is read as YAML, which refuses the surrogate pairs of JSON."""
+    server, config = cluster
+    text = "\U0001f600 \u6f22 \x85 \x7f \ufeff \\ud83d\\ude00"
+    made = yaml.safe_load(golden("pytorchjob").read_text(encoding="utf-8").rpartition("---\n")[2])
+    made["metadata"]["annotations"] = {"owner": text}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml_text.dump([made]), encoding="utf-8")
+    assert run(config, "submit", str(file))[0] == 0
+    (held,) = (one for path, one in server.objects.items() if "/pytorchjobs/" in path)
+    assert held["metadata"]["annotations"]["owner"] == text
+
+
+def test_submit_writes_nothing_when_one_object_is_refused(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    server.answer = lambda method, path: (
+        (422, {}, '{"message": "spec.network:\\n forbidden"}')
+        if method == "PATCH" and "/jobsets/" in path
+        else None
+    )
+    code, _, err = run(config, "submit", str(golden("jobset")))
+    assert code == 64
+    assert "422: spec.network: forbidden" in err
+    assert server.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("served", "words"),
+    [
+        (None, "no TrainingRuntime (trainer.kubeflow.org/v1alpha1) here; install Kubeflow Trainer"),
+        ("v2", "TrainingRuntime is served as v2, the manifest says trainer.kubeflow.org/v1alpha1"),
+    ],
+)
+def test_submit_says_what_to_install(
+    served: str | None, words: str, run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    del server.groups["trainer.kubeflow.org/v1alpha1"]
+    if served:
+        server.groups[f"trainer.kubeflow.org/{served}"] = {}
+    code, _, err = run(config, "submit", str(golden("trainjob")))
+    assert code == 64
+    assert words in err
+    assert server.objects == {}
+
+
+def test_a_job_that_has_ended_is_not_submitted_over(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    assert run(config, "submit", str(golden("jobset")))[0] == 0
+    assert run(config, "submit", str(golden("jobset")))[0] == 0  # no change, and it still runs
+    path = server.path(*JOBSET, "digits-ddp")
+    server.store(path, server.objects[path] | {"status": COMPLETED})
+    code, _, err = run(config, "submit", str(golden("jobset")))
+    assert code == 64
+    assert "job digits-ddp is there already and has succeeded; delete it first" in err
+
+
+def test_a_job_of_another_launcher_has_the_name(run: Run, cluster: Cluster) -> None:
+    """Both would have the same pods' labels and one network policy, which `delete` takes away."""
+    server, config = cluster
+    assert run(config, "submit", str(golden("jobset")))[0] == 0
+    before = dict(server.objects)
+    for other in ("job", "trainjob"):
+        code, _, err = run(config, "submit", str(golden(other)))
+        assert (code, "is there already, on launcher jobset" in err) == (64, True)
+    assert server.objects == before
+    assert run(config, "submit", str(golden("jobset")))[0] == 0  # itself, again
+
+
+@pytest.mark.parametrize(
+    ("option", "shown", "lost"),
+    [("--follow", "[p] trained\n", False), ("--wait", "", False), ("--follow", "no log: ", True)],
+)
+def test_submit_follows_and_waits(
+    option: str, shown: str, *, lost: bool, run: Run, cluster: Cluster
+) -> None:
+    """Its code is the job's, even when the machine that has the logs is lost."""
+    server, config = cluster
+    if lost:
+        server.answer = lambda _, path: (500, {}, "") if "/log" in path else None
+    labels = LABELS | {"app.kubernetes.io/instance": "digits-ddp"}
+
+    def finish() -> None:
+        path = server.path(*JOBSET, "digits-ddp")
+        while path not in server.objects:
+            time.sleep(0.01)
+        found = pod("p", 0, phase="Running")
+        server.logs["p"] = "trained\n"
+        server.put("v1", "Pod", found | {"metadata": {"name": "p", "labels": labels}})
+        server.store(path, server.objects[path] | {"status": FAILED})
+
+    controller = threading.Thread(target=finish)
+    controller.start()
+    code, out, err = run(config, "--timeout", "3", "submit", str(golden("jobset")), option)
+    controller.join()
+    assert code == 70  # failed, and no pod left a code of its own
+    assert shown in out if lost else out == shown
+    assert "failed: FailedJobs" in err
+
+
+@pytest.mark.parametrize(
+    ("status", "pods", "expected"),
+    [
+        (COMPLETED, [0, 0], 0),
+        (FAILED, [69, 72], 72),
+        (FAILED, [197, 143], 69),  # shifted for PyTorchJob
+        (FAILED, [], 70),
+    ],
+)
+def test_wait_ends_with_the_code_that_speaks_for_the_job(
+    status: Any, pods: list[int], expected: int, run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    server.put(*JOBSET, jobset(**status))
+    for node, code in enumerate(pods):
+        server.put("v1", "Pod", pod(f"digits-{node}", node, **ended(code)))
+    code, _, _ = run(config, "wait", "digits")
+    assert code == expected
+
+
+def test_wait_is_bounded(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    code, _, err = run(config, "wait", "digits", "--timeout", "1")
+    assert code == 69
+    assert "is running after 1 s" in err
+
+
+def test_top_tells_every_rank(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    rows = json.loads(run(config, "top", "digits", "--json")[1])
+    assert [(r["rank"], r["node"], r["cpu"], r["gpu"], r["pod_cpu"]) for r in rows] == [
+        (0, 0, 0.5, 0.0, 1.5),
+        (1, 0, 0.5, 0.25, 1.5),
+        (2, 1, 0.5, 0.5, 1.5),
+        (3, 1, 0.5, 0.75, 1.5),
+    ]
+    code, out, _ = run(config, "top", "digits")
+    assert code == 0
+    assert "75%" in out
+    assert "step 10 of 40" in out
+    del server.groups["metrics.k8s.io/v1beta1"]
+    assert "no metrics of pods" in run(config, "top", "digits")[1]
+
+
+def test_doctor_says_what_the_cluster_takes(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    del server.groups["batch.volcano.sh/v1alpha1"]
+    allocatable = {"nvidia.com/gpu": "8", "cpu": "4"}
+    server.put("v1", "Node", {"metadata": {"name": "n"}, "status": {"allocatable": allocatable}})
+    level = {"pod-security.kubernetes.io/enforce": "restricted"}
+    server.put("v1", "Namespace", {"metadata": {"name": "lab", "labels": level}})
+    server.put("node.k8s.io/v1", "RuntimeClass", {"metadata": {"name": "nvidia"}})
+    storage = {"metadata": {"name": "shared"}, "provisioner": "nfs.csi.k8s.io"}
+    server.put("storage.k8s.io/v1", "StorageClass", storage)
+    queue = {"metadata": {"name": "team"}, "spec": {"clusterQueue": "all"}}
+    server.put("kueue.x-k8s.io/v1beta2", "LocalQueue", queue)
+    quota = {"hard": {"pods": "9"}, "used": {"pods": "2"}}
+    server.put("v1", "ResourceQuota", {"metadata": {"name": "q"}, "status": quota})
+    code, out, _ = run(config, "doctor", "--json")
+    found = {finding["about"]: finding for finding in json.loads(out)}
+    assert code == 0
+    assert found["kubernetes"]["good"] is True
+    assert found["launcher jobset"]["good"] is True
+    assert found["launcher volcano"]["good"] is False
+    assert "install Volcano" in found["launcher volcano"]["words"]
+    assert found["nodes"]["words"] == "1 node with 8 nvidia.com/gpu"
+    assert found["runtime classes"]["words"] == "nvidia"
+    assert found["storage classes"]["words"] == "shared (ReadWriteMany)"
+    assert found["queues"]["words"] == "Kueue's: team (all)"
+    assert found["quota"]["words"] == "pods 2 of 9"
+    assert "enforced: restricted" in found["pod security"]["words"]
+    assert found["launchers"]["words"] == (
+        "this cluster can take job, jobset, pytorchjob, trainjob"
+    )
+    assert "RuntimeClass" not in run(config, "doctor")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", [["logs", "digits", "-f"], ["wait", "digits"]])
+def test_an_interrupt_ends_it_at_once(verb: list[str], cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "k8s", *verb],
+        cwd=ROOT,
+        env=clean_environment(KUBECONFIG=str(config)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout
+    while "running" not in (line := process.stdout.readline()) and "step" not in line:
+        assert line
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    rest, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 6
+    assert "Traceback" not in rest
+
+
+@pytest.mark.slow
+def test_top_looks_again_on_a_terminal_until_interrupted(cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "k8s", "top", "digits", "--every", "0.2"],
+        cwd=ROOT,
+        env=clean_environment(KUBECONFIG=str(config), TERM="xterm"),
+        stdout=its,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    seen = b""
+    while seen.count(b"step 10 of 40") < 3:
+        seen += os.read(ours, 4096)
+    assert sum("metrics.k8s.io" in path for _, path in server.requests) >= 3
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, "Traceback" in err) == (130, False)
+    os.close(its)
+    os.close(ours)
+
+
+@pytest.mark.slow
+def test_the_command_line_itself(cluster: Cluster) -> None:
+    environment = clean_environment(KUBECONFIG=os.devnull)
+    command = [sys.executable, "-m", "k8s", "list"]
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 64
+    assert ran.stderr.startswith("k8s: no cluster")

@@ -1,0 +1,194 @@
+"""What runs before the trainer: the scripts are run for real, and stop where a command fails."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k8s.jobfile import code
+from tests.rendering import CLUSTER, expand, job, planned, pods, render
+
+SHA = "0" * 40
+
+
+def steps(launcher: str = "job", **changes: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pods(render(job(**changes), launcher))[0]["spec"].get(
+        "initContainers", []
+    )
+    return found
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository of two commits."""
+    folder = tmp_path / "origin"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch", "main")
+    for text in ("first", "second"):
+        (folder / "file").write_text(text)
+        git(folder, "add", "file")
+        git(folder, "commit", "--quiet", "-m", text)
+    git(folder, "config", "uploadpack.allowAnySHA1InWant", "true")
+    return folder
+
+
+def clone(repository: Path, revision: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", code.GIT],
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "CODE_FOLDER": str(tmp_path / "code"),
+            "CODE_REPOSITORY": f"file://{repository}",
+            "CODE_REVISION": revision,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_code_is_that_of_the_commit(repository: Path, tmp_path: Path) -> None:
+    first = git(repository, "rev-parse", "HEAD~1")
+    done = clone(repository, first, tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"code: {first}\n")
+    assert (tmp_path / "code" / "file").read_text() == "first"
+
+
+def test_a_pod_that_is_set_up_anew_gets_the_code_again(repository: Path, tmp_path: Path) -> None:
+    for revision in ("main~1", "main"):
+        commit = git(repository, "rev-parse", revision)
+        done = clone(repository, commit, tmp_path)
+        assert (done.returncode, done.stdout) == (0, f"code: {commit}\n"), done.stderr
+        (tmp_path / "code" / "file").write_text("as setup commands left it")
+    clone(repository, "main", tmp_path)
+    assert (tmp_path / "code" / "file").read_text() == "second"
+
+
+def test_a_branch_is_its_newest_commit(repository: Path, tmp_path: Path) -> None:
+    assert clone(repository, "main", tmp_path).returncode == 0
+    assert (tmp_path / "code" / "file").read_text() == "second"
+
+
+@pytest.mark.parametrize("revision", [SHA, "no-such-branch"])
+def test_a_clone_that_fails_ends_the_step(revision: str, repository: Path, tmp_path: Path) -> None:
+    """mlbatch trains nevertheless: its commands run without set -e."""
+    done = clone(repository, revision, tmp_path)
+    assert done.returncode != 0
+    assert "code:" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("commands", "code", "said"),
+    [
+        (["false", "echo went on"], 1, ""),
+        (["false | true", "echo went on"], 1, ""),
+        (['echo "$NO_SUCH_VARIABLE"', "echo went on"], 1, ""),
+        (["exit 7"], 7, ""),
+        (["echo one", "echo 'two  words'"], 0, "one\ntwo  words\n"),
+        (["if true; then", "echo yes; fi"], 0, "yes\n"),
+    ],
+)
+def test_setup_stops_at_the_first_command_that_fails(
+    commands: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    (step,) = steps(setup=commands)
+    shell, option, script = step["command"]
+    script = expand(script, {}).replace("cd /code", f"cd {tmp_path}")
+    done = subprocess.run([shell, option, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, said)
+
+
+@pytest.mark.parametrize("launcher", CLUSTER)
+def test_steps_come_before_the_trainer_in_their_order(launcher: str) -> None:
+    values = job(
+        code={"git": "https://git.example.com/a", "revision": SHA, "path": "src"},
+        setup=["true"],
+        data={"pull": {"source": "s3://bucket/a", "size": "1Gi"}},
+        resources={"gpu": 8, "cpu": 4, "memory": "8Gi"},
+        env=[{"name": "A", "value": "$x $(A)"}],
+    )
+    for pod in pods(render(values, launcher)):
+        inside = pod["spec"]
+        names = [one["name"] for one in inside["initContainers"]]
+        assert names == ["code", "data", "setup"]
+        assert all(
+            one["resources"]["limits"] == {"memory": "8Gi"} for one in inside["initContainers"]
+        )
+        environment = {one["name"]: one.get("value") for one in inside["containers"][0]["env"]}
+        assert environment["PYTHONPATH"] == "/code/.packages:/code/src"
+        setup = {one["name"]: one.get("value") for one in inside["initContainers"][2]["env"]}
+        assert setup["PIP_TARGET"] == "/code/.packages"
+        assert expand(setup["A"] or "", {"A": "wrong"}) == "$x $(A)"
+        assert "PET_NNODES" not in setup
+
+
+HF = (
+    "uvx --from huggingface_hub hf download o/d --repo-type dataset --local-dir /data --revision v2"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "command", "image"),
+    [
+        ("s3://b/a", ["aws", "s3", "sync", "--only-show-errors", "s3://b/a", "/data"], "aws-cli"),
+        ("gs://b/a", ["gcloud", "storage", "rsync", "--recursive", "gs://b/a", "/data"], "cloud"),
+        (
+            "hf://o/d@v2",
+            HF.split(),
+            "uv",
+        ),
+    ],
+)
+def test_data_is_pulled_with_the_tool_of_its_source(
+    source: str, command: list[str], image: str
+) -> None:
+    (step,) = steps(data={"pull": {"source": source, "size": "5Gi", "secret": "s"}})
+    assert step["command"] == command
+    assert image in step["image"]
+    assert step["envFrom"] == [{"secretRef": {"name": "s"}}]
+    volumes = pods(render(job(data={"pull": {"source": source, "size": "5Gi"}}), "job"))[0]["spec"]
+    assert {"name": "data", "emptyDir": {"sizeLimit": "5Gi"}} in volumes["volumes"]
+
+
+def test_a_variable_is_in_a_step_once() -> None:
+    """A server-side apply refuses a name that is there twice."""
+    of_the_pod = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    (step,) = steps(setup=["true"], env=[{"name": n, **of_the_pod} for n in ("HOME", "PIP_TARGET")])
+    names = [one["name"] for one in step["env"]]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_ssh_knows_its_user_and_its_key_is_not_in_the_environment() -> None:
+    values = job(code={"git": "git@h:a/b.git", "revision": SHA, "secret": "key"})
+    (pod,) = pods(render(values, "job"))
+    (step,) = pod["spec"]["initContainers"]
+    mounts = {one["mountPath"]: one["name"] for one in step["volumeMounts"]}
+    assert mounts["/etc/passwd"] == "git-user"
+    volumes = {one["name"]: one for one in pod["spec"]["volumes"]}
+    assert volumes[mounts["/etc/git-secret"]]["secret"]["secretName"] == "key"
+    (item,) = volumes["git-user"]["downwardAPI"]["items"]
+    key = item["fieldRef"]["fieldPath"].split("'")[1]
+    assert ":65532:65532:" in pod["metadata"]["annotations"][key]
+    assert "key" not in str(step["env"])
+    trainer = [one["name"] for one in pod["spec"]["containers"][0]["volumeMounts"]]
+    assert not {"git", "git-user"} & set(trainer)
+
+
+def test_a_revision_that_moves_is_warned_of() -> None:
+    def warned(revision: str) -> bool:
+        values = job(code={"git": "https://h/a", "revision": revision})
+        return "code.revision" in str(planned(values).warnings)
+
+    assert warned("main")
+    assert not warned(SHA)

@@ -1,0 +1,159 @@
+"""Job files as written: merging, --set, and where a value came from."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from k8s.jobfile import load
+from tests.conftest import ROOT
+from trainer.config.exits import Exit, Fault
+
+
+def read(folder: Path, *texts: str, sets: tuple[str, ...] = ()) -> load.JobFile:
+    paths = []
+    for number, text in enumerate(texts):
+        path = folder / f"{number}.yaml"
+        path.write_text(text)
+        paths.append(str(path))
+    return load.read(paths, sets)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "merged"),
+    [
+        ("{a: 1}", "{b: 2}", {"a": 1, "b": 2}),
+        ("{a: 1}", "{a: 2}", {"a": 2}),
+        ("{a: {b: 1, c: 2}}", "{a: {c: 3}}", {"a": {"b": 1, "c": 3}}),
+        ("{a: [1, 2]}", "{a: [3]}", {"a": [3]}),
+        ("{a: {b: 1}}", "{a: 2}", {"a": 2}),
+        ("{a: 1}", "{a: {b: 2}}", {"a": {"b": 2}}),
+        ("{a: {b: 1, c: 2}}", "{a: {b: null}}", {"a": {"c": 2}}),
+        ("{a: {b: 1}}", "{a: null}", {}),
+        (
+            "{podPatch: {spec: {a: 1}}}",
+            "{podPatch: {spec: {a: null}}}",
+            {"podPatch": {"spec": {"a": None}}},
+        ),
+        ("{podPatch: {spec: {a: 1}}}", "{podPatch: {spec: null}}", {"podPatch": {}}),
+    ],
+)
+def test_files_merge_left_to_right(tmp_path: Path, first: str, second: str, merged: Any) -> None:
+    assert read(tmp_path, first, second).values == merged
+
+
+@pytest.mark.parametrize(
+    ("setting", "merged"),
+    [
+        ("nodes=4", {"nodes": 4, "env": [{"name": "A"}]}),
+        ("a.b.c=x", {"nodes": 2, "env": [{"name": "A"}], "a": {"b": {"c": "x"}}}),
+        ("env[0].name=B", {"nodes": 2, "env": [{"name": "B"}]}),
+        ("env[1].name=B", {"nodes": 2, "env": [{"name": "A"}, {"name": "B"}]}),
+        ("list[0]=1", {"nodes": 2, "env": [{"name": "A"}], "list": [1]}),
+        ("env=[]", {"nodes": 2, "env": []}),
+        ("nodes=", {"env": [{"name": "A"}]}),
+        ("nodes=null", {"env": [{"name": "A"}]}),
+        ("nodes=a=b", {"nodes": "a=b", "env": [{"name": "A"}]}),
+        ("nodes='4'", {"nodes": "4", "env": [{"name": "A"}]}),
+        ("labels[x.io/y]=z", {"nodes": 2, "env": [{"name": "A"}], "labels": {"x.io/y": "z"}}),
+    ],
+)
+def test_set(tmp_path: Path, setting: str, merged: Any) -> None:
+    assert read(tmp_path, "{nodes: 2, env: [{name: A}]}", sets=(setting,)).values == merged
+
+
+def test_the_last_set_wins(tmp_path: Path) -> None:
+    assert read(tmp_path, "{a: 1}", sets=("a=2", "a=3")).values == {"a": 3}
+
+
+def test_origins(tmp_path: Path) -> None:
+    job = read(
+        tmp_path,
+        "{nodes: 2, resources: {gpu: 1, cpu: 1}, env: [{name: A, value: x}]}",
+        "{resources: {cpu: 2}}",
+        sets=("trainer.lr=0.1",),
+    )
+    first, second = str(tmp_path / "0.yaml"), str(tmp_path / "1.yaml")
+    assert job.origin_of("nodes=2: no") == first
+    assert job.origin_of("resources.gpu=1: no") == first
+    assert job.origin_of("resources.cpu=2: no") == second
+    assert job.origin_of("env[0].value='x': no") == first
+    assert job.origin_of("trainer.lr=0.1: no") == "--set"
+    assert job.origin_of("image: missing") == second  # nobody said it: the last file should have
+
+
+def test_a_date_is_text(tmp_path: Path) -> None:
+    assert read(tmp_path, "{name: 2026-01-01}").values == {"name": "2026-01-01"}
+
+
+def test_anchors_and_merge_keys_work(tmp_path: Path) -> None:
+    text = "base: &base {cpu: 1, gpu: 2}\nresources: {<<: *base, gpu: 3}\n"
+    assert read(tmp_path, text).values["resources"] == {"cpu": 1, "gpu": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: b: c", ":1:5: not YAML: mapping values"),
+        ("a: 1\nb: 2\na: 3", ":3:1: not YAML: the key 'a' is given twice"),
+        ("a: {b: 1, b: 2}", ":1:11: not YAML: the key 'b' is given twice"),
+        ("", ": is empty; a job file is a mapping"),
+        ("[1]", ": holds a list; a job file is a mapping"),
+        ("a: 1\n---\nb: 2", ":2:1: not YAML: a second document begins here"),
+        ("a: &x [*x]", ": nested too deeply, or refers to itself"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("a: " + "[" * 100_000, "nested too deeply"),  # it ended the process, by a signal
+        ("1: x", ": 1: the key must be text"),
+        ('a: [{b: "x\\0"}]', r"a\[0\].b='x\\x00': holds a character that no environment can"),
+        ('a: "\\ud800"', "not YAML|holds a character"),
+        ("a: !!binary aGk=", ": a: binary data is not wanted here"),
+        ("a: !!python/name:os.system x", ":1:4: not YAML: could not determine a constructor"),
+        ("{[a]: 1}", ":1:2: not YAML"),
+        ("a: 0x_", ":1:4: not YAML: '0x_' is no int"),
+        ("a: !!int b", ":1:4: not YAML: 'b' is no int"),
+        ("a: !!int ''", ":1:4: not YAML: '' is no int"),
+        ("a: !!bool maybe", ":1:4: not YAML: 'maybe' is no bool"),
+        ("a: !!timestamp now", ":1:4: not YAML: 'now' is no timestamp"),
+        ("a: " + "1" * 5000, ":1:4: not YAML: '1111.*' is no int"),
+    ],
+)
+def test_what_no_job_file_is(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(Fault, match=words) as caught:
+        read(tmp_path, text)
+    assert caught.value.code == Exit.CONFIG
+    assert "0.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("nodes", "must be KEY=VALUE"),
+        ("=1", "must be KEY=VALUE"),
+        ("a..b=1", "must be KEY=VALUE"),
+        ("[0]=1", "must be KEY=VALUE"),
+        ("env[2].name=x", r"--set env\[2\].name: the list has 0 items; \[0\] adds one"),
+        ("env.name=x", "a list, so .NUMBER. must follow"),
+        ("nodes.min=1", "--set nodes.min: what min would be in is 2"),
+        ("image=a: b: c", "--set image:1:5: not YAML"),
+    ],
+)
+def test_what_no_setting_is(tmp_path: Path, setting: str, words: str) -> None:
+    with pytest.raises(Fault, match=words):
+        read(tmp_path, "{nodes: 2, env: []}", sets=(setting,))
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(Fault, match="No such file"):
+        load.read([str(tmp_path / "none.yaml")])
+    with pytest.raises(Fault, match="directory"):
+        load.read([str(tmp_path)])
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(Fault, match="not UTF-8 at byte 6"):
+        load.read([str(tmp_path / "latin.yaml")])
+
+
+def test_plain_yaml_reads_as_pyyaml_reads_it(tmp_path: Path) -> None:
+    text = (ROOT / "k8s" / "jobs" / "digits-gpu.yaml").read_text()
+    assert read(tmp_path, text).values == yaml.safe_load(text)

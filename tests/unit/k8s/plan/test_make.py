@@ -1,0 +1,243 @@
+"""The plan: what is derived from a job file, and what people are warned of."""
+
+from typing import Any
+
+import pytest
+
+from k8s import launchers
+from k8s.plan import make
+from tests.rendering import CLUSTER, LAUNCHERS, job, planned
+from trainer.config.exits import Action, codes_for
+
+
+@pytest.mark.parametrize(
+    ("values", "procs", "world"),
+    [
+        ({}, 1, 1),
+        ({"nodes": 4}, 1, 4),
+        ({"nodes": 2, "resources": {"gpu": 8}}, 8, 16),
+        ({"nodes": 2, "resources": {"gpu": 8}, "procsPerNode": 4}, 4, 8),
+        ({"procsPerNode": 3, "trainer": {"globalBatch": 6}}, 3, 3),
+    ],
+)
+def test_ranks(values: dict[str, Any], procs: int, world: int) -> None:
+    made = planned(job(**values))
+    assert made.procs == procs
+    assert made.sizing.world_size == world
+    assert made.sizing.batches.replicas == world
+
+
+@pytest.mark.parametrize(
+    ("resources", "shm"),
+    [
+        ({}, "1Gi"),
+        ({"memory": "2Gi"}, "512Mi"),
+        ({"memory": "64Gi"}, "16Gi"),
+        ({"memory": "1Ti"}, "32Gi"),
+        ({"memory": "10G"}, "2384Mi"),
+        ({"memory": "3Mi"}, "768Ki"),
+        ({"memory": "2Gi", "shm": "1.5Gi"}, "1.5Gi"),
+        ({"shm": "8G"}, "8G"),
+        ({"memory": 2147483648, "shm": 1073741824}, "1073741824"),
+    ],
+)
+def test_shared_memory(resources: dict[str, Any], shm: str) -> None:
+    made = planned(job(resources=resources))
+    assert made.shm == shm
+    assert {"medium": "Memory", "sizeLimit": shm} in [m.source.get("emptyDir") for m in made.mounts]
+
+
+def test_the_same_amount_in_other_letters_is_no_room_beside_it() -> None:
+    with pytest.raises(Exception, match="resources.memory='1024Mi': must be more than"):
+        planned(job(resources={"memory": "1024Mi", "shm": "1Gi"}))
+    assert planned(job(resources={"memory": "1025Mi", "shm": "1Gi"})).shm == "1Gi"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "procs", "threads"),
+    [
+        ("8", 1, "8"),
+        ("8", 4, "2"),
+        ("500m", 1, "1"),
+        ("3", 2, "1"),
+        (2.5, 1, "2"),
+        ("2500m", 1, "2"),
+    ],
+)
+def test_threads_of_a_pod(cpu: Any, procs: int, threads: str) -> None:
+    made = planned(job(resources={"cpu": cpu}, procsPerNode=procs))
+    assert made.environment["OMP_NUM_THREADS"] == threads
+
+
+def test_threads_are_left_to_the_entrypoint_where_it_can_count_them() -> None:
+    assert "OMP_NUM_THREADS" not in planned(job()).environment
+    assert "OMP_NUM_THREADS" not in planned(job(resources={"cpu": 2}), "local").environment
+    own = job(resources={"cpu": 8}, env=[{"name": "OMP_NUM_THREADS", "value": "3"}])
+    assert planned(own).environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_grace_leaves_time_to_save() -> None:
+    made = planned(job(faults={"gracePeriod": 90}))
+    assert (made.grace, made.shutdown) == (90, 90 - make.MARGIN)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "longest"),
+    [
+        ("job", 1, 61),
+        ("job", 10, 61),
+        ("job", 11, 60),
+        ("job", 512, 59),
+        ("pytorchjob", 1, 54),
+        ("pytorchjob", 2, 54),
+        ("pytorchjob", 11, 54),
+        ("pytorchjob", 12, 53),
+        ("jobset", 1, 48),
+        ("jobset", 11, 47),
+        ("trainjob", 10, 48),
+        ("volcano", 1, 56),
+        ("volcano", 11, 55),
+        ("local", 4, 63),
+    ],
+)
+def test_longest_name(launcher: str, nodes: int, longest: int) -> None:
+    trainer = {"globalBatch": nodes}
+    made = planned(job(name="a" * longest, nodes=nodes, trainer=trainer), launcher)
+    assert len(made.longest_host + launchers.find(launcher).pod_suffix) == 63
+    with pytest.raises(Exception, match=f"a job name of at most {longest} would do"):
+        planned(job(name="a" * (longest + 1), nodes=nodes, trainer=trainer), launcher)
+
+
+@pytest.mark.parametrize(
+    ("values", "inside", "on_this_machine"),
+    [
+        ({}, "/out/a-job", "build/a-job/run"),
+        ({"trainer": {"out": "/out/x/y"}}, "/out/x/y", "build/a-job/run"),
+        ({"checkpoints": {"pvc": "c"}}, "/out/a-job", "build/a-job/run"),
+        ({"checkpoints": {"hostPath": "/mnt"}}, "/out/a-job", "/mnt/a-job"),
+        ({"checkpoints": {"hostPath": "/mnt"}, "trainer": {"out": "/out/x"}}, "/out/x", "/mnt/x"),
+    ],
+)
+def test_run_folder(values: dict[str, Any], inside: str, on_this_machine: str) -> None:
+    assert planned(job(**values)).out == inside
+    assert planned(job(**values), "local").host_out == on_this_machine
+
+
+def test_a_run_folder_of_this_machine_is_for_local_only() -> None:
+    assert planned(job(trainer={"out": "runs/x"}), "local").host_out == "runs/x"
+
+
+@pytest.mark.parametrize(
+    ("values", "inside", "on_this_machine"),
+    [
+        ({}, None, None),
+        ({"trainer": {"data": "/opt/set"}}, "/opt/set", "/opt/set"),
+        ({"data": {"pvc": "d"}}, "/data", None),
+        ({"data": {"hostPath": "/mnt"}}, "/data", "/mnt"),
+        ({"data": {"hostPath": "/mnt"}, "trainer": {"data": "/data/a"}}, "/data/a", "/mnt/a"),
+    ],
+)
+def test_data(values: dict[str, Any], inside: str | None, on_this_machine: str | None) -> None:
+    made = planned(job(**values))
+    assert (made.data, made.host_data) == (inside, on_this_machine)
+    mounted = [mount for mount in made.mounts if mount.name == "data"]
+    assert [m.read_only for m in mounted] == ([True] if "data" in values else [])
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "variable", "text"),
+    [
+        ("lr", "1e-3", "TRAINER_LR", "0.001"),
+        ("lr", 0.00001, "TRAINER_LR", "1e-05"),
+        ("epochs", 3, "TRAINER_EPOCHS", "3"),
+        ("epochs", "3", "TRAINER_EPOCHS", "3"),
+        ("resume", "never", "TRAINER_RESUME", "never"),
+        ("task", "my.module:Task", "TRAINER_TASK", "my.module:Task"),
+        ("steps", None, "TRAINER_STEPS", None),
+        ("mesh", "", "TRAINER_MESH", None),
+    ],
+)
+def test_settings(key: str, written: Any, variable: str, text: str | None) -> None:
+    assert planned(job(trainer={key: written})).environment.get(variable) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({}, "checkpoints: kept in the pod only"),
+        ({"checkpoints": {"emptyDir": "1Gi"}}, "checkpoints: kept in the pod only"),
+        ({"checkpoints": {"hostPath": "/c"}}, "checkpoints.hostPath: each machine has its own"),
+        ({"data": {"hostPath": "/d"}}, "data.hostPath: each machine has its own"),
+        ({"checkpoints": {"pvc": "c"}, "nodes": 2}, "must be ReadWriteMany"),
+        ({"resources": {"gpu": 8}, "procsPerNode": 2}, "6 of 8 GPUs per node have no rank"),
+        ({}, "resources.memory: not given"),
+        ({"image": "a/b"}, "image: a/b is another image tomorrow; name a version"),
+        ({"image": "r.example:5000/b"}, "is another image tomorrow"),
+        ({"image": "a/b:latest"}, "image: a/b:latest is another image tomorrow"),
+        ({"nodes": 2}, "faults.deadline: not given"),
+    ],
+)
+def test_warning(values: dict[str, Any], says: str) -> None:
+    assert says in "\n".join(planned(job(**values)).warnings)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "scheduling", "says"),
+    [
+        ("job", {"gang": True}, "scheduling.gang: needs a scheduler that reads a PodGroup"),
+        ("jobset", {"gang": True}, "scheduling.gang: needs a scheduler that reads a PodGroup"),
+        ("trainjob", {"gang": True}, "scheduling.gang: needs a scheduler that reads a PodGroup"),
+        ("pytorchjob", {"gang": True}, "only if started with --gang-scheduler-name"),
+    ],
+)
+def test_warning_of_a_gang(launcher: str, scheduling: dict[str, Any], says: str) -> None:
+    assert says in "\n".join(planned(job(scheduling=scheduling), launcher).warnings)
+    named = job(scheduling={**scheduling, "schedulerName": "mine"})
+    assert ("needs a scheduler" in says) == (says not in str(planned(named, launcher).warnings))
+
+
+@pytest.mark.parametrize("launcher", ["local", "docker"])
+def test_a_machine_warns_of_what_it_has_not(launcher: str) -> None:
+    values = job(nodes=2, data={"pvc": "d"}, checkpoints={"pvc": "c"})
+    values["envFrom"] = [{"secretRef": {"name": "a"}}]
+    words = "\n".join(planned(values, launcher).warnings)
+    for key in (
+        "envFrom: not on",
+        "nodes: the ranks of all 2",
+        "data.pvc: not on",
+        "checkpoints.pvc: not on",
+    ):
+        assert key in words
+
+
+@pytest.mark.parametrize("image", ["a:1", "r.example:5000/a:1", f"a@sha256:{'0' * 64}"])
+def test_an_image_that_is_pinned_is_no_cause_for_a_warning(image: str) -> None:
+    assert "tomorrow" not in "\n".join(planned(job(image=image)).warnings)
+    assert "tomorrow" not in "\n".join(planned(job(image="a:latest"), "local").warnings)
+
+
+def test_no_warning_without_cause() -> None:
+    values = job(
+        nodes=1,
+        resources={"memory": "1Gi"},
+        checkpoints={"pvc": "c"},
+        data={"pvc": "d"},
+        faults={"deadline": 60},
+    )
+    for launcher in ("job", "pytorchjob"):
+        assert planned(values, launcher).warnings == ()
+    assert planned(job(), "local").warnings == ()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_is_its_folder(launcher: str) -> None:
+    found = launchers.find(launcher)
+    assert found.name == launcher
+    assert (launchers.TEMPLATES / found.template).is_file()
+    assert found.restarts(planned(job(), launcher))
+
+
+def test_the_restarts_in_words_name_every_code_that_fails_the_job() -> None:
+    for launcher in CLUSTER:
+        words = launchers.find(launcher).restarts(planned(job(), launcher))
+        assert ", ".join(map(str, codes_for(Action.FAIL))) in words

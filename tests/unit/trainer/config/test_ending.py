@@ -1,0 +1,68 @@
+"""How a process ends: with its code, whatever would hold it up or be in the way of telling."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, clean_environment
+from trainer.config.ending import tell
+from trainer.config.exits import Exit, Fault
+
+
+def test_a_full_disk_does_not_cost_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "missing" / "error.json"))
+    assert tell(Fault(Exit.DATA, "no data"), None) == Exit.DATA
+
+
+_HELD_UP = """
+import atexit, time
+import torch.distributed as dist
+from trainer.config.ending import leave
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+atexit.register(time.sleep, 3600)
+leave(70)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_group_that_is_left_behind_holds_nobody_up() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _HELD_UP],
+        cwd=ROOT,
+        env=clean_environment(),
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 70
+
+
+_IN_ORDER = """
+import atexit, sys, threading, time
+import torch
+from trainer.config.ending import leave
+
+atexit.register(print, "at exit")
+threading.Thread(target=lambda: (time.sleep(0.5), print("a thread"))).start()
+print("unflushed", end="; ")
+leave(72)
+"""
+
+
+@pytest.mark.slow
+def test_threads_exit_functions_and_output_are_waited_for() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _IN_ORDER],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (72, "")
+    assert ended.stdout == "unflushed; a thread\nat exit\n"

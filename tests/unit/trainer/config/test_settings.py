@@ -1,0 +1,81 @@
+"""Settings: what is refused, how it is said, and that text survives the way through the environment."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.config.environment import (
+    built_in_tasks,
+    environment_of,
+    from_environment,
+    parse,
+    variable,
+)
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
+
+REFUSED = [
+    ({"TRAINER_LRR": "1"}, "TRAINER_LRR: no such setting; did you mean TRAINER_LR?"),
+    ({"TRAINER_ZZZZ": "1"}, "TRAINER_ZZZZ: no such setting; --help lists them all"),
+    ({"TRAINER_MODE": "dpd"}, "TRAINER_MODE='dpd': no such mode; choose auto, single, "),
+    ({"TRAINER_TASK": "digit"}, "TRAINER_TASK='digit': no such task; choose charlm-gpt, "),
+    ({"TRAINER_TASK": "a b:C"}, "TRAINER_TASK='a b:C': no such task"),
+    ({"TRAINER_TASK": "a:"}, "TRAINER_TASK='a:': no such task"),
+    ({"TRAINER_LR": "fast"}, "TRAINER_LR='fast': must be a valid number"),
+    ({"TRAINER_LR": "nan"}, "TRAINER_LR='nan': must be"),
+    ({"TRAINER_LR": "0"}, "TRAINER_LR='0': must be greater than 0"),
+    ({"TRAINER_GLOBAL_BATCH": "0"}, "TRAINER_GLOBAL_BATCH='0': must be greater than or equal to 1"),
+    ({"TRAINER_EPOCHS": "1.5"}, "TRAINER_EPOCHS='1.5': must be a valid integer"),
+    ({"TRAINER_SEED": "-1"}, "TRAINER_SEED='-1': must be"),
+    ({"TRAINER_OPTIMIZER": "adam"}, "TRAINER_OPTIMIZER='adam': must be 'sgd' or 'adamw'"),
+    (
+        {"TRAINER_HEALTH_TIMEOUT": "600", "TRAINER_CHECKPOINT_TIMEOUT": "700"},
+        "TRAINER_HEALTH_TIMEOUT=600: must be above TRAINER_CHECKPOINT_TIMEOUT=700, which says",
+    ),
+]
+
+
+@pytest.mark.parametrize(("environment", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refusals_name_variable_value_and_remedy(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(Fault) as caught:
+        from_environment(environment)
+    assert caught.value.code == Exit.CONFIG
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_setting_is_called_as_its_writer_called_it() -> None:
+    with pytest.raises(Fault, match=r"trainer\.globalBatch='x': must be"):
+        parse({"global_batch": "x"}, label=lambda _: "trainer.globalBatch")
+
+
+def test_nothing_set_is_the_default_and_empty_is_unset() -> None:
+    assert from_environment({"PATH": "/bin", "TRAINER_LR": ""}) == Settings()
+
+
+def test_the_built_in_tasks_are_the_files() -> None:
+    assert {"digits", "synthetic"} <= set(built_in_tasks())
+
+
+def test_the_run_folder_of_a_task_of_ones_own_has_no_colon() -> None:
+    settings = from_environment({"TRAINER_TASK": "my.tasks:Own"})
+    assert str(settings.run_folder) == "runs/my.tasks.Own"
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "lr": st.floats(1e-8, 10),
+            "global_batch": st.integers(1, 10**6),
+            "seed": st.integers(0, 2**32 - 1),
+            "optimizer": st.sampled_from(["sgd", "adamw"]),
+            "out": st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1),
+            "micro_batch": st.integers(1, 64),
+        },
+    )
+)
+def test_what_was_set_comes_back_from_the_environment(values: dict[str, object]) -> None:
+    settings = parse({name: str(value) for name, value in values.items()}, label=variable)
+    assert from_environment(environment_of(settings)) == settings
+    assert environment_of(settings).keys() == {variable(name) for name in values}

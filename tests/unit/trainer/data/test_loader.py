@@ -1,0 +1,137 @@
+"""How batches are read: the same through workers as out of memory, whichever worker reads."""
+
+import random
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import tests.ranks
+from trainer.config.exits import Exit, Fault
+from trainer.data.loader import Loader
+from trainer.data.order import Order, Samples, training_shares
+from trainer.data.sets import Tensors
+from trainer.plan.sizing import divide_batch
+
+CPU = torch.device("cpu")
+WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+
+
+@pytest.fixture(autouse=True)
+def server() -> None:
+    """Start the server that all tests share, before a loader starts it with less loaded."""
+    tests.ranks.start_server()
+
+
+def shares(order: Order, micro: int = 2, *, start: int = 0) -> list[Samples]:
+    return list(training_shares(order, divide_batch(4, micro, 1, label=str), 0, start=start))
+
+
+class Squares:
+    """A map-style data set."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([float(index)]), index**2
+
+
+@WORKERS
+def test_data_read_by_workers_is_the_same_as_in_memory_pass_after_pass(workers: int) -> None:
+    numbers = torch.arange(10)
+    in_memory = Tensors(numbers[:, None].float(), numbers**2)
+    wanted = shares(Order(0, 10, 20))
+    direct = list(Loader(in_memory, device=CPU)(iter(wanted)))
+    loader = Loader(Squares(), device=CPU, workers=workers)
+    list(islice(loader(iter(wanted)), 3))  # given up, as an evaluation that a stop ends
+    for _ in range(2):
+        loaded = list(loader(iter(wanted)))
+        assert len(direct) == len(loaded) == 10
+        for one, other in zip(direct, loaded, strict=True):
+            assert torch.equal(one.inputs, other.inputs)
+            assert torch.equal(one.targets, other.targets)
+            assert torch.equal(one.weights, other.weights)
+
+
+class Noise(Squares):
+    """Draws from all three generators, as random transforms do, and says which worker it was."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        info = torch.utils.data.get_worker_info()
+        drawn = [
+            random.uniform(0, 1),  # noqa: S311
+            float(np.random.rand()),
+            float(torch.rand(1)),
+        ]
+        return torch.tensor(drawn, dtype=torch.float64), info.id if info else 0
+
+
+@pytest.mark.slow
+def test_what_a_sample_draws_is_its_own_whichever_worker_reads_it() -> None:
+    def drawn(workers: int, start: int = 0) -> tuple[torch.Tensor, set[int]]:
+        loader = Loader(Noise(), device=CPU, workers=workers, dtype=torch.float64)
+        read = list(loader(iter(shares(Order(3, 10, 40), start=start))))
+        ids = {int(i) for batch in read for i in batch.targets}
+        return torch.cat([batch.inputs for batch in read]), ids
+
+    before = random.getstate(), torch.get_rng_state()
+    alone, _ = drawn(0)
+    assert before[0] == random.getstate()  # the training's own draws are left as they were
+    assert torch.equal(before[1], torch.get_rng_state())
+    many, workers = drawn(3)
+    assert workers == {0, 1, 2}
+    assert torch.equal(alone, many)
+    assert torch.equal(drawn(2, start=8)[0], alone[8:])
+    assert len(set(alone.flatten().tolist())) == alone.numel() == 3 * 40
+
+
+class Damaged(Squares):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == 7:
+            raise Fault(Exit.DATA, "sample 7 of squares cannot be read")
+        return super().__getitem__(index)
+
+
+@WORKERS
+def test_a_fault_in_a_worker_keeps_its_code_and_its_words(workers: int) -> None:
+    loader = Loader(Damaged(), device=CPU, workers=workers)
+    with pytest.raises(Fault, match="^sample 7 of squares cannot be read$") as caught:
+        list(loader(iter(shares(Order(0, 10, 10)))))
+    assert caught.value.code == Exit.DATA
+
+
+HELD = """
+import torch
+from tests.unit.trainer.data.test_loader import Squares, shares
+from trainer.data.loader import Loader
+from trainer.data.order import Order
+
+if __name__ == "__main__":
+    batches = Loader(Squares(), device=torch.device("cpu"), workers=1)(iter(shares(Order(0, 10, 40))))
+    next(batches)
+    raise ValueError("with a pass half read")
+"""
+
+
+@pytest.mark.slow
+def test_an_error_with_workers_at_work_ends_the_process(start: Any) -> None:
+    """They block SIGTERM, with which multiprocessing would end them, and then wait for ever."""
+    started = start("-c", HELD)
+    started.wait_for("with a pass half read")
+    family = started.family()
+    assert started.process.wait(30) == 1
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+def test_images_may_come_with_their_channels_innermost() -> None:
+    data = Tensors(torch.rand(8, 3, 5, 5), torch.arange(8))
+    wanted = shares(Order(0, 8, 8))
+    for channels_last in (False, True):
+        loader = Loader(data, device=CPU, channels_last=channels_last)
+        for batch in loader(iter(wanted)):
+            assert batch.inputs.is_contiguous(memory_format=torch.channels_last) is channels_last
+            assert torch.equal(batch.inputs, data.inputs[batch.targets])

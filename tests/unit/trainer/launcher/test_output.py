@@ -1,0 +1,97 @@
+"""What ranks say through the launcher's pipes: whole lines, each with its rank, and nothing lost."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT, clean_environment
+from trainer.launcher.output import Output, carried
+
+
+def say(output: Output, script: str, *, ranks: tuple[int, ...] = (0, 1)) -> None:
+    """Run a shell script as each rank, all at once, RANK being set."""
+    out, err = output.targets(dict(enumerate(ranks)))
+    running = []
+    for local, rank in enumerate(ranks):
+        with open(out[local], "w") as one, open(err[local], "w") as other:  # noqa: PTH123
+            command = ["sh", "-c", script]
+            running.append(
+                subprocess.Popen(command, stdout=one, stderr=other, env={"RANK": str(rank)})
+            )
+    assert [process.wait() for process in running] == [0] * len(ranks)
+
+
+def test_lines_of_ranks_that_speak_at_once_stay_whole(capfd: pytest.CaptureFixture[str]) -> None:
+    script = 'for n in $(seq 500); do printf "a "; printf "b $RANK\\n"; printf "c\\n" >&2; done'
+    with carried(2) as output:
+        say(output, script)
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == [f"[rank {r}] a b {r}" for r in (0, 1) for _ in range(500)]
+    assert sorted(err.splitlines()) == [f"[rank {rank}] c" for rank in (0, 1) for _ in range(500)]
+
+
+# what a rank writes, and what is shown of rank 0 and of rank 5
+LINES = [
+    ('echo \'{"event": "step"}\'', '{"event": "step"}\n', '[rank 5] {"event": "step"}\n'),
+    ("echo '{1: 2}'", "[rank 0] {1: 2}\n", "[rank 5] {1: 2}\n"),
+    ("printf 'no end'", "[rank 0] no end\n", "[rank 5] no end\n"),
+    ("printf '10%%\\r20%%\\r\\n'", "[rank 0] 10%\r[rank 0] 20%\r\n", None),
+    ("printf '\\377\\n'", "[rank 0] \N{REPLACEMENT CHARACTER}\n", None),
+]
+
+
+@pytest.mark.parametrize(("script", "first", "other"), LINES)
+def test_events_of_the_main_rank_stay_as_they_are_and_all_else_says_its_rank(
+    script: str, first: str, other: str | None, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with carried(1) as output:
+        for rank, shown in ((0, first), (5, other)):
+            say(output, script, ranks=(rank,))
+            output.drain()
+            if shown is not None:
+                assert capfdbinary.readouterr().out.decode(errors="replace") == shown
+
+
+def test_a_line_that_never_ends_is_broken(capfd: pytest.CaptureFixture[str]) -> None:
+    with carried(1) as output:
+        say(output, "head -c 3000000 /dev/zero | tr '\\0' x", ranks=(3,))
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("[rank 3] x") for line in lines)
+    assert sum(line.count("x") for line in lines) == 3_000_000
+
+
+BEGIN = (
+    "import subprocess, sys; from trainer.launcher.output import carried\nwith carried(1) as one: "
+)
+TOLD = "out, err = one.targets({0: 2}); print((out[0] or 'own', err[0][:8]), file=sys.stderr)"
+MUCH = "subprocess.run(['seq', '100000'], stdout=open(one.targets({0: 2})[0][0], 'w'), check=True)"
+
+
+def program(text: str, stdout: int) -> str:
+    """Run a program with that standard output and return what it wrote to standard error."""
+    ran = subprocess.run(
+        [sys.executable, "-c", BEGIN + text],
+        cwd=ROOT,
+        env=clean_environment(),
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    os.close(stdout)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stderr
+
+
+def test_a_terminal_shows_a_ranks_own_words() -> None:
+    _, terminal = pty.openpty()
+    assert program(TOLD, terminal) == "('own', '/dev/fd/')\n"
+
+
+def test_output_that_nobody_takes_is_lost_and_the_ranks_go_on() -> None:
+    assert program(MUCH, os.open("/dev/full", os.O_WRONLY)) == ""

@@ -1,0 +1,122 @@
+"""Mode, mesh and batches: what fits, what does not, and what the refusal offers instead."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.config.environment import from_environment, variable
+from trainer.config.exits import Exit, Fault
+from trainer.config.modes import AXES, MODES
+from trainer.config.settings import Settings
+from trainer.plan.sizing import data_rank, divide_batch, size
+
+
+@pytest.mark.parametrize(("world", "mode"), [(1, "single"), (2, "ddp"), (16, "ddp")])
+def test_auto_chooses_by_the_world_and_says_why(world: int, mode: str) -> None:
+    sizing = size(Settings(), world, label=variable)
+    assert sizing.mode == mode
+    assert sizing.reason.startswith("auto: ")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "world", "mode"),
+    [
+        ("dp_replicate=4", 4, "ddp"),
+        ("dp_shard=4", 4, "fsdp"),
+        ("dp_replicate=2,dp_shard=2", 4, "hsdp"),
+        ("dp_replicate=1,dp_shard=4", 4, "fsdp"),
+        ("tp=2", 2, "tp"),
+        ("dp_replicate=2,tp=2", 4, "tp"),
+        ("dp_replicate=2,dp_shard=2,tp=2", 8, "tp"),
+        ("pp=2", 2, "pp"),
+        ("pp=2,dp_shard=2,tp=2", 8, "pp"),
+        ("tp=1", 1, "single"),
+    ],
+)
+def test_auto_takes_the_mode_that_the_mesh_stands_for(mesh: str, world: int, mode: str) -> None:
+    sizing = size(Settings(mesh=mesh), world, label=variable)
+    assert sizing.mode == mode
+    assert [axis for axis, n in sizing.mesh.items() if n > 1 and axis not in sizing.reason] == []
+
+
+REFUSED = [
+    ({"MODE": "single"}, 2, "TRAINER_MODE='single': runs in one process, but there are 2 ranks"),
+    ({"MESH": "dp_replicate=3"}, 2, "multiplies to 3, but the world size is 2; dp_replicate=2"),
+    (
+        {"MODE": "single", "MESH": "dp_replicate=2"},
+        1,
+        "mode single does not use the axis dp_replicate",
+    ),
+    ({"MODE": "ddp", "MESH": "tp=2"}, 2, "mode ddp does not use the axis tp; it uses dp_replicate"),
+    ({"MESH": "tp=2"}, 4, "multiplies to 2, but the world size is 4; tp=4 would do"),
+    ({"MESH": "tp"}, 2, "'tp' is not AXIS=SIZE"),
+    ({"MESH": "tp=0"}, 2, "'tp=0' is not AXIS=SIZE"),
+    ({"MESH": "dp_replicate=1,dp_replicate=2"}, 2, "at most once"),
+    ({"GLOBAL_BATCH": "65"}, 2, "TRAINER_GLOBAL_BATCH=65: does not divide over 2"),
+    ({"GLOBAL_BATCH": "65"}, 2, "64 or 66 would"),
+    ({"GLOBAL_BATCH": "3"}, 4, "ranks; 4 would"),
+    (
+        {"GLOBAL_BATCH": "64", "MICRO_BATCH": "12"},
+        2,
+        "TRAINER_MICRO_BATCH=12: does not divide the 32",
+    ),
+    ({"GLOBAL_BATCH": "64", "MICRO_BATCH": "12"}, 2, "8 would"),
+    ({"MICRO_BATCH": "100"}, 2, "16 would"),
+]
+
+
+@pytest.mark.parametrize(("environment", "world", "message"), REFUSED)
+def test_refusals(environment: dict[str, str], world: int, message: str) -> None:
+    settings = from_environment({f"TRAINER_{name}": value for name, value in environment.items()})
+    with pytest.raises(Fault) as caught:
+        size(settings, world, label=variable)
+    assert caught.value.code == Exit.CONFIG
+    assert message in str(caught.value)
+
+
+def test_a_mesh_may_be_written_with_axes_of_one() -> None:
+    settings = from_environment({"TRAINER_MESH": "pp=1, dp_replicate=2"})
+    assert size(settings, 2, label=variable).mesh["dp_replicate"] == 2
+
+
+@given(st.integers(1, 16), st.integers(1, 16), st.integers(1, 64))
+def test_batches_multiply_to_what_was_set(micro: int, accumulation: int, replicas: int) -> None:
+    batches = divide_batch(micro * accumulation * replicas, micro, replicas, label=variable)
+    assert (batches.micro, batches.accumulation, batches.replicas) == (
+        micro,
+        accumulation,
+        replicas,
+    )
+
+
+@given(st.integers(1, 10**6), st.integers(1, 512))
+def test_a_batch_that_would_do_does(global_batch: int, replicas: int) -> None:
+    try:
+        divide_batch(global_batch, None, replicas, label=variable)
+    except Fault as fault:
+        for offer in str(fault).partition("ranks; ")[2].removesuffix(" would").split(" or "):
+            divide_batch(int(offer), None, replicas, label=variable)
+
+
+def test_data_ranks_number_the_data_axes_only() -> None:
+    mesh = {"pp": 2, "dp_replicate": 2, "dp_shard": 3, "tp": 2}
+    places = [
+        {"pp": p, "dp_replicate": r, "dp_shard": s, "tp": t}
+        for p in range(2)
+        for r in range(2)
+        for s in range(3)
+        for t in range(2)
+    ]
+    ranks = [data_rank(place, mesh) for place in places]
+    assert sorted(set(ranks)) == list(range(6))
+    assert all(ranks.count(rank) == 4 for rank in ranks)
+
+
+def test_every_mode_has_its_file_and_known_axes() -> None:
+    from tests.conftest import ROOT
+
+    files = {
+        path.stem.replace("_", "-") for path in (ROOT / "trainer/strategies").glob("[a-z]*.py")
+    }
+    assert files == set(MODES)
+    assert all(set(mode.axes) <= set(AXES) for mode in MODES.values())

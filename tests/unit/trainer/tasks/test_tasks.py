@@ -1,0 +1,81 @@
+"""The built-in tasks: shapes, one loss and one score a sample, and what bad data is told."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer import tasks
+from trainer.config.environment import built_in_tasks
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
+
+NEED_FILES = {
+    "mnist",
+    "fashion-mnist",
+    "cifar10",
+    "imagefolder",
+}  # tests/unit/trainer/tasks/test_images.py
+
+
+@pytest.mark.parametrize("name", sorted(set(built_in_tasks()) - NEED_FILES))
+def test_a_task_gives_one_loss_and_one_score_a_sample(name: str) -> None:
+    task = tasks.load(Settings(task=name))
+    torch.manual_seed(0)
+    model = task.model()
+    training, test = task.data(train=True), task.data(train=False)
+    assert len(training) > len(test) > 0
+    inputs, targets = training.batch(torch.tensor([3, 0, 5]))
+    outputs = model(inputs)
+    losses, scores = task.loss(outputs, targets), task.score(outputs, targets)
+    assert losses.shape == scores.shape == (3,)
+    assert ((scores >= 0) & (scores <= 1)).all()
+    alone = task.loss(model(inputs[1:2]), targets[1:2])  # a sample's loss is its own
+    assert alone[0].item() == pytest.approx(losses[1].item(), rel=1e-4)
+    perfect = torch.nn.functional.one_hot(targets.clamp(min=0), outputs.shape[-1]).float() * 100
+    assert task.score(perfect, targets).tolist() == [1, 1, 1]
+
+
+def test_training_and_test_windows_of_a_text_do_not_overlap(tmp_path: Path) -> None:
+    text = bytes(range(256)) * 40
+    (tmp_path / "text").write_bytes(text)
+    task = tasks.load(Settings(task="charlm-gpt", data=tmp_path / "text"))
+    training, test = task.data(train=True), task.data(train=False)
+    inputs, targets = training.batch(torch.arange(len(training)))
+    assert inputs.flatten().tolist() == list(text[: inputs.numel()])
+    assert targets.flatten().tolist() == list(text[1 : inputs.numel() + 1])
+    more, _ = test.batch(torch.arange(len(test)))
+    assert more.flatten().tolist() == list(text[inputs.numel() : inputs.numel() + more.numel()])
+
+
+def test_a_folder_is_read_in_one_order(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "sub/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode() * 300)
+    task = tasks.load(Settings(task="charlm-lstm", data=tmp_path))
+    first, _ = task.data(train=True).batch(torch.tensor([0]))
+    assert bytes(first[0].tolist()).startswith(b"a.txt")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "No such file"), (b"short", "has 5 bytes")]
+)
+def test_missing_or_too_little_text_is_65(
+    content: bytes | None, message: str, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "text").write_bytes(content)
+    task = tasks.load(Settings(task="charlm-gru", data=tmp_path / "text"))
+    with pytest.raises(Fault, match=message) as caught:
+        task.data(train=True)
+    assert caught.value.code == Exit.DATA
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("no_such_module_at_all:T", "no module named"), ("math:Task", "math has no 'Task'")],
+)
+def test_a_task_that_cannot_be_loaded_is_64(name: str, message: str) -> None:
+    with pytest.raises(Fault, match=message) as caught:
+        tasks.load(Settings(task=name))
+    assert caught.value.code == Exit.CONFIG

@@ -1,0 +1,43 @@
+"""The built-in tasks, read out of their files without running them, so without torch.
+
+A task's file says in its docstring's first line what it learns, in DEFAULTS which settings it wants
+unless others are set, in MEASURED what came of them, and VARIES where the model depends on settings or
+data, so that nothing is known of its size ahead. The renderer plans with the same defaults.
+"""
+
+import ast
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a task."""
+
+    summary: str
+    defaults: dict[str, Any] = field(default_factory=dict)
+    measured: str = ""
+    varies: bool = False
+
+
+@cache
+def catalogue() -> dict[str, Entry]:
+    """Return the built-in tasks by name: the files of `trainer/tasks/`."""
+    folder = Path(__file__).parents[1] / "tasks"
+    files = sorted(path for path in folder.glob("*.py") if path.stem[0] != "_")
+    return {path.stem.replace("_", "-"): _entry(path) for path in files}
+
+
+def _entry(path: Path) -> Entry:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    constants = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id in ("DEFAULTS", "MEASURED", "VARIES")
+    }
+    summary = (ast.get_docstring(tree) or path.stem).splitlines()[0]
+    return Entry(summary, **{name.lower(): value for name, value in constants.items()})

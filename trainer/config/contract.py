@@ -1,0 +1,157 @@
+"""The in-container contract: torchrun's own PET_* variables, resolved to where this node stands.
+
+Every launcher ends in these variables, so `torchrun -m trainer` and `python -m trainer.launch` both
+work in every one. Imports no torch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from trainer.config.exits import Exit, Fault
+
+DEFAULT_PORT = 29500
+_LAST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Where this node stands. `port` 0 means: any free one, for a job of one node.
+
+    Fixed size: `min_nodes` == `max_nodes`, a static rendezvous at the master, `node_rank` known.
+    Elastic: torch's c10d rendezvous decides ranks; `rendezvous_id` is unique per attempt.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    ranks_per_node: int
+    node_rank: int
+    address: str
+    port: int
+    elastic: bool
+    rendezvous_id: str
+    max_restarts: int
+    local_address: str | None
+    shutdown_timeout: int
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.address}:{self.port}"
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks in all; None when elastic."""
+        return None if self.elastic else self.max_nodes * self.ranks_per_node
+
+
+def resolve(environment: Mapping[str, str], *, devices: Callable[[], int]) -> Contract:
+    """Read the PET_* variables; `devices` counts the accelerators when nothing names the ranks.
+
+    Raises Fault(64) naming the variable that is missing or wrong.
+    """
+    low, high = _nodes(environment)
+    elastic = environment.get("PET_RDZV_BACKEND", "static") == "c10d"
+    if low != high and not elastic:
+        raise Fault(
+            Exit.CONFIG,
+            f"PET_NNODES={environment['PET_NNODES']!r}: a range needs PET_RDZV_BACKEND=c10d",
+        )
+    address, port = _endpoint(environment, elastic=elastic, nodes=high)
+    return Contract(
+        min_nodes=low,
+        max_nodes=high,
+        ranks_per_node=_ranks_per_node(environment, devices),
+        node_rank=_node_rank(environment, nodes=high, elastic=elastic),
+        address=address,
+        port=port,
+        elastic=elastic,
+        rendezvous_id=environment.get("PET_RDZV_ID") or "muster",
+        max_restarts=_integer(environment, "PET_MAX_RESTARTS", default=0, least=0),
+        local_address=environment.get("PET_LOCAL_ADDR") or None,
+        shutdown_timeout=_integer(environment, "PET_SHUTDOWN_TIMEOUT", default=30, least=1),
+    )
+
+
+def _nodes(environment: Mapping[str, str]) -> tuple[int, int]:
+    text = environment.get("PET_NNODES") or "1"
+    low, colon, high = text.partition(":")
+    if low.isdecimal() and (high.isdecimal() or not colon):
+        low_count, high_count = int(low), int(high or low)
+        if 1 <= low_count <= high_count:
+            return low_count, high_count
+    raise Fault(
+        Exit.CONFIG, f"PET_NNODES={text!r}: must be a number of nodes, or MIN:MAX, from 1 on"
+    )
+
+
+def is_elastic(environment: Mapping[str, str]) -> bool:
+    """Return whether the number of nodes may change: PET_NNODES is a range. Raises Fault(64)."""
+    low, high = _nodes(environment)
+    return low != high
+
+
+def _ranks_per_node(environment: Mapping[str, str], devices: Callable[[], int]) -> int:
+    if environment.get("PET_NPROC_PER_NODE", "") in ("", "auto", "gpu"):
+        # Not the host's core count, as torchrun's auto does on a CPU (kubeflow/trainer 2407).
+        return devices() or 1
+    return _integer(environment, "PET_NPROC_PER_NODE", default=1, least=1)
+
+
+def _node_rank(environment: Mapping[str, str], *, nodes: int, elastic: bool) -> int:
+    if nodes > 1 and not elastic and not environment.get("PET_NODE_RANK"):
+        raise Fault(Exit.CONFIG, f"PET_NODE_RANK is not set, but there are {nodes} nodes")
+    rank = _integer(environment, "PET_NODE_RANK", default=0, least=0)
+    if rank >= nodes:
+        raise Fault(Exit.CONFIG, f"PET_NODE_RANK={rank}: must be below PET_NNODES, {nodes}")
+    return rank
+
+
+def _endpoint(environment: Mapping[str, str], *, elastic: bool, nodes: int) -> tuple[str, int]:
+    if elastic:
+        text = environment.get("PET_RDZV_ENDPOINT", "")
+        address, _, port = text.rpartition(":")
+        if not address or not (port.isdecimal() and int(nodes > 1) <= int(port) <= _LAST_PORT):
+            raise Fault(
+                Exit.CONFIG,
+                f"PET_RDZV_ENDPOINT={text!r}: must be HOST:PORT when PET_RDZV_BACKEND is c10d",
+            )
+        return address, int(port)
+    address = environment.get("PET_MASTER_ADDR") or ""
+    if not address and nodes > 1:
+        raise Fault(Exit.CONFIG, f"PET_MASTER_ADDR is not set, but there are {nodes} nodes")
+    several = nodes > 1  # who cannot all look for a free port of their own
+    port_number = _integer(
+        environment,
+        "PET_MASTER_PORT",
+        default=DEFAULT_PORT if several else 0,
+        least=int(several),
+        most=_LAST_PORT,
+    )
+    return address or "127.0.0.1", port_number
+
+
+def _integer(
+    environment: Mapping[str, str], name: str, *, default: int, least: int, most: int | None = None
+) -> int:
+    text = environment.get(name) or str(default)
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        and_most = f", at most {most}" if most is not None else ""
+        raise Fault(
+            Exit.CONFIG, f"{name}={text!r}: must be a whole number, at least {least}{and_most}"
+        )
+    return int(text)
+
+
+def table(contract: Contract) -> str:
+    """Return the resolved contract as a table for people."""
+    nodes = str(contract.max_nodes)
+    if contract.min_nodes != contract.max_nodes:
+        nodes = f"{contract.min_nodes} to {contract.max_nodes}"
+    rows = {
+        "nodes": nodes,
+        "ranks per node": str(contract.ranks_per_node),
+        "this node": "decided by the rendezvous" if contract.elastic else str(contract.node_rank),
+        "rendezvous": f"{'c10d' if contract.elastic else 'static'} at {contract.endpoint}",
+        "in-place restarts": str(contract.max_restarts),
+        "seconds to stop": str(contract.shutdown_timeout),
+    }
+    return "\n".join(f"  {name:18}{value}" for name, value in rows.items())

@@ -1,0 +1,110 @@
+"""How the settings are read: from TRAINER_* here, from the job file's `trainer:` block by the renderer.
+
+The block holds the same keys in lower camel case. Both ways end in `parse`, so a value that the
+renderer accepts is a value that the trainer accepts. Imports neither torch nor kubernetes.
+
+    TRAINER_MODE=ddp TRAINER_GLOBAL_BATCH=128 torchrun --nproc-per-node 2 -m trainer
+"""
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+
+from pydantic import ValidationError
+
+from trainer.config.catalogue import catalogue
+from trainer.config.exits import Exit, Fault
+from trainer.config.modes import MODES
+from trainer.config.settings import Settings
+
+PREFIX = "TRAINER_"
+
+# How a setting is called where it was written: "TRAINER_LR" or "trainer.lr".
+Label = Callable[[str], str]
+
+
+def built_in_tasks() -> list[str]:
+    """Return the names of the built-in tasks."""
+    return list(catalogue())
+
+
+def variable(field: str) -> str:
+    """Return the environment variable of a field: global_batch -> TRAINER_GLOBAL_BATCH."""
+    return PREFIX + field.upper()
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Read the TRAINER_* variables; an empty value counts as unset. Raises Fault(64)."""
+    values = {
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(PREFIX) and value != ""
+    }
+    return parse(values, label=variable)
+
+
+def parse(values: Mapping[str, str], *, label: Label) -> Settings:
+    """Check `values` (field name to text, as an environment would hold it).
+
+    Raises Fault(64) with one line that names the first wrong setting as its writer called it, the
+    value seen and what would work.
+    """
+    for name in values:
+        if name not in Settings.model_fields:
+            raise Fault(Exit.CONFIG, f"{label(name)}: no such setting{_close_to(name, label)}")
+    known = catalogue().get(values.get("task", Settings.model_fields["task"].default))
+    try:
+        settings = Settings.model_validate((known.defaults if known else {}) | dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        message = first["msg"].replace("Input should be", "must be")
+        raise Fault(Exit.CONFIG, f"{label(name)}={values[name]!r}: {message}") from None
+    _check_names(settings, label)
+    _check_patience(settings, label)
+    return settings
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """Return the TRAINER_* variables that make `from_environment` read the same settings again.
+
+    Only what was set is listed, in the order of the model.
+    """
+    return {
+        variable(name): str(getattr(settings, name))
+        for name in Settings.model_fields
+        if name in settings.model_fields_set and getattr(settings, name) is not None
+    }
+
+
+def _check_names(settings: Settings, label: Label) -> None:
+    if settings.mode not in ("auto", *MODES):
+        raise Fault(
+            Exit.CONFIG,
+            f"{label('mode')}={settings.mode!r}: no such mode; choose auto, {', '.join(MODES)}",
+        )
+    module, colon, attribute = settings.task.partition(":")
+    own = all(part.isidentifier() for part in (*module.split("."), attribute))
+    if settings.task not in built_in_tasks() and not (colon and own):
+        raise Fault(
+            Exit.CONFIG,
+            f"{label('task')}={settings.task!r}: no such task; choose "
+            f"{', '.join(built_in_tasks())} or package.module:Class",
+        )
+
+
+def _check_patience(settings: Settings, label: Label) -> None:
+    """Have what ends a rank with a reason come before what only finds it stuck."""
+    if 0 < settings.health_limit <= settings.longest_wait:
+        waits = ("rendezvous_timeout", "collective_timeout", "checkpoint_timeout")
+        longest = max(waits, key=lambda name: int(getattr(settings, name)))
+        raise Fault(
+            Exit.CONFIG,
+            f"{label('health_timeout')}={settings.health_timeout}: must be above "
+            f"{label(longest)}={settings.longest_wait}, which says what it waited for; or 0, never",
+        )
+
+
+def _close_to(name: str, label: Label) -> str:
+    near = difflib.get_close_matches(name, Settings.model_fields, n=1)
+    return f"; did you mean {label(near[0])}?" if near else "; --help lists them all"

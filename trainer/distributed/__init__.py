@@ -1,0 +1,1 @@
+"""One rank's place among the others: process group, precision, optimiser."""

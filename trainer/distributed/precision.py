@@ -1,0 +1,102 @@
+"""What numbers a run computes with: the setting `precision`, in one place.
+
+`fp32` and `fp64` are what parameters, inputs and every product are made of. With `tf32`, `bf16` and
+`fp16` parameters stay float32: tf32 rounds the factors of matrix products, the other two compute
+under autocast.
+
+    TRAINER_PRECISION=bf16 python -m trainer
+"""
+
+import contextlib
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
+
+_FIRST_SCALE = 2.0**16
+_STEPS_TO_DOUBLE = 2000
+
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def dtype_of(settings: Settings) -> torch.dtype:
+    """Return what parameters and inputs are made of, autocast aside."""
+    return torch.float64 if settings.precision == "fp64" else torch.float32
+
+
+def half(settings: Settings) -> torch.dtype | None:
+    """Return what is computed with in half precision; None in the others."""
+    return _HALF.get(settings.precision)
+
+
+def autocast(settings: Settings, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return the context that forward passes run in."""
+    dtype = half(settings)
+    return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
+
+
+def settle_tf32(settings: Settings, device: torch.device) -> None:
+    """Let a GPU's matrix products and convolutions round to TF32, or not: fp32 means fp32.
+
+    Raises Fault(64) where tf32 is asked for and there is none.
+    """
+    asked = settings.precision == "tf32"
+    if device.type != "cuda":
+        if asked:
+            raise Fault(
+                Exit.CONFIG, f"TRAINER_PRECISION='tf32': {device} has no TF32; fp32 would do"
+            )
+        return
+    if asked and torch.cuda.get_device_capability(device) < (8, 0):
+        raise Fault(
+            Exit.CONFIG,
+            f"TRAINER_PRECISION='tf32': {torch.cuda.get_device_name(device)} has no TF32, "
+            "GPUs from Ampere on have; fp32 would do",
+        )
+    torch.set_float32_matmul_precision("high" if asked else "highest")
+    # cudnn's default is TF32, whatever was said of matrix products. Not by `conv.fp32_precision`: after
+    # that who reads this flag, as torch.backends.cudnn.flags() does, gets an error (torch 2.15).
+    torch.backends.cudnn.allow_tf32 = asked
+
+
+class LossScale:
+    """What the loss is multiplied by, so that fp16 gradients do not vanish; 1 in other precisions.
+
+    Halved whenever the gradient overflowed, doubled after 2000 steps without (Micikevicius et al.,
+    2018). torch's GradScaler decides on each rank by the gradients which that rank holds; here the norm
+    that clipping returns decides, for it is the same on every rank, of shards and stages too.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.value = _FIRST_SCALE if settings.precision == "fp16" else 1.0
+        self._adapts = settings.precision == "fp16"
+        self._steps_since = 0
+
+    def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Divide the gradients by the scale."""
+        if self._adapts:
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, 1 / self.value)  # as torch.optim does
+
+    def succeeded(self) -> None:
+        """Note a step whose gradient was finite."""
+        self._steps_since += 1
+        if self._adapts and self._steps_since >= _STEPS_TO_DOUBLE:
+            self.value, self._steps_since = self.value * 2, 0
+
+    def back_off(self) -> bool:
+        """Halve the scale after a gradient that was not finite; False when the scale is not to blame."""
+        self._steps_since = 0
+        if not self._adapts or self.value <= 1:
+            return False
+        self.value /= 2
+        return True
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value, "steps_since": self._steps_since}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value, self._steps_since = float(state["value"]), int(state["steps_since"])

@@ -1,0 +1,241 @@
+"""The process group, the device and the mesh of one rank, taken down again however the run ends.
+
+with join(settings) as runtime: ...
+"""
+
+import contextlib
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from trainer.config.contract import is_elastic
+from trainer.config.environment import variable
+from trainer.config.exits import Exit, Fault
+from trainer.config.modes import AXES
+from trainer.config.settings import Settings
+from trainer.distributed.arrival import await_all
+from trainer.plan.choice import settle
+from trainer.plan.sizing import Sizing, data_rank
+
+_T = TypeVar("_T")
+
+_LATER = 15  # seconds that the watch has to speak before a collective times out by itself
+
+# What gloo says, in a plain RuntimeError, when the other end of a connection is gone or mute.
+_GLOO_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Socket closed",
+    "Timed out waiting",
+    "Application timeout",
+    "gloo connectFullMesh failed",
+)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """This rank's place. `control` is a gloo group for flags and sums that live on the CPU."""
+
+    rank: int
+    local_rank: int
+    device: torch.device
+    backend: str
+    sizing: Sizing
+    mesh: DeviceMesh | None
+    control: dist.ProcessGroup | None
+    data_rank: int
+
+    @property
+    def world_size(self) -> int:
+        return self.sizing.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank speaks for all."""
+        return self.rank == 0
+
+    @property
+    def draw_rank(self) -> int:
+        """Decides what a layer draws: another number for other samples, and for other layers."""
+        stage = self.mesh.get_local_rank("pp") if self.mesh else 0
+        return int(stage * self.sizing.batches.replicas + self.data_rank)
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank counts its samples; along tp others hold the same ones."""
+        return self.mesh is None or self.mesh.get_local_rank("tp") == 0
+
+
+@contextlib.contextmanager
+def join(settings: Settings) -> Iterator[Runtime]:
+    """Join the process group that the agent prepared, or be a world of one without an agent.
+
+    RANK and WORLD_SIZE are read only when torch's agent has set them: the PyTorchJob operator leaves
+    node counts of its own meaning in the same names (kubeflow/trainer 1790, 1947).
+    """
+    agent = "TORCHELASTIC_RUN_ID" in os.environ
+    world_size = int(os.environ["WORLD_SIZE"]) if agent else 1
+    rank = int(os.environ["RANK"]) if agent else 0
+    local_rank = int(os.environ["LOCAL_RANK"]) if agent else 0
+    uneven = agent and is_elastic(os.environ)
+    device = _device(local_rank)
+    sizing = settle(
+        settings, world_size, label=variable, uneven=uneven, device_bytes=_memory_of(device)
+    )
+    if world_size == 1:
+        yield Runtime(rank, local_rank, device, "none", sizing, None, None, 0)
+        return
+    backend = dist.get_default_backend_for_device(device)
+    # The watch speaks first, and says who is missing; this is for when it cannot.
+    timeout = timedelta(seconds=settings.collective_timeout + _LATER)
+    store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
+    store.set_timeout(timeout)
+    await_all(store, rank=rank, world_size=world_size, seconds=settings.collective_timeout)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        device_id=device if device.type != "cpu" else None,
+    )
+    together = False
+    try:
+        control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
+        mesh, share = place(sizing, device)
+        yield Runtime(
+            rank,
+            local_rank,
+            device,
+            backend,
+            sizing,
+            mesh,
+            control,
+            share,
+        )
+        # Leaving while another rank still talks aborts it: 7 of 52 runs without this barrier, 0 of 52
+        # with it, gloo, torch 2.13.
+        dist.barrier(group=control)
+        together = True
+    finally:
+        # A rank that fails would wait here for those that wait for it, without a bound: NCCL lets nobody
+        # go alone (pytorch 119250, nccl 1777). The end of the process takes the group along
+        # (`ending.leave`).
+        if together or backend != "nccl":
+            dist.destroy_process_group()
+
+
+def place(sizing: Sizing, device: torch.device) -> tuple[DeviceMesh, int]:
+    """Return the mesh of the process group's ranks, and which share of the data this one reads."""
+    extents = tuple(sizing.mesh[axis] for axis in AXES)
+    mesh = init_device_mesh(device.type, extents, mesh_dim_names=AXES)
+    coordinates = {axis: mesh.get_local_rank(axis) for axis in AXES}
+    return mesh, data_rank(coordinates, sizing.mesh)
+
+
+def _device(local_rank: int) -> torch.device:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return torch.device("cpu")
+    count = torch.accelerator.device_count()
+    if local_rank >= count:
+        raise Fault(
+            Exit.MACHINE,
+            f"local rank {local_rank} finds {count} {accelerator.type} devices on this machine; "
+            f"start at most {count} ranks here",
+        )
+    torch.accelerator.set_device_index(local_rank)
+    return torch.device(accelerator.type, local_rank)
+
+
+def _memory_of(device: torch.device) -> int | None:
+    """Return the bytes of an accelerator; None for the host, whose memory the ranks share."""
+    return None if device.type == "cpu" else torch.accelerator.get_memory_info(device)[1]
+
+
+def total(values: list[float], runtime: Runtime) -> list[float]:
+    """Return the sum of `values` over all samples, in float64, from what each rank has of its own."""
+    if runtime.control is None:
+        return values
+    tensor = torch.tensor(values, dtype=torch.float64)
+    if not runtime.counts:
+        tensor.zero_()
+    dist.all_reduce(tensor, group=runtime.control)
+    return tensor.tolist()
+
+
+def from_main(value: _T, runtime: Runtime) -> _T:
+    """Return the main rank's `value` on every rank."""
+    if runtime.control is None:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=runtime.control)
+    return box[0]
+
+
+def from_all(value: _T, runtime: Runtime) -> list[_T]:
+    """Return every rank's `value`, by rank, on every rank."""
+    if runtime.control is None:
+        return [value]
+    values: list[_T] = [value] * runtime.world_size
+    dist.all_gather_object(values, value, group=runtime.control)
+    return values
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes this rank ever held: of the device's memory, on a CPU of the machine's."""
+    if device.type == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    return torch.accelerator.max_memory_allocated(device)
+
+
+def as_fault(error: BaseException) -> Fault:
+    """Return the fault that an exception amounts to: which exit code, and one line of why.
+
+    What it was raised from counts as well: a pipeline's schedule wraps whatever its stage raises.
+    """
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    for link in chain:
+        if fault := _recognised(link):
+            return fault
+    telling = next((link for link in chain if str(link).partition("\n")[0].strip()), error)
+    return Fault(Exit.CODE, _line(telling))
+
+
+def _recognised(error: BaseException) -> Fault | None:
+    """Return the fault of an exception that says more than that the code raised."""
+    if isinstance(error, Fault):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Fault(Exit.STOPPED, "interrupted before the first step")
+    if isinstance(error, torch.AcceleratorError) or "ncclUnhandledCudaError" in str(error):
+        return Fault(Exit.MACHINE, _line(error))
+    if isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in _GLOO_LOST_PEER)
+    ):
+        # gloo begins with a source line of its own and ends with advice
+        text = re.sub(r"\[\S+:\d+\] ", "", _line(error)).partition(". This is")[0]
+        return Fault(Exit.PEER, f"lost a peer: {text}")
+    return None
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def say(message: str) -> None:
+    """Write a line for people: to standard error, since standard output carries JSON."""
+    print(f"trainer: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""The training run: the loop and what follows a step."""

@@ -1,0 +1,79 @@
+"""What is done to a task's model before a mode wraps it: the same for every mode.
+
+model = build(task, settings, runtime)
+"""
+
+import os
+import shutil
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainer import tasks
+from trainer.config.exits import Exit, Fault
+from trainer.config.modes import DATA_AXES, MODES
+from trainer.config.settings import Settings
+from trainer.distributed.precision import dtype_of
+from trainer.distributed.runtime import Runtime
+from trainer.models.batchnorm import synchronise
+from trainer.models.blocks import blocks
+from trainer.models.recompute import recompute_blocks
+
+
+def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
+    """Return the task's model, with the same weights on every rank.
+
+    It is on this rank's device, but for a staged mode, whose model may be too large for one, on the CPU.
+    Raises Fault(64) for options that do not go together.
+    """
+    split = runtime.sizing.mesh.get("tp", 1) > 1
+    if settings.activation_checkpointing and settings.compile and split:
+        # torch 2.15 ends in "Mixing fake modes" where DTensors meet a block that is computed anew.
+        raise Fault(
+            Exit.CONFIG,
+            "TRAINER_COMPILE=true: not with TRAINER_ACTIVATION_CHECKPOINTING where a mesh has tp; "
+            "one of the two would do",
+        )
+    staged = MODES[runtime.sizing.mode].staged
+    model = task.model().to(torch.device("cpu") if staged else runtime.device, dtype_of(settings))
+    if runtime.mesh is not None:
+        _broadcast(model, runtime.control if staged else None)
+        if settings.sync_batchnorm:
+            model = synchronise(model, _data_group(runtime.mesh), runtime.device)
+    if settings.activation_checkpointing:
+        recompute_blocks(model)
+    if settings.compile:
+        _compile_blocks(model)
+    return model
+
+
+def _compile_blocks(model: nn.Module) -> None:
+    """Compile block by block, in place: names stay, and equal blocks are compiled once.
+
+    Raises Fault(64) on a machine without a compiler, which torch would tell at the first step.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise Fault(
+            Exit.CONFIG,
+            f"TRAINER_COMPILE=true: torch.compile needs a C++ compiler, and there is no {compiler} "
+            "on PATH; install one, or name it in CXX",
+        )
+    for block in blocks(model):
+        block.compile()
+
+
+def _broadcast(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Give every rank the first one's weights: a task may draw them from more than torch's seed."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.data, src=0, group=group)
+
+
+def _data_group(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """Return the ranks that together see a global batch, and hold the same part of the model."""
+    axes = [axis for axis in DATA_AXES if mesh[axis].size() > 1]
+    if len(axes) == 1:
+        return mesh.get_group(axes[0])
+    return mesh[DATA_AXES]._flatten("data").get_group()  # noqa: SLF001  # torch has no public way

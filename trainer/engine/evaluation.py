@@ -1,0 +1,70 @@
+"""Evaluation: the task's loss and metric over the test set, every sample counted once.
+
+The loss is weighted as in training, by tokens where samples have some; the metric counts samples.
+"""
+
+import contextlib
+
+import torch
+
+from trainer.config.exits import Exit, Fault
+from trainer.data.order import evaluation_shares
+from trainer.data.sets import Bad, tokens_of
+from trainer.distributed.runtime import total
+from trainer.engine.bad_samples import account
+from trainer.engine.run import Run
+from trainer.watch.stop import Stop
+
+
+def evaluate(run: Run, stop: Stop) -> float | None:
+    """Return the metric over the test set, every sample counted once; None when stopped meanwhile.
+
+    With TRAINER_EMA_DECAY it is that of the averaged weights.
+    """
+    if run.saver is not None:
+        run.saver.wait_for_copy()  # the averaged weights take the place of those being saved
+    run.strategy.settle()
+    with run.average.in_use() if run.average else contextlib.nullcontext():
+        return _evaluate(run, stop)
+
+
+@torch.no_grad()
+def _evaluate(run: Run, stop: Stop) -> float | None:
+    runtime = run.runtime
+    sums = torch.zeros(4, dtype=torch.float64)
+    unread: list[Bad] = []
+    run.strategy.module.eval()
+    shares = evaluation_shares(
+        len(run.test), runtime.sizing.batches, runtime.data_rank, tokens=tokens_of(run.test)
+    )
+    for batch in run.test_batches(shares):
+        if stop.agreed():
+            return None
+        outputs = run.strategy.forward(batch.inputs)
+        if outputs is None:  # another rank counts this batch
+            continue
+        losses = run.task.loss(outputs, batch.targets)
+        scores = run.task.score(outputs, batch.targets)
+        counted = batch.weights > 0
+        weights = batch.weights[counted].double()
+        parts = ((losses[counted] * weights).sum(), weights.sum(), scores[counted].sum())
+        sums += torch.stack([*parts, counted.sum()]).cpu()
+        unread += [one for one in batch.bad if one.weight]
+    run.strategy.module.train()
+    loss, weight, score, count, missing = total([*sums.tolist(), len(unread)], runtime)
+    if missing:
+        account(run, unread, part="test")
+    if count + missing != len(run.test):
+        raise Fault(
+            Exit.CODE, f"evaluation counted {count:.0f} samples of {len(run.test)}: a defect here"
+        )
+    metric = score / count
+    run.report(
+        "eval",
+        step=run.step,
+        loss=loss / weight,
+        metric=run.task.metric,
+        **{run.task.metric: metric},
+        samples=int(count),
+    )
+    return metric

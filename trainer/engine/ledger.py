@@ -1,0 +1,172 @@
+"""Which samples every optimiser step has used, as each rank has written it down.
+
+With it a history of stops, losses and resizes can be proved to have used each sample of each epoch
+once. What a later attempt did again after going back to a checkpoint replaces what was done before.
+
+    TRAINER_LEDGER=true python -m trainer && python -m trainer.engine.ledger runs/digits
+"""
+
+import errno
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config.exits import Exit, Fault
+from trainer.data.order import Samples
+from trainer.distributed.runtime import from_main, say
+from trainer.engine.run import Run
+
+
+class Ledger:
+    """This rank's part of one attempt, in `logs/`; all ranks open it together.
+
+    Without the setting nothing is written.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._file: Path | None = None
+        self._drawn: deque[Samples] = deque()
+        self._count = run.runtime.sizing.batches.accumulation
+        if run.settings.ledger:
+            folder = run.settings.run_folder / "logs"
+            attempt = from_main(_next_attempt(folder) if run.runtime.is_main else 0, run.runtime)
+            self._file = folder / f"ledger-{attempt:06d}-rank{run.runtime.rank}.jsonl"
+            self._write(length=len(run.training), batch=run.batch, after=run.step)
+
+    def noting(self, shares: Iterator[Samples]) -> Iterator[Samples]:
+        """Yield `shares`, remembering them until their step is done."""
+        for samples in shares:
+            if self._file:
+                self._drawn.append(samples)
+            yield samples
+
+    def done(self, step: int) -> None:
+        """Write down the samples of a step whose update has been made."""
+        if self._file:
+            used = [self._drawn.popleft() for _ in range(self._count)]
+            found = [index for one in used for index in one.indices[one.weights > 0].tolist()]
+            self._write(step=step, samples=found)
+
+    def _write(self, **entry: object) -> None:
+        """Append a line; a disk that takes none costs the proof, and not the run."""
+        if self._file is None:
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            _append(self._file, f"{json.dumps(entry)}\n".encode())
+        except OSError as error:
+            say(f"{self._file}: {error.strerror}; the run goes on, but its ledger ends here")
+            self._file = None
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Append the whole line or nothing of it."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        before = os.fstat(file).st_size
+        if os.write(file, line) < len(line):
+            os.truncate(file, before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(file)
+
+
+def _next_attempt(folder: Path) -> int:
+    return 1 + max((_attempt(path) for path in folder.glob("ledger-*-rank*.jsonl")), default=0)
+
+
+def _attempt(path: Path) -> int:
+    return int(path.name.split("-")[1])
+
+
+@dataclass(frozen=True)
+class History:
+    """What has survived: the samples of every step, in order, and by how many attempts."""
+
+    length: int
+    batch: int
+    attempts: int
+    repeated: int
+    steps: dict[int, list[int]]
+
+
+def read(run_folder: Path) -> History:
+    """Return the history that the ledgers of a run amount to. Raises Fault(65) when there are none."""
+    newest: dict[int, tuple[int, list[int]]] = {}
+    attempts: set[int] = set()
+    repeated = 0
+    head: dict[str, int] = {}
+    for path in sorted((run_folder / "logs").glob("ledger-*-rank*.jsonl")):
+        attempt = _attempt(path)
+        attempts.add(attempt)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                raise Fault(Exit.DATA, f"{path}, line {number}: no entry of a ledger") from error
+            if "step" not in entry:
+                head = entry
+                continue
+            before, samples = newest.get(entry["step"], (attempt, []))
+            if before < attempt:  # done again; files come in the order of attempts
+                samples = []
+                repeated += 1
+            newest[entry["step"]] = (attempt, samples + entry["samples"])
+    if not head:
+        raise Fault(Exit.DATA, f"{run_folder}/logs: no ledger here; TRAINER_LEDGER=true keeps one")
+    steps = {step: samples for step, (_, samples) in sorted(newest.items())}
+    return History(head["length"], head["batch"], len(attempts), repeated, steps)
+
+
+def check(history: History) -> str:
+    """Return in a line what the history proves. Raises Fault(65) naming the first step that is wrong.
+
+    After any step no sample may have been used less often than there are whole epochs so far, and
+    none more than once more: that is what every epoch holding every sample once comes to.
+    """
+    used = [0] * history.length
+    total = epochs = 0
+    for expected, (step, samples) in enumerate(history.steps.items(), start=1):
+        if step != expected:
+            raise Fault(Exit.DATA, f"step {expected} is missing: the next one is {step}")
+        last = step == len(history.steps)
+        if len(samples) != history.batch and not (last and len(samples) < history.batch):
+            raise Fault(Exit.DATA, f"step {step} used {len(samples)} samples, not {history.batch}")
+        for index in samples:
+            used[index] += 1
+        total += len(samples)
+        most = -(-total // history.length)
+        if extra := [index for index in samples if used[index] > most]:
+            raise Fault(Exit.DATA, f"step {step} used sample {extra[0]} once too often")
+        if total // history.length > epochs:
+            epochs = total // history.length
+            if min(used) < epochs:
+                missed = used.index(min(used))
+                raise Fault(
+                    Exit.DATA, f"epoch {epochs} ended at step {step} without sample {missed}"
+                )
+    return (
+        f"{len(history.steps)} steps in {history.attempts} attempts, {history.repeated} done again: "
+        f"each of {history.length} samples was used once in each of {total / history.length:g} epochs"
+    )
+
+
+def main() -> int:
+    """Check the run folder that is named and return the exit code."""
+    if len(sys.argv) != 2:
+        print("usage: python -m trainer.engine.ledger RUN_FOLDER", file=sys.stderr)
+        return Exit.CONFIG
+    try:
+        print(check(read(Path(sys.argv[1]))))
+    except Fault as fault:
+        print(f"ledger: {fault}", file=sys.stderr)
+        return fault.code
+    return Exit.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

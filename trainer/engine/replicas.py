@@ -1,0 +1,76 @@
+"""Whether replicas of the model are still the same, bit by bit: a fingerprint compared between ranks.
+
+Averaged gradients keep replicas equal. One that is not any more was corrupted, by a fault in memory,
+on a link or in the code, and training would go on as if nothing had happened.
+
+    TRAINER_FINGERPRINT_STEPS=100 TRAINER_MODE=ddp torchrun --nproc-per-node 2 -m trainer
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainer.config.exits import Exit, Fault
+from trainer.distributed.runtime import from_all
+from trainer.engine.run import Run
+
+_AXIS = "dp_replicate"
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def is_time_to_compare(run: Run) -> bool:
+    """Return whether the step count asks for a comparison."""
+    steps = run.settings.fingerprint_steps
+    return bool(steps) and run.step % steps == 0
+
+
+def compare(run: Run) -> None:
+    """Compare this rank's parameters, or its shards, with those of the ranks that hold the same.
+
+    All ranks call it together. Raises Fault(70) naming the first tensor that differs and the rank: a
+    retry starts from a checkpoint with equal replicas, and is counted, should it come again.
+    """
+    mesh = run.runtime.mesh
+    if mesh is None or mesh[_AXIS].size() == 1:
+        return
+    group = mesh.get_group(_AXIS)
+    names, tensors = zip(*run.strategy.module.named_parameters(), strict=True)
+    own = torch.stack([fingerprint(tensor) for tensor in tensors])
+    own = own.to(mesh.device_type)  # with cpu_offload the shards are elsewhere
+    extremes = torch.cat([own, ~own])  # the largest ~x is the smallest x: one collective for both
+    dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)
+    highest, lowest = extremes[: len(own)], ~extremes[len(own) :]
+    differing = (highest != lowest).nonzero().flatten().tolist()
+    seen = None
+    if differing:
+        first, ranks = differing[0], dist.get_process_group_ranks(group)
+        seen = (first, names[first].removeprefix("module."), ranks, int(own[first]))
+    everyones = from_all(seen, run.runtime)
+    if not any(everyones):
+        return
+    _, name, ranks, _ = min(seen for seen in everyones if seen)
+    prints = {rank: seen[3] for rank, seen in enumerate(everyones) if seen and rank in ranks}
+    raise Fault(
+        Exit.CODE,
+        f"step {run.step}: the replicas differ, first in {name}: {_who(prints)}; a fault in memory, "
+        "on a link or in the code",
+    )
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """Return the sum of the bits of this rank's part of a tensor, read as whole numbers; shape ()."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    bits = local.detach().contiguous().view(_BITS[local.element_size()])
+    return bits.sum(dtype=torch.int64)
+
+
+def _who(prints: Mapping[int, int]) -> str:
+    common, count = Counter(prints.values()).most_common(1)[0]
+    if count * 2 <= len(prints):
+        return f"ranks {', '.join(map(str, prints))} do not agree, and there is no majority"
+    odd = [rank for rank, print_ in prints.items() if print_ != common]
+    return f"rank {', '.join(map(str, odd))} is unlike the {count} others that hold it"

@@ -1,0 +1,158 @@
+"""How a run is saved and gone on with: its progress, beside the checkpoint's weights."""
+
+import time
+from contextlib import AbstractContextManager
+
+from trainer.checkpoint.find import Found, find, is_shared, newest
+from trainer.checkpoint.manifest import Progress
+from trainer.checkpoint.read import load
+from trainer.checkpoint.retention import Keep
+from trainer.checkpoint.saver import Saved, Saver, saving
+from trainer.checkpoint.state import capture
+from trainer.checkpoint.store import store_at
+from trainer.checkpoint.write import Label
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
+from trainer.distributed import optim
+from trainer.distributed.runtime import Runtime, say
+from trainer.engine.run import Run
+
+
+def saving_to(settings: Settings, runtime: Runtime) -> AbstractContextManager[Saver]:
+    """Return what saves to the place that the settings name, for a `with`."""
+    return saving(
+        store_at(settings.checkpoints or settings.run_folder / "checkpoints"),
+        Keep(
+            settings.checkpoint_keep, settings.checkpoint_keep_every, settings.checkpoint_keep_best
+        ),
+        runtime=runtime,
+        timeout=settings.checkpoint_timeout,
+    )
+
+
+def resume(run: Run) -> None:
+    """Go on from the checkpoint that TRAINER_RESUME means, if there is one."""
+    if run.saver is None:
+        return
+    if not is_shared(run.saver.store, runtime=run.runtime):
+        if run.runtime.is_main:
+            say(
+                f"checkpoints {run.saver.store.where('')} is another folder on other nodes: none will "
+                "be written, a restart begins at step 0; mount a shared volume as TRAINER_OUT"
+            )
+        run.saver = None
+        return
+    run.saver.watch(run.saved_optimizer)
+    found = find(run.settings.resume, run.saver.store, runtime=run.runtime)
+    if found is not None:
+        _load(run, found)
+        run.report("checkpoint", action="resumed", step=run.step, path=run.saved)
+        if run.runtime.is_main:
+            say(f"resumed from {run.saved}: {run.step} steps done, {run.remaining} to go")
+
+
+def roll_back(run: Run, *, before: int) -> bool:
+    """Go back to the newest complete checkpoint of less than `before` steps; False if there is none.
+
+    All ranks call it together; batches that were fetched for later steps are the caller's to drop.
+    """
+    if run.saver is None:
+        return False
+    _report(run, run.saver.wait())
+    found = newest(run.saver.store, before=before, runtime=run.runtime)
+    if found is not None:
+        _load(run, found)
+    return found is not None
+
+
+def _load(run: Run, found: Found) -> None:
+    progress, settings = found.manifest.progress, run.settings
+    for name in ("task", "seed"):
+        then, now = getattr(progress, name), getattr(settings, name)
+        if then != now:
+            raise Fault(
+                Exit.CONFIG,
+                f"TRAINER_{name.upper()}={now!r}: checkpoint {found.where} was trained with "
+                f"{then!r}; set that, another TRAINER_OUT, or TRAINER_RESUME=never",
+            )
+    load(found, run.strategy.module, run.saved_optimizer, run.extra, runtime=run.runtime)
+    optim.obey(run.saved_optimizer, settings)
+    run.step, run.samples = progress.step, progress.samples
+    run.saved, run.saved_step = found.where, progress.step
+
+
+def is_due(run: Run) -> bool:
+    """Return whether this rank's clock asks for a checkpoint; the ranks agree on the step."""
+    minutes = run.settings.checkpoint_minutes
+    return bool(minutes) and time.monotonic() - run.save_began >= 60 * minutes
+
+
+def is_time_to_save(run: Run) -> bool:
+    """Return whether the step count asks for a checkpoint."""
+    steps = run.settings.checkpoint_steps
+    return bool(steps) and run.step % steps == 0
+
+
+def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
+    """Save the run as it stands; all ranks call it together, and none waits for the disk.
+
+    Storage that refuses costs a warning, the next attempt comes with its time. With `last` there is
+    none, so the checkpoint is waited for, and a refusal is Fault(71): a retry elsewhere goes on from
+    the one before.
+    """
+    if run.saver is None:
+        return
+    began = time.monotonic()
+    _report(run, run.saver.wait())
+    if run.step > run.saved_step:
+        progress = Progress(
+            step=run.step,
+            samples=run.samples,
+            task=run.settings.task,
+            seed=run.settings.seed,
+            global_batch=run.batch,
+        )
+        run.strategy.settle()
+        sizing = run.runtime.sizing
+        label = Label(progress, sizing.mode, sizing.world_size, metric)
+        run.saver.begin(
+            capture(run.strategy.module, run.saved_optimizer, run.extra), label, since=began
+        )
+        run.save_began = began
+    if last:
+        saved = run.saver.wait()
+        _report(run, saved)
+        if saved and saved.refusal:
+            raise Fault(Exit.MACHINE, f"{saved.refusal}; the newest complete one is {run.saved}")
+
+
+def report_saved(run: Run) -> None:
+    """Report the save that has ended since the last call, if one has."""
+    if run.saver is not None:
+        _report(run, run.saver.ended())
+
+
+def _report(run: Run, saved: Saved | None) -> None:
+    if saved is None:
+        return
+    if saved.refusal is None:
+        run.saved, run.saved_step = saved.where, saved.step
+        run.report(
+            "checkpoint",
+            action="saved",
+            step=saved.step,
+            path=saved.where,
+            blocked_s=saved.blocked_s,
+            seconds=saved.seconds,
+            bytes=saved.bytes,
+        )
+        return
+    run.report(
+        "checkpoint",
+        action="refused",
+        step=saved.step,
+        path=saved.where,
+        message=str(saved.refusal),
+    )
+    if run.runtime.is_main:
+        say(f"{saved.refusal}; going on, the newest complete one is {run.saved}")

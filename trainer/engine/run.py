@@ -1,0 +1,121 @@
+"""The state of a training run on one rank: what loop, evaluation and checkpoints share."""
+
+import math
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.stateful import Stateful
+
+from trainer import strategies, tasks
+from trainer.checkpoint.saver import Saver
+from trainer.config.settings import Settings
+from trainer.data.loader import Loader
+from trainer.data.order import Order, Samples
+from trainer.data.resident import free_memory, resident
+from trainer.data.sets import Data, tokens_of
+from trainer.distributed.precision import LossScale, dtype_of
+from trainer.distributed.runtime import Runtime, say
+from trainer.models.ema import Average
+from trainer.plan.sizing import Batches
+from trainer.report.events import Report
+
+
+@dataclass
+class Run:
+    """What the loop works on. `step` optimiser steps are done, `samples` of the stream used.
+
+    `parameters` counts the whole model's; `fitness` holds the figures of preflight, `bad` the samples
+    that could not be read.
+    `extra` is saved and loaded with the model and the optimiser, each under its name. There is no
+    `saver` where the nodes share no folder.
+    """
+
+    settings: Settings
+    runtime: Runtime
+    report: Report
+    task: tasks.Task
+    strategy: strategies.Strategy
+    training: Data
+    test: Data
+    saver: Saver | None
+    parameters: int
+    extra: dict[str, Stateful] = field(default_factory=dict)
+    step: int = 0
+    samples: int = 0
+    saved: str | None = None
+    saved_step: int = 0
+    fitness: dict[str, float] = field(default_factory=dict)
+    bad: set[tuple[str, int]] = field(default_factory=set)
+    save_began: float = field(default_factory=time.monotonic)
+    loss_scale: LossScale = field(init=False)
+    average: Average | None = None
+
+    def __post_init__(self) -> None:
+        self.loss_scale = LossScale(self.settings)
+        self.extra |= self.strategy.extra
+        if self.settings.ema_decay:
+            self.average = Average(self.strategy.module, self.settings.ema_decay)
+            self.extra["ema"] = self.average
+        if self.settings.precision == "fp16":
+            self.extra["loss_scale"] = self.loss_scale
+
+    @property
+    def batch(self) -> int:
+        """Samples per optimiser step, over all ranks."""
+        return self.runtime.sizing.batches.global_batch
+
+    @property
+    def saved_optimizer(self) -> torch.optim.Optimizer:
+        """The optimiser whose state this rank saves and loads."""
+        return self.strategy.saved_optimizer or self.strategy.optimizer
+
+    @property
+    def remaining(self) -> int:
+        """Optimiser steps still to do."""
+        if self.settings.steps is not None:
+            return max(0, self.settings.steps - self.step)
+        stream = self.settings.epochs * len(self.training)
+        return math.ceil(max(0, stream - self.samples) / self.batch)
+
+    @property
+    def order(self) -> Order:
+        """The stream of training samples; an epoch is never cut short, nor a step count."""
+        length = len(self.training)
+        end = self.samples + self.remaining * self.batch
+        if self.settings.steps is None:
+            end = min(end, max(self.samples, self.settings.epochs * length))
+        return Order(self.settings.seed, length, end, tokens_of(self.training))
+
+    @cached_property
+    def training_batches(self) -> Loader:
+        """What brings training samples to this rank's device."""
+        return self._loader(self.training, name="training")
+
+    @cached_property
+    def test_batches(self) -> Loader:
+        """What brings test samples to this rank's device; its workers outlive an evaluation."""
+        return self._loader(self.test, name="test")
+
+    def _loader(self, data: Data, *, name: str) -> Loader:
+        device = self.runtime.device
+        data, why = resident(data, device, free=free_memory(device))
+        if why and self.runtime.is_main:
+            say(f"the {name} set {why}")
+        return Loader(
+            data,
+            device=device,
+            workers=self.settings.workers,
+            prefetch=self.settings.prefetch,
+            dtype=dtype_of(self.settings),
+            channels_last=self.settings.channels_last,
+        )
+
+
+def example(data: Data, settings: Settings, batches: Batches) -> Tensor:
+    """Return the inputs of a micro-batch, for their shape and type: the first sample many times."""
+    samples = Samples(torch.zeros(batches.micro, dtype=torch.long), torch.ones(batches.micro))
+    loader = Loader(data, device=torch.device("cpu"), dtype=dtype_of(settings))
+    return next(loader(iter([samples]))).inputs

@@ -1,0 +1,96 @@
+"""Whether what ranks send each other arrives, and how fast: the half of preflight that is shared.
+
+exchange(runtime) on every rank, then blame(...) over what all of them saw.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from trainer.distributed.runtime import Runtime
+
+_ELEMENTS = 2**20  # of float32 that are summed over all ranks, and sent to the next one: 4 MiB
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What one rank saw. `wrong` lists the ranks whose numbers arrived here as others.
+
+    Speeds are in bytes a second: of the sum over all ranks, and of receiving from the rank before.
+    `clock` is this machine's, at a moment that is the same on all to within `within` seconds.
+    """
+
+    wrong: tuple[int, ...]
+    sum_speed: float
+    link_speed: float
+    clock: float
+    within: float
+
+
+def exchange(runtime: Runtime) -> Exchange | None:
+    """Sum known numbers over all ranks, pass them round the ring, and compare clocks.
+
+    All ranks call it together; a world of one has no links and gets None.
+    """
+    if runtime.control is None:
+        return None
+    rank, world = runtime.rank, runtime.world_size
+    # Every rank fills one row and leaves the others 0, so a wrong sum tells whose numbers went wrong.
+    # Whole numbers this small are exact in float32, in whatever order they are summed.
+    row = torch.arange(max(1, _ELEMENTS // world), device=runtime.device) % 1021
+    expected = (row + torch.arange(world, device=runtime.device).unsqueeze(1)).float()
+    wrong: set[int] = set()
+    sums, links = [], []
+    for _ in range(_ROUNDS):
+        parts = torch.zeros_like(expected)
+        parts[rank] = expected[rank]
+        began = _now(runtime)
+        dist.all_reduce(parts)
+        sums.append(_now(runtime) - began)
+        wrong |= {row for row in range(world) if not torch.equal(parts[row], expected[row])}
+        outgoing, incoming = expected + rank, torch.empty_like(expected)
+        began = _now(runtime)
+        _pass_on(outgoing, incoming, rank=rank, world=world)
+        links.append(_now(runtime) - began)
+        before = (rank - 1) % world
+        if not torch.equal(incoming, expected + before):
+            wrong.add(before)
+    size = expected.numel() * expected.element_size()
+    began = time.monotonic()
+    dist.barrier(group=runtime.control)
+    clock, within = time.time(), time.monotonic() - began
+    return Exchange(tuple(sorted(wrong)), size / min(sums), size / min(links), clock, within)
+
+
+def _pass_on(outgoing: torch.Tensor, incoming: torch.Tensor, *, rank: int, world: int) -> None:
+    transfers = [
+        dist.P2POp(dist.isend, outgoing, (rank + 1) % world),
+        dist.P2POp(dist.irecv, incoming, (rank - 1) % world),
+    ]
+    for work in dist.batch_isend_irecv(transfers):
+        work.wait()
+
+
+def _now(runtime: Runtime) -> float:
+    if runtime.device.type != "cpu":
+        torch.accelerator.synchronize()
+    return time.monotonic()
+
+
+def blame(seen: Sequence[Sequence[int]]) -> set[int]:
+    """Return the ranks at fault, where `seen[r]` lists those whose numbers arrived wrong at rank r.
+
+    Whose numbers are wrong for more than half of the others has sent them wrong. Who sees others'
+    numbers wrong that most see right has received them wrong. Of two ranks the sender is blamed.
+    """
+    guilty = set()
+    for rank in range(len(seen)):
+        votes = [rank in wrong for observer, wrong in enumerate(seen) if observer != rank]
+        if 2 * sum(votes) > len(votes):
+            guilty.add(rank)
+    receivers = {observer for observer, wrong in enumerate(seen) if set(wrong) - guilty}
+    return guilty | receivers

@@ -1,0 +1,170 @@
+"""What this machine has for a run, each part against what the run needs: the local half of preflight.
+
+from trainer.preflight.machine import Needs, look_at, look_over
+"""
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from trainer.watch.cgroup import available_memory
+
+MIB = 2**20
+
+_HOST_MEMORY_PER_RANK = 64 * MIB  # for a first step; torch itself is loaded by now
+_DISK = 64 * MIB  # less holds no checkpoint worth the name
+_PROBE = 8 * MIB
+_SHARE_OF_DEVICE = 0.1  # less free memory than this: another process has the device
+_SLOW_DISK = 10 * MIB  # bytes a second
+
+# NVML's reasons for a lower clock that tell of a fault, not of a full load.
+_THROTTLES = {0x08: "hardware slowdown", 0x40: "overheated", 0x80: "power brake"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `wrong` says what would help; None: fit. `odd` is told, but no fault."""
+
+    what: str
+    seen: str
+    wrong: str | None = None
+    odd: bool = False
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run needs of each machine: devices, and bytes of host memory, /dev/shm and disk."""
+
+    devices: int = 0
+    host_memory: int = _HOST_MEMORY_PER_RANK
+    shm: int = 0
+    disk: int = _DISK
+
+
+def look_over(needs: Needs, folder: Path) -> Iterator[Finding]:
+    """Yield what was found on this machine; `folder` is the run's."""
+    yield devices(needs.devices)
+    yield host_memory(needs.host_memory)
+    yield shared_memory(needs.shm)
+    yield disk(folder, needs.disk)
+
+
+def look_at(device: torch.device) -> Iterator[Finding]:
+    """Yield what was found on one rank's device."""
+    if device.type != "cpu":
+        yield device_memory(device)
+    if device.type == "cuda":
+        yield from health(device)
+
+
+def devices(needed: int) -> Finding:
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    wrong = None
+    if count < needed:
+        wrong = (
+            f"TRAINER_DEVICES={needed} are planned: check the driver, what the container may see, and "
+            "that its torch is built for this kind"
+        )
+    return Finding("devices", str(count), wrong)
+
+
+def host_memory(needed: int) -> Finding:
+    free = available_memory()
+    wrong = f"at least {_mib(needed)} needed: raise resources.memory" if free < needed else None
+    return Finding("host memory", f"{_mib(free)} free", wrong)
+
+
+def shared_memory(needed: int, folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108
+    """Compare the free part of /dev/shm with the batches that loader workers keep there."""
+    if not folder.is_dir():
+        return Finding("shared memory", f"no {folder}", odd=True)
+    free = shutil.disk_usage(folder).free
+    wrong = None
+    if free < needed:
+        wrong = (
+            f"at least {_mib(needed)} needed for the loader's batches: raise resources.shm, or lower "
+            "TRAINER_WORKERS or TRAINER_MICRO_BATCH"
+        )
+    return Finding("shared memory", f"{_mib(free)} free", wrong)
+
+
+def disk(folder: Path, needed: int) -> Finding:
+    """Write to the run folder as a checkpoint does, flushed, and look how much is left."""
+    probe = folder / f".preflight-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            more = f"at least {_mib(needed)} needed: free some, or set another TRAINER_OUT"
+            return Finding("disk", f"{_mib(free)} free in {folder}", more)
+        began = time.monotonic()
+        with probe.open("wb") as file:
+            file.write(os.urandom(_PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+        speed = _PROBE / (time.monotonic() - began)
+    except OSError as error:
+        return Finding(
+            "disk", f"{folder}: {error.strerror}", "set a TRAINER_OUT that can be written"
+        )
+    finally:
+        probe.unlink(missing_ok=True)
+    return Finding(
+        "disk", f"{_mib(free)} free, {speed / 1e6:.0f} MB/s written", odd=speed < _SLOW_DISK
+    )
+
+
+def device_memory(device: torch.device) -> Finding:
+    free, whole = torch.accelerator.get_memory_info(device)
+    wrong = None
+    if free < _SHARE_OF_DEVICE * whole:
+        wrong = "another process holds the rest: end it, or take another device"
+    return Finding("device memory", f"{_mib(free)} of {_mib(whole)} free on {device}", wrong)
+
+
+def health(device: torch.device) -> Iterator[Finding]:
+    """Yield what NVML knows of a GPU's errors and clocks, where nvidia-ml-py is installed."""
+    if find_spec("pynvml") is None:
+        return
+    pynvml = import_module("pynvml")
+    try:
+        pynvml.nvmlInit()
+        # By its UUID: CUDA_VISIBLE_DEVICES gives devices other numbers than NVML does.
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        yield _health(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid), device)
+    except pynvml.NVMLError as error:
+        yield Finding("GPU health", f"{device}: NVML does not tell: {error}", odd=True)
+
+
+def _health(pynvml: ModuleType, handle: object, device: torch.device) -> Finding:
+    def ask(query: Callable[[], int]) -> int:
+        try:
+            return query()
+        except pynvml.NVMLError:  # not every GPU has ECC memory or remaps its rows
+            return 0
+
+    errors = ask(
+        lambda: pynvml.nvmlDeviceGetTotalEccErrors(
+            handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        )
+    )
+    worn_out = ask(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[3])
+    reasons = ask(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+    slowed = [name for bit, name in _THROTTLES.items() if reasons & bit]
+    seen = f"{device}: {errors} uncorrected ECC errors, clock: {', '.join(slowed) or 'free'}"
+    if errors or worn_out:
+        return Finding("GPU health", seen, "reset or replace this GPU")
+    return Finding("GPU health", seen, odd=bool(slowed))
+
+
+def _mib(count: float) -> str:
+    return f"{math.floor(count / MIB):,} MiB"

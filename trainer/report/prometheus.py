@@ -1,0 +1,112 @@
+"""A run's figures at a port of every node, for Prometheus to read (TRAINER_METRICS_PORT).
+
+TRAINER_METRICS_PORT=9400 python -m trainer &  curl localhost:9400/metrics
+"""
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from trainer.distributed.runtime import say
+from trainer.report.events import Event
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A gauge that shows `field` of the last `event` that had it."""
+
+    name: str
+    event: str
+    field: str
+    text: str
+
+
+FIGURES = (
+    Figure("muster_step", "step", "step", "optimiser steps done"),
+    Figure("muster_steps", "step", "steps", "optimiser steps that the run will take in all"),
+    Figure("muster_epoch", "step", "epoch", "epoch of the last step, from 0 on"),
+    Figure("muster_loss", "step", "loss", "mean training loss of the global batch"),
+    Figure("muster_grad_norm", "step", "grad_norm", "norm of the gradient, before clipping"),
+    Figure("muster_learning_rate", "step", "lr", "learning rate"),
+    Figure("muster_samples", "step", "samples", "training samples used"),
+    Figure("muster_samples_per_second", "step", "samples_per_s", "training samples per second"),
+    Figure("muster_last_step_time_seconds", "step", "time", "when the last step was reported"),
+    Figure("muster_eval_loss", "eval", "loss", "mean loss over the test set"),
+    Figure("muster_checkpoint_step", "checkpoint", "step", "step of the last checkpoint event"),
+    Figure(
+        "muster_checkpoint_blocked_seconds",
+        "checkpoint",
+        "blocked_s",
+        "what training waited for it",
+    ),
+    Figure("muster_checkpoint_seconds", "checkpoint", "seconds", "how long its writing took"),
+    Figure("muster_checkpoint_bytes", "checkpoint", "bytes", "its size"),
+)
+# Name, label and meaning of what is no gauge of one number.
+EVALUATION = ("muster_eval_metric", "metric", "the task's metric over the test set")
+CHECKPOINTS = ("muster_checkpoints_total", "action", "checkpoints saved, refused or resumed from")
+FAULTS = ("muster_faults_total", "kind", "fault events, by kind")
+
+
+class _Latest(Collector):
+    """The figures so far; what one event says is seen together, or not yet."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        values = self.values
+        for figure in FIGURES:
+            if figure.name in values:
+                yield GaugeMetricFamily(figure.name, figure.text, values[figure.name])
+
+
+@contextlib.contextmanager
+def serving(port: int) -> Iterator[Callable[[Event], None]]:
+    """Serve at `port`, at any path, what the yielded function is given.
+
+    A port that is taken costs a warning: a run is worth more than its figures.
+    """
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    latest = _Latest()
+    registry.register(latest)
+    metric = Gauge(EVALUATION[0], EVALUATION[2], [EVALUATION[1]], registry=registry)
+    checkpoints = Counter(CHECKPOINTS[0], CHECKPOINTS[2], [CHECKPOINTS[1]], registry=registry)
+    faults = Counter(FAULTS[0], FAULTS[2], [FAULTS[1]], registry=registry)
+
+    def take(event: Event) -> None:
+        kind = event["event"]
+        told = {one.name: event.get(one.field) for one in FIGURES if one.event == kind}
+        latest.values = latest.values | {k: v for k, v in told.items() if v is not None}
+        if kind == "eval":
+            metric.labels(event["metric"]).set(event[event["metric"]])
+        elif kind == "checkpoint":
+            checkpoints.labels(event["action"]).inc()
+        elif kind == "fault":
+            faults.labels(event["kind"]).inc()
+
+    try:
+        server, _ = start_http_server(port, addr=_any_address(), registry=registry)
+    except OSError as error:
+        say(f"TRAINER_METRICS_PORT={port}: {error.strerror}; nothing is served there")
+        yield take
+        return
+    try:
+        yield take
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _any_address() -> str:
+    """Return what stands for every address of this machine: IPv6 as well where there is any."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+        probe.bind(("::", 0))
+        return "::"
+    return "0.0.0.0"  # noqa: S104  # Prometheus asks from another machine

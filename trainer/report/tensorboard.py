@@ -1,0 +1,78 @@
+"""A run's curves as TensorBoard's event files, in `tensorboard/` of the run folder.
+
+TRAINER_TENSORBOARD=true python -m trainer && tensorboard --logdir runs
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from trainer.distributed.runtime import say
+from trainer.report.events import Event
+
+# The field of an event, and the curve that shows it; an evaluation adds eval/METRIC.
+CURVES = {
+    "step": {
+        "loss": "train/loss",
+        "grad_norm": "train/grad_norm",
+        "lr": "train/learning_rate",
+        "samples_per_s": "train/samples_per_second",
+        "epoch": "train/epoch",
+    },
+    "eval": {"loss": "eval/loss"},
+    "checkpoint": {
+        "blocked_s": "checkpoint/blocked_seconds",
+        "seconds": "checkpoint/seconds",
+        "bytes": "checkpoint/bytes",
+    },
+}
+_FLUSH = 10  # seconds
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
+    """Write to `folder` what the yielded function is given; steps that are done again replace others.
+
+    A disk that is full costs a warning and the rest of the curves, not the run.
+    """
+    writer: SummaryWriter | None = None
+    broken = False
+
+    def take(event: Event) -> None:
+        nonlocal writer, broken
+        curves = CURVES.get(event["event"], {})
+        if event["event"] == "eval":
+            curves = curves | {event["metric"]: f"eval/{event['metric']}"}
+        points = {curve: event[field] for field, curve in curves.items() if field in event}
+        if not points or broken:
+            return
+        try:
+            if writer is None:
+                _wait_for_a_second_of_our_own(folder)
+                writer = SummaryWriter(folder, purge_step=event["step"], flush_secs=_FLUSH)
+            for curve, value in points.items():
+                writer.add_scalar(curve, value, event["step"], walltime=event["time"])
+        except OSError as error:
+            broken = True
+            say(f"{folder}: {error.strerror or error}; no more curves are written")
+
+    try:
+        yield take
+    finally:
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                writer.close()
+
+
+def _wait_for_a_second_of_our_own(folder: Path) -> None:
+    """Return when no event file of `folder` bears the present second, at most a second later.
+
+    Files are read by name, and of two with the same second the process number's digits decide which
+    one is first: steps done again would count as the older ones, and the newer ones be dropped.
+    """
+    now = time.time()
+    if any(folder.glob(f"events.out.tfevents.{int(now):010d}.*")):
+        time.sleep(1 - now % 1)

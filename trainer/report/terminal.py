@@ -1,0 +1,99 @@
+"""A run on a terminal: the launch table, a progress bar, a closing summary."""
+
+import contextlib
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from trainer.report.events import Event
+
+
+class Display:
+    """Shows events as they come; `__call__` takes one."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task: TaskID | None = None
+        self._numbers: dict[str, str] = {}
+
+    def __call__(self, event: Event) -> None:
+        match event["event"]:
+            case "launch":
+                self._console.print(_table("launch", event))
+            case "step":
+                self._numbers |= {
+                    "loss": f"{event['loss']:.4f}",
+                    "samples/s": f"{event['samples_per_s']:,.0f}",
+                }
+                self._advance(event)
+            case "eval":
+                self._numbers["test " + event["metric"]] = f"{event[event['metric']]:.4f}"
+            case "checkpoint" if event["action"] != "refused":
+                self._numbers["checkpoint"] = str(event["step"])
+            case "fault":
+                words = (f"{k} {_text(v)}" for k, v in event.items() if k not in ("event", "time"))
+                self._bar.console.print("fault:", ", ".join(words), markup=False)
+            case "usage":
+                pass  # every few seconds, for who asks: `python -m k8s top`
+            case "summary":
+                self.close()
+                self._console.print(_table("summary", event))
+            case _:
+                self.close()
+                self._console.print(event["event"], event.get("message", ""), markup=False)
+
+    def _advance(self, event: Event) -> None:
+        if self._task is None:
+            self._bar.start()
+            self._task = self._bar.add_task("training", total=event["steps"], numbers="")
+        numbers = "  ".join(f"{name} {value}" for name, value in self._numbers.items())
+        self._bar.update(self._task, completed=event["step"], numbers=numbers)
+
+    def close(self) -> None:
+        """Take the bar off the terminal, leaving its last state."""
+        self._bar.stop()
+
+
+@contextlib.contextmanager
+def display() -> Iterator[Display]:
+    """Yield a display that is closed however the block ends."""
+    shown = Display(Console())
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+def _table(title: str, event: Event) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in event.items():
+        if name not in ("event", "time") and value not in (None, {}):
+            table.add_row(name.replace("_", " "), _text(value))
+    return table
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4f}".rstrip("0").rstrip(".")
+    if isinstance(value, list):
+        return "\n".join(map(_text, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={part}" for name, part in value.items())
+    return str(value)

@@ -1,0 +1,107 @@
+"""What the character models share: windows of bytes out of any file or folder, and the task on them.
+
+The text is by default the running Python's own standard library source: real text, on every machine.
+"""
+
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
+from trainer.data.sets import Tensors
+from trainer.models import chain
+
+VOCABULARY = 256  # bytes
+LENGTH = 64  # bytes of a window
+_DEFAULT_BYTES = 50_000  # trains in under a minute on two cores; a text of one's own is read whole
+_TEST_SHARE = 0.1
+
+
+def windows(settings: Settings, *, train: bool) -> Tensors:
+    """Return inputs and targets, both of shape (n, 64): the targets are the bytes that follow.
+
+    The last tenth of the text is the test set. Raises Fault(65) when there is too little of it.
+    """
+    text = torch.frombuffer(bytearray(_read(settings.data)), dtype=torch.uint8).long()
+    count = (len(text) - 1) // LENGTH
+    test = int(count * _TEST_SHARE)
+    if test == 0:
+        raise Fault(
+            Exit.DATA,
+            f"task {settings.task}: {settings.data} has {len(text)} bytes; training and test set "
+            f"need at least {int(LENGTH / _TEST_SHARE) + 1}",
+        )
+    inputs = text[: count * LENGTH].view(count, LENGTH)
+    targets = text[1 : count * LENGTH + 1].view(count, LENGTH)
+    chosen = slice(0, count - test) if train else slice(count - test, count)
+    return Tensors(inputs[chosen], targets[chosen])
+
+
+class TextTask:
+    """Predicts the next byte with the model that `build` makes."""
+
+    metric = "accuracy"
+
+    def __init__(self, settings: Settings, *, build: Callable[[], nn.Module]) -> None:
+        self._settings = settings
+        self._build = build
+
+    def model(self) -> nn.Module:
+        return self._build()
+
+    def data(self, *, train: bool) -> Tensors:
+        return windows(self._settings, train=train)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of each window, shape (n,), in nats a byte."""
+        losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+        return losses.view(targets.shape).mean(dim=1)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the share of each window's bytes that were predicted right, shape (n,)."""
+        return (outputs.argmax(dim=-1) == targets).float().mean(dim=1)
+
+
+class Recurrent(nn.Module):
+    """Embedding, two recurrent layers of `kind`, and a linear layer to the next byte's logits."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], width: int = 128) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        # Two modules, not num_layers=2, so that the model can be cut between them.
+        self.layers = nn.ModuleList(kind(width, width, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Map bytes, shape (n, length), to logits, shape (n, length, 256)."""
+        return chain.run(self.chain(), text)
+
+    def chain(self) -> chain.Chain:
+        """Return the forward pass in pieces, for the modes that cut it."""
+        return [
+            (("embedding",), self.embedding),
+            (("layers.0",), lambda x: self.layers[0](x)[0]),
+            (("layers.1",), lambda x: self.layers[1](x)[0]),
+            (("head",), self.head),
+        ]
+
+
+def _read(place: Path | None) -> bytes:
+    if place is None:
+        return b"\n".join(_files(Path(sysconfig.get_path("stdlib")), "*.py"))[:_DEFAULT_BYTES]
+    try:
+        return b"\n".join(_files(place, "**/*")) if place.is_dir() else place.read_bytes()
+    except OSError as error:
+        raise Fault(Exit.DATA, f"TRAINER_DATA={place}: {error.strerror}") from error
+
+
+def _files(folder: Path, pattern: str) -> Iterator[bytes]:
+    """Yield the files' contents in an order that every machine agrees on."""
+    for path in sorted(folder.glob(pattern)):
+        if path.is_file():
+            yield path.read_bytes()

@@ -1,0 +1,72 @@
+"""Out of memory, on a device or in the host: said as such, with what would help and where it went.
+
+fault = out_of_memory(error, settings, runtime)
+"""
+
+import errno
+import resource
+import traceback
+
+import torch
+
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
+from trainer.distributed.runtime import Runtime
+from trainer.watch.cgroup import available_memory
+
+_MIB = 2**20
+_SIGNS = ("can't allocate memory", "not enough memory")  # torch's CPU allocator, a RuntimeError
+
+
+def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fault | None:
+    """Return the fault when `error` is one of memory, having written a summary to `logs/`; else None."""
+    on_device = isinstance(error, torch.OutOfMemoryError)
+    if not (on_device or _in_host(error)):
+        return None
+    where = str(runtime.device) if on_device else "host"
+    first = (str(error).splitlines() or ["no more was said"])[0]
+    path = settings.run_folder / "logs" / f"rank-{runtime.rank}.memory"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join([*_summary(runtime), *traceback.format_exception(error)]))
+        more = f"; memory and stack are in {path}"
+    except (OSError, MemoryError):
+        more = ""
+    return Fault(
+        Exit.CODE,
+        f"out of memory ({where}): {first}; try {', '.join(_advice(settings, runtime, where))}{more}",
+    )
+
+
+def _in_host(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    told = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    return told or isinstance(error, MemoryError)
+
+
+def _summary(runtime: Runtime) -> list[str]:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    lines = [f"peak of this process: {peak:,} MiB of host memory"]
+    lines.append(f"left in this container: {available_memory() // _MIB:,} MiB")
+    if runtime.device.type == "cuda":
+        lines.append(torch.cuda.memory_summary(runtime.device))
+    elif runtime.device.type != "cpu":
+        lines += [f"{k}: {v:,}" for k, v in torch.accelerator.memory_stats(runtime.device).items()]
+    return lines
+
+
+def _advice(settings: Settings, runtime: Runtime, where: str) -> list[str]:
+    micro, mode = runtime.sizing.batches.micro, runtime.sizing.mode
+    advice = [f"TRAINER_MICRO_BATCH={micro // 2} (now {micro})"] if micro > 1 else []
+    if mode not in ("fsdp", "hsdp"):
+        advice.append("more ranks with TRAINER_MODE=fsdp")
+    elif not settings.reshard:
+        advice.append("TRAINER_RESHARD=true")
+    elif where != "host" and not settings.cpu_offload:
+        advice.append("TRAINER_CPU_OFFLOAD=true")
+    if where == "host":
+        advice.append("a larger resources.memory")
+        if settings.workers:
+            advice.append(f"fewer TRAINER_WORKERS (now {settings.workers})")
+    return advice or ["a device with more memory"]

@@ -1,0 +1,92 @@
+"""Stop requests: a signal sets a flag, and all ranks agree on the step after which they stop."""
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from trainer.config.exits import Exit, Fault
+from trainer.distributed.runtime import Runtime, say
+
+
+class Stop:
+    """Whether this run was asked to stop, and whether it is time to save."""
+
+    def __init__(self, runtime: Runtime, sign: Callable[[], None]) -> None:
+        self.signal: signal.Signals | None = None
+        self.save = False
+        self._runtime = runtime
+        self.calls = 0  # of `agreed`: the run's pulse
+        self._sign = sign
+        self._flags = torch.zeros(2)
+        self._pending: dist.Work | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The signal this rank got; None when another rank got it."""
+        return self.signal.name if self.signal else None
+
+    def request(self, number: int, _: FrameType | None) -> None:
+        """Handle a signal. A second SIGTERM changes nothing; a second Ctrl-C ends this rank at once."""
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+            if self._runtime.is_main:
+                say(f"{self.signal.name}: saving a checkpoint after this step, then stopping")
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def agreed(self, *, save: bool = False) -> bool:
+        """Return whether any rank had been asked to stop at the last call, the same on every rank.
+
+        `save` asks for a checkpoint in the same way; the answer is left in the attribute. A
+        collective: every rank calls it equally often. The flags travel while the step computes, so
+        the answer is one call old and costs no waiting.
+        """
+        self.calls += 1
+        self._sign()
+        if self._runtime.control is None:
+            self.save = save
+            return self.signal is not None
+        asked, self.save = False, False
+        if self._pending is not None:
+            self._pending.wait()
+            asked, self.save = map(bool, self._flags.tolist())
+        self._flags[0] = self.signal is not None
+        self._flags[1] = save and not self.save  # once is enough
+        self._pending = dist.all_reduce(
+            self._flags, dist.ReduceOp.MAX, group=self._runtime.control, async_op=True
+        )
+        return asked
+
+    def settle(self) -> None:
+        """Wait for the flags that still travel; to be called before the group goes away."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+
+
+@contextlib.contextmanager
+def stop_requests(runtime: Runtime, sign: Callable[[], None] = lambda: None) -> Iterator[Stop]:
+    """Turn SIGTERM and SIGINT into a flag within the block; `sign` is called with every pulse.
+
+    Before it they keep their defaults: there is nothing to save, and a handler would not run anyway
+    while the process group waits for its peers in C++. After it SIGTERM is ignored if it was heard.
+    """
+    stop = Stop(runtime, sign)
+    before = {number: signal.signal(number, stop.request) for number in _SIGNALS}
+    try:
+        yield stop
+        stop.settle()
+    except KeyboardInterrupt:
+        raise Fault(Exit.CODE, "interrupted a second time, before the checkpoint") from None
+    finally:
+        if stop.signal is not None:  # who is stopping is not to be killed on its last steps
+            before[signal.SIGTERM] = signal.SIG_IGN
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)

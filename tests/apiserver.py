@@ -178,7 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # head and body are written apart: 40 ms for every answer
 
     def handle_any(self) -> None:
-        unreadable, body = None, None
+        unreadable: Answer | None = None
+        body = None
         try:
             body = read(self.headers, self.rfile)
         except yaml.YAMLError as error:

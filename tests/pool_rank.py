@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def _end_with_parent() -> None:
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    server = forkserver._forkserver  # type: ignore[attr-defined]  # noqa: SLF001
+    server: Any = forkserver._forkserver  # noqa: SLF001
     os.close(server._forkserver_alive_fd)  # noqa: SLF001
     server._forkserver_alive_fd = None  # noqa: SLF001
 

@@ -18,9 +18,10 @@ def run_ranks(
     world_size: int,
     folder: Path,
     before: Callable[[], None] | None = None,
+    /,
     *,
-    code: int = 0,
-    timeout: float = 120,
+    code: Any = 0,  # int; as mypy sees it, `**settings` of a call could hold this and the next too
+    timeout: Any = 120,  # float, in seconds
     **settings: str,
 ) -> list[dict[str, Any]]:
     """Train with `world_size` ranks, expect them to end with `code`, and return the events.

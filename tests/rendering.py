@@ -18,6 +18,7 @@ from k8s.cli import command
 from k8s.jobfile import load, validate
 from k8s.plan import make
 from k8s.plan.launcher import RunsIn
+from k8s.plan.model import Plan
 from k8s.render import manifests
 
 # It reads megabytes of schema anew for every object.
@@ -95,7 +96,7 @@ def everything(launcher: str, path: Path = EVERYTHING) -> dict[str, Any]:
     return load.read([str(path)], without(launcher, path)).values
 
 
-def planned(values: dict[str, Any], launcher: str = "job") -> make.Plan:
+def planned(values: dict[str, Any], launcher: str = "job") -> Plan:
     return make.make(validate.validate(values), launchers.find(launcher))
 
 

@@ -183,7 +183,7 @@ def test_another_model_does_not_fit(other: nn.Module, reason: str, tmp_path: Pat
 
 class Counter:
     def __init__(self, count: int) -> None:
-        self.state = {"count": count, "sums": [torch.full((2,), float(count))]}
+        self.state: dict[str, Any] = {"count": count, "sums": [torch.full((2,), float(count))]}
 
     def state_dict(self) -> dict[str, Any]:
         return self.state

@@ -132,7 +132,12 @@ def test_sigterm_saves_a_checkpoint(verbs: Verbs, launcher: str, claim: str) -> 
         following.add(first)
         lines: list[str] = []
         api.call(verbs.cluster, "DELETE", objects.path_of(verbs.cluster, "v1", "Pod", first.name))
-        until(lambda: following.drain(lines.append, seconds=0.5) or not following.reading, 60, list)
+
+        def has_ended() -> bool:
+            following.drain(lines.append, seconds=0.5)
+            return not following.reading
+
+        until(has_ended, 60, list)
         following.close()
         said = [
             json.loads(words) for line in lines if (words := line.partition("] ")[2])[:1] == "{"

@@ -171,7 +171,7 @@ class Spared(nn.Module):
 
 
 class Unused(synthetic.Task):
-    def model(self) -> nn.Module:  # type: ignore[override]
+    def model(self) -> nn.Module:
         return Spared(super().model())
 
 
@@ -232,7 +232,7 @@ class Disturbed(synthetic.Task):
                 self._disturb("checkpoint")
                 return write(*arguments, **named)
 
-            saver.write = written  # type: ignore[assignment]
+            saver.write = written
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self._disturb("step" if torch.is_grad_enabled() else "evaluation")

@@ -117,7 +117,7 @@ if __name__ == "__main__":
 def is_there(pid: int) -> bool:
     """Return whether a process is still there, and not only waits for its new parent to see its end."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
 
 

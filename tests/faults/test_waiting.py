@@ -59,7 +59,7 @@ def closes_slowly() -> None:
             yield stop
             time.sleep(3)
 
-    loop.stop_requests = slowly
+    loop.stop_requests = slowly  # type: ignore[assignment]
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ class OneByOne(synthetic.Task):
         return list(zip(whole.inputs, whole.targets.tolist(), strict=True))
 
 
-def run(start: Any, case: Case, *, host: bool = False, **more: str) -> Any:
+def run(start: Any, case: Case, *, host: Any = False, **more: str) -> Any:  # host: bool
     """Train twenty steps as `case` says, or in one process on the host, and return how it ended."""
     wanted = {"TASK": case.task, "STEPS": "20", "LOG_STEPS": "1", "EVAL_STEPS": "0", "LOG": "json"}
     wanted |= {"CHECKPOINT_STEPS": "0", "WARMUP_STEPS": "4", "OUT": "run"}

@@ -28,7 +28,7 @@ def clip_by_the_local_norm() -> None:
 
     from trainer import strategies
 
-    strategies.global_norm = lambda gradients, _: get_total_norm(
+    strategies.global_norm = lambda gradients, _: get_total_norm(  # type: ignore[assignment]
         [strategies.local(gradient) for gradient in gradients]
     )
 
@@ -54,7 +54,7 @@ def start_with_other_weights_on_rank_1() -> None:
         for parameter in whole.parameters():
             parameter.data += 0.01 * (os.environ["RANK"] == "1")
 
-    model._broadcast = change  # noqa: SLF001
+    model._broadcast = change  # type: ignore[assignment]  # noqa: SLF001
 
 
 def evaluate_a_sample_twice() -> None:
@@ -67,7 +67,7 @@ def evaluate_a_sample_twice() -> None:
             samples.indices[1] = samples.indices[0]
             yield samples
 
-    evaluation.evaluation_shares = twice  # type: ignore[assignment]
+    evaluation.evaluation_shares = twice
 
 
 def count_what_only_fills_the_shape() -> None:
@@ -97,7 +97,7 @@ def clip_by_the_stages_own_norm() -> None:
     from trainer.strategies import pp
 
     original = pp.clip
-    pp.clip = lambda parameters, norm, **_: original(parameters, norm)  # type: ignore[assignment]
+    pp.clip = lambda parameters, norm, **_: original(parameters, norm)
 
 
 def keep_each_replicas_gradients() -> None:

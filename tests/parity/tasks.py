@@ -1,6 +1,7 @@
 """Tasks that only the tests train: normalised, deep enough for eight stages, not to be cut, narrow."""
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -91,7 +92,8 @@ class WholeResNet:
     def model(self) -> nn.Module:
         from torchvision.models import resnet18
 
-        return resnet18(num_classes=4)
+        whole: nn.Module = resnet18(num_classes=4)
+        return whole
 
     def data(self, *, train: bool) -> Tensors:
         generator = torch.Generator().manual_seed(int(train))
@@ -120,9 +122,11 @@ class ResNet(WholeResNet):
         for name, layer in list(whole.named_modules()):
             parent, _, last = name.rpartition(".")
             if isinstance(layer, nn.Conv2d):
-                sizes = (layer.kernel_size, layer.stride, layer.padding)
+                sizes: dict[str, Any] = {
+                    n: getattr(layer, n) for n in ("kernel_size", "stride", "padding")
+                }
                 inside = layer.in_channels if layer.in_channels == 3 else layer.in_channels // 8
-                thin: nn.Module = nn.Conv2d(inside, layer.out_channels // 8, *sizes, bias=False)
+                thin: nn.Module = nn.Conv2d(inside, layer.out_channels // 8, bias=False, **sizes)
             elif isinstance(layer, nn.BatchNorm2d):
                 thin = nn.GroupNorm(2, layer.num_features // 8)
             elif isinstance(layer, nn.Linear):

@@ -252,7 +252,7 @@ def test_a_replica_that_is_not_one_any_more_is_named(
     mode: str, mesh: str, who: str, tmp_path: Path
 ) -> None:
     settings = COMMON | {"task": "digits", "mode": mode, "mesh": mesh, "fingerprint_steps": "5"}
-    events = run_ranks(4, tmp_path, before=_corrupt_rank_1, code=70, **settings)
+    events = run_ranks(4, tmp_path, _corrupt_rank_1, code=70, **settings)
     message = events[-1]["message"]
     assert message.startswith("step 5: the replicas differ, first in fc1.weight: ")
     assert who in message
@@ -269,7 +269,7 @@ def test_ranks_begin_with_the_same_weights(before: Any, code: int, tmp_path: Pat
     """Fully_shard sends none by itself, so a task that draws weights without a seed would show it."""
     settings = COMMON | {"mode": "hsdp", "mesh": "dp_replicate=2,dp_shard=2", "steps": "2"}
     settings |= {"task": "tests.parity.option_tasks:Unseeded", "fingerprint_steps": "1"}
-    events = run_ranks(4, tmp_path, before=before, code=code, **settings)
+    events = run_ranks(4, tmp_path, before, code=code, **settings)
     assert code == 0 or "the replicas differ, first in 0.weight" in events[-1]["message"]
 
 
@@ -278,10 +278,10 @@ def test_the_loss_scale_is_in_the_checkpoint(tmp_path: Path) -> None:
     settings |= {"schedule": "constant", "steps": "24"}
     plant = planted(NUMBERLESS="gradient:3")  # the scale is halved there
     numberless = settings | {"task": "tests.faults.tasks:Numberless"}
-    whole = run_ranks(1, tmp_path / "whole", before=plant, **numberless)
-    run_ranks(1, tmp_path / "parts", before=plant, **(numberless | {"steps": "7"}))
+    whole = run_ranks(1, tmp_path / "whole", plant, **numberless)
+    run_ranks(1, tmp_path / "parts", plant, **(numberless | {"steps": "7"}))
     later = planted(NUMBERLESS="gradient:1000")
-    events = run_ranks(1, tmp_path / "parts", before=later, **numberless)
+    events = run_ranks(1, tmp_path / "parts", later, **numberless)
     assert curve(whole, "loss").tolist() == curve(events, "loss").tolist()
     assert whole[-1]["skipped_steps"] == 0  # the scale was to blame, not the training
     assert _scale(tmp_path / "whole") == _scale(tmp_path / "parts") == {"value": 2.0**15}

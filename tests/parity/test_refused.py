@@ -55,13 +55,13 @@ def test_what_cannot_be_is_refused_by_name(
     ranks: int, settings: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     compiler = planted(CXX="true")  # what this machine lacks is not what is asked
-    events = run_ranks(ranks, tmp_path, before=compiler, code=64, **settings)
+    events = run_ranks(ranks, tmp_path, compiler, code=64, **settings)
     assert events[-1]["message"].startswith(message)
 
 
 def test_no_compiler_is_told_at_once(tmp_path: Path) -> None:
     before = planted(CXX="no-such-compiler")
-    events = run_ranks(1, tmp_path, before=before, code=64, compile="true", mode="single")
+    events = run_ranks(1, tmp_path, before, code=64, compile="true", mode="single")
     assert "there is no no-such-compiler on PATH" in events[-1]["message"]
 
 

@@ -52,7 +52,7 @@ def _begin(size: int, file: str, *, copied: bool) -> None:
         os.environ["COPIED"] = "yes"
         from trainer.engine import loop
 
-        loop.once_per_machine = lambda build, _: build()
+        loop.once_per_machine = lambda build, _: build()  # type: ignore[assignment]
 
 
 def held(folder: Path, size: int, *, copied: bool = False) -> int:

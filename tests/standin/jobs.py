@@ -180,7 +180,8 @@ def _failures(seen: _Seen) -> Iterator[tuple[str, str]]:
     ):
         words = "Job was active longer than specified deadline"
         yield "DeadlineExceeded", words
-    if len(seen.out) > spec.get("maxFailedIndexes", spec["completions"]):
+    most: int = spec["maxFailedIndexes"] if "maxFailedIndexes" in spec else spec["completions"]
+    if len(seen.out) > most:
         words = "Job has exceeded the specified maximal number of failed indexes"
         yield "MaxFailedIndexesExceeded", words
     if seen.out and len(seen.out | seen.succeeded) >= spec["completions"]:

@@ -69,10 +69,10 @@ def _run(store: Store, one: Object, status: Object, pods: dict[str, Object]) -> 
     for kind, spec in replicas.items():
         count = told[kind] = {"active": 0, "succeeded": 0, "failed": 0}
         for index in range(spec["replicas"]):
-            pod = pods.get(f"{name}-{kind.lower()}-{index}")
-            if pod is None:
+            if (key := f"{name}-{kind.lower()}-{index}") not in pods:
                 _make(store, one, kind, index)
                 continue
+            pod = pods[key]
             phase, dying = pod["status"]["phase"], "deletionTimestamp" in pod["metadata"]
             if phase == "Failed" and not dying:
                 _after_failure(store, one, status, kind, pod)

@@ -101,7 +101,7 @@ def test_volcano_is_told_by_a_command(run: Run, cluster: Cluster) -> None:
 
 
 # launcher, and where the number of nodes stands once it is 3
-SCALED = {
+SCALED: dict[str, tuple[str, list[Any]]] = {
     "job": ("/jobs/elastic", ["spec", "completions"]),
     "jobset": (
         "/jobsets/elastic",

@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,14 @@ BAD: dict[str, Answer] = {
 }
 
 
+def _fail_from(server: Server, number: int, *_: str) -> Answer | None:
+    return BAD["500"] if len(server.requests) >= number else None
+
+
 def test_every_verb_is_in_the_table() -> None:
     from k8s.__main__ import app
 
-    names = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
+    names = {command.name or command.callback.__name__ for command in app.registered_commands}
     assert {arguments[0] for arguments in VERBS.values()} == names
 
 
@@ -83,9 +88,7 @@ def test_a_cluster_that_is_lost_halfway_is_69_at_every_request(
         )
         if verb == "scale":
             server.put(*JOBSET, found)
-        server.answer = lambda _, __, last=last: (
-            BAD["500"] if len(server.requests) >= last else None
-        )
+        server.answer = partial(_fail_from, server, last)
         code, _, err = run(config, "--timeout", "0.3", *VERBS[verb])
         assert "Traceback" not in err
         if len(server.requests) < last:

@@ -60,7 +60,7 @@ PATCH = st.dictionaries(
 )
 
 
-VOLUME = st.sampled_from(
+VOLUME: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [
         {"name": "a", "path": "/a", "pvc": "c"},
         {"name": "b", "path": "/b", "claim": {"size": "1Gi"}, "readOnly": True},

@@ -15,7 +15,7 @@ def test_fp32_is_said_so_that_torch_can_be_asked_what_was_said(
     )  # the default; put back at the end
     settle_tf32(Settings(), torch.device("cuda"))
     assert not torch.backends.cudnn.allow_tf32
-    assert torch.backends.cudnn.conv.fp32_precision != "tf32"
+    assert torch.backends.cudnn.conv.fp32_precision != "tf32"  # type: ignore[attr-defined]
     assert torch.get_float32_matmul_precision() == "highest"
     with torch.backends.cudnn.flags(enabled=False):  # reads them all
         pass

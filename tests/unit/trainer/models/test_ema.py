@@ -8,12 +8,13 @@ from trainer.models.ema import Average
 
 def test_tied_weights_are_averaged_and_swapped_once() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
-    model[2].weight = model[0].weight
+    first, last = nn.Linear(3, 3), nn.Linear(3, 3)
+    model = nn.Sequential(first, nn.BatchNorm1d(3), last)
+    last.weight = first.weight
     average = Average(model, 0.75)
-    before = model[0].weight.detach().clone()
+    before = first.weight.detach().clone()
     with torch.no_grad():
-        model[0].weight += 4
+        first.weight += 4
     average.update()
     assert average.state_dict().keys() == {
         name for name, tensor in model.state_dict().items() if tensor.is_floating_point()

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -120,7 +121,7 @@ def test_nodes_join_and_leave_an_elastic_job(roll: Any) -> None:
     assert [len(one.nodes) for one in begun] == [2, 2]
     third = join(2)
     for member in (first, second):
-        news = wait_for(lambda member=member: member.change)
+        news = wait_for(partial(getattr, member, "change"))
         assert (news.reason, news.lost) == ("node 2 (10.0.0.2) joined", False)
     found = rounds(first, second, third)
     second_round = begun[0].number + 1

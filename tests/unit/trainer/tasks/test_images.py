@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_cifar_is_read_and_trained_with_either_network(model: str | None, tmp_pa
 
 
 class Evil:
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> tuple[Any, ...]:
         return os.system, ("touch evil",)
 
 
@@ -230,7 +231,7 @@ def photos(folder: Path, *, each: int = 12) -> Path:
 def test_a_folder_of_images_is_read_and_cut_to_squares(tmp_path: Path) -> None:
     settings = Settings(task="imagefolder", data=photos(tmp_path), image_size=21)
     task = tasks.load(settings)
-    training = task.data(train=True)
+    training: Any = task.data(train=True)
     assert len(training) == 36
     image, label = training[35]
     assert (image.shape, image.dtype, label) == ((3, 24, 24), torch.uint8, 2)

@@ -18,6 +18,8 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from trainer.config.log import log_to_stderr
+
 
 @dataclass(frozen=True)
 class Case:
@@ -75,6 +77,7 @@ def _redirect(words: str) -> None:
         os.dup2(nowhere.fileno(), 1)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    log_to_stderr()
     faulthandler.enable(sys.stderr)
     faulthandler.register(signal.SIGUSR1, sys.stderr)
 

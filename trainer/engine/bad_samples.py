@@ -7,6 +7,7 @@ once however often it comes; one more is Fault(65).
     lost = Lost(run, micro_batches); run.strategy.step(...); weight = lost.settle(weight)
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -14,8 +15,10 @@ import torch.distributed as dist
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Bad, Batch, InMemory
-from trainer.distributed.runtime import from_all, say
+from trainer.distributed.runtime import from_all
 from trainer.engine.run import Run
+
+log = logging.getLogger("trainer")
 
 
 class Lost:
@@ -81,4 +84,4 @@ def account(run: Run, here: Sequence[Bad], *, part: str) -> None:
             bad_samples=len(run.bad),
         )
         if run.runtime.is_main:
-            say(f"{text}; left out ({len(run.bad)} so far, {allowed} allowed)")
+            log.warning("%s; left out (%s so far, %s allowed)", text, len(run.bad), allowed)

@@ -3,6 +3,7 @@
 python -m trainer
 """
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from trainer.data.sets import Batch
 from trainer.data.shared import once_per_machine
 from trainer.distributed import optim
 from trainer.distributed.precision import settle_tf32
-from trainer.distributed.runtime import Runtime, as_fault, from_all, join, peak_memory, say, total
+from trainer.distributed.runtime import Runtime, as_fault, from_all, join, peak_memory, total
 from trainer.engine.bad_samples import Lost
 from trainer.engine.build import build as build_model
 from trainer.engine.evaluation import evaluate
@@ -38,6 +39,8 @@ from trainer.report.metrics import reporting
 from trainer.watch.exhaustion import out_of_memory
 from trainer.watch.stop import Stop, stop_requests
 from trainer.watch.watchdog import telling_when_late, watching
+
+log = logging.getLogger("trainer")
 
 
 def run(settings: Settings) -> Exit:
@@ -148,7 +151,7 @@ def _train(run: Run, stop: Stop) -> Exit:
     if result is None:
         run.report("fault", kind="stopped", signal=stop.name, step=run.step, checkpoint=run.saved)
         if run.runtime.is_main:
-            say(f"stopped after step {run.step}; checkpoint {run.saved or 'none'}")
+            log.info("stopped after step %s; checkpoint %s", run.step, run.saved or "none")
         return Exit.STOPPED
     run.report(
         "summary",

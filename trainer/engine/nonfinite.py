@@ -5,7 +5,7 @@ samples count as used all the same, so the order of the data stays what it would
 `TRAINER_NONFINITE_ALLOWANCE` such steps in a row the run goes back to a checkpoint from before them;
 when it comes to the same end from there, it ends with 72.
 
-    guard = Guard(run)
+    guard = NonfiniteGuard(run)
     if guard.accepts(norm): ...
 """
 
@@ -21,7 +21,7 @@ from trainer.engine.run import Run
 log = logging.getLogger("trainer")
 
 
-class Guard:
+class NonfiniteGuard:
     """What one rank knows of the steps that were skipped: the same as every other rank.
 
     `skipped` counts those of this process, `in_a_row` those since the last finite step.

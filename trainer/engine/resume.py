@@ -80,21 +80,9 @@ def _load(run: Run, found: Found) -> None:
                 f"{then!r}; set that, another TRAINER_OUT, or TRAINER_RESUME=never",
             )
     load(found, run.strategy.module, run.saved_optimizer, run.extra, runtime=run.runtime)
-    optim.obey(run.saved_optimizer, settings)
+    optim.apply_settings(run.saved_optimizer, settings)
     run.step, run.samples = progress.step, progress.samples
     run.saved, run.saved_step = found.where, progress.step
-
-
-def is_due(run: Run) -> bool:
-    """Return whether this rank's clock asks for a checkpoint; the ranks agree on the step."""
-    minutes = run.settings.checkpoint_minutes
-    return bool(minutes) and time.monotonic() - run.save_began >= 60 * minutes
-
-
-def is_time_to_save(run: Run) -> bool:
-    """Return whether the step count asks for a checkpoint."""
-    steps = run.settings.checkpoint_steps
-    return bool(steps) and run.step % steps == 0
 
 
 def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:

@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from trainer.config.log import log_to_stderr
+
 
 @dataclass(frozen=True)
 class Case:
@@ -76,6 +78,7 @@ def _redirect(words: str) -> None:
         os.dup2(nowhere.fileno(), 1)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    log_to_stderr()
     faulthandler.enable(sys.stderr)
     faulthandler.register(signal.SIGUSR1, sys.stderr)
 

@@ -10,6 +10,7 @@ import sys
 from trainer.config.ending import leave, tell
 from trainer.config.environment import from_environment, variable
 from trainer.config.exits import MEANINGS, Exit, Fault
+from trainer.config.log import log_to_stderr
 from trainer.config.settings import Settings
 from trainer.launcher.orphans import die_with_the_agent
 
@@ -36,6 +37,7 @@ def main() -> int:
 
 def train(*, is_forked: bool) -> int:
     """Train as the environment says and return the exit code; a forked rank has its parent already."""
+    log_to_stderr()
     try:
         if not is_forked:
             die_with_the_agent()

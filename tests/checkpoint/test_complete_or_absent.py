@@ -102,12 +102,12 @@ def change_listing(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, flip, lose, lose_listing, break_listing, change_listing])
 def test_a_damaged_one_is_named_skipped_and_kept(
-    damage: Callable[[Path], None], tmp_path: Path, capsys: Any
+    damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     older, newest = save(tmp_path, 1), save(tmp_path, 2)
     damage(Path(newest))
     assert the(found(tmp_path)).where == older
-    assert f"checkpoint {newest} is damaged and left alone" in capsys.readouterr().err
+    assert f"checkpoint {newest} is damaged and left alone" in caplog.text
     assert Path(newest).exists()
     damage(Path(older))
     with pytest.raises(Fault, match="all 2 checkpoints are damaged") as caught:
@@ -115,11 +115,13 @@ def test_a_damaged_one_is_named_skipped_and_kept(
     assert caught.value.code == Exit.DATA
 
 
-def test_a_renamed_one_is_not_taken_for_another_step(tmp_path: Path, capsys: Any) -> None:
+def test_a_renamed_one_is_not_taken_for_another_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     older, newest = save(tmp_path, 1), save(tmp_path, 2)
     Path(newest).rename(tmp_path / "step-00000099")
     assert the(found(tmp_path)).where == older
-    assert "muster.json is that of step 2" in capsys.readouterr().err
+    assert "muster.json is that of step 2" in caplog.text
 
 
 def test_a_damaged_one_makes_way_for_the_same_step_and_is_kept(tmp_path: Path) -> None:
@@ -192,7 +194,9 @@ class Counter:
         self.state = state
 
 
-def test_what_else_a_run_registers_is_saved_and_may_be_missing(tmp_path: Path, capsys: Any) -> None:
+def test_what_else_a_run_registers_is_saved_and_may_be_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from tests.checkpoint.small import label
     from trainer.checkpoint.state import capture
     from trainer.checkpoint.store import store_at
@@ -206,7 +210,7 @@ def test_what_else_a_run_registers_is_saved_and_may_be_missing(tmp_path: Path, c
     assert counter.state["count"] == 5
     assert counter.state["sums"][0].tolist() == [5.0, 5.0]
     assert new.state["count"] == 7
-    assert "holds no new: it starts anew" in capsys.readouterr().err
+    assert "holds no new: it starts anew" in caplog.text
 
 
 def test_what_only_a_pickle_could_hold_is_refused(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_full_disk_costs_warnings_and_lines_but_no_checkpoint(
 
 
 def test_events_that_find_no_room_are_missing_and_tear_no_others(
-    tiny_disk: Path, capsys: Any
+    tiny_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tiny_disk / "metrics.jsonl"
     with to_file(file) as write:
@@ -70,7 +70,7 @@ def test_events_that_find_no_room_are_missing_and_tear_no_others(
             write({"number": number})
         (tiny_disk / "ballast").unlink()
         write({"number": 1000})
-    said = capsys.readouterr().err
+    said = caplog.text
     assert said.count(f"{file}: No space left on device; events are missing there") == 1
     *_, before, torn, last = file.read_text(encoding="utf-8").splitlines()
     assert json.loads(last) == {"number": 1000}

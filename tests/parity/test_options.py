@@ -224,17 +224,17 @@ def test_the_average_goes_on_over_a_resume(tmp_path: Path) -> None:
 def _corrupt_rank_1() -> None:
     from trainer.engine import loop
 
-    original = loop.is_time_to_compare
+    original = loop.report_saved
 
-    def corrupted(run: Run) -> bool:
+    def corrupted(run: Run) -> None:
         if run.step == 4 and run.runtime.rank == 1:
             named = dict(run.strategy.module.named_parameters())
             weight = next(p for name, p in named.items() if name.endswith("fc1.weight"))
             local = weight.to_local() if isinstance(weight, DTensor) else weight
             local.data.view(-1)[3] *= 1 + 2**-20
-        return original(run)
+        original(run)
 
-    loop.is_time_to_compare = corrupted
+    loop.report_saved = corrupted
 
 
 @pytest.mark.parametrize(

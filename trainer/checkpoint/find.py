@@ -1,11 +1,14 @@
 """Find the newest checkpoint that is as it was written, all ranks together."""
 
+import logging
 from dataclasses import dataclass
 
 from trainer.checkpoint.manifest import LISTING, Damage, Manifest, decode, step_of
 from trainer.checkpoint.store import Store, difference, split
 from trainer.config.exits import Exit, Fault
-from trainer.distributed.runtime import Runtime, from_all, from_main, say
+from trainer.distributed.runtime import Runtime, from_all, from_main
+
+log = logging.getLogger("trainer")
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def _first_complete(names: list[str], store: Store, runtime: Runtime) -> Found |
         if isinstance(found, Found):
             return found
         if runtime.is_main:
-            say(f"checkpoint {store.where(name)} is damaged and left alone: {found}")
+            log.warning("checkpoint %s is damaged and left alone: %s", store.where(name), found)
     return None
 
 
@@ -70,7 +73,7 @@ def _names(resume: str, store: Store) -> list[str] | Fault:
     try:
         if resume == "never":
             if aside := store.set_aside():
-                say(f"starting over; the checkpoints of the run before are in {aside}")
+                log.info("starting over; the checkpoints of the run before are in %s", aside)
             return []
         store.sweep()
         return store.names()

@@ -3,6 +3,7 @@
 DCP decides which slices of which chunks a rank needs, whatever mode and world size wrote them.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -30,7 +31,9 @@ from trainer.checkpoint.find import Found
 from trainer.checkpoint.manifest import DTYPES, Chunk, Manifest, Tensor
 from trainer.checkpoint.state import capture, restore
 from trainer.config.exits import Exit, Fault
-from trainer.distributed.runtime import Runtime, as_fault, say
+from trainer.distributed.runtime import Runtime, as_fault
+
+log = logging.getLogger("trainer")
 
 
 def load(
@@ -51,7 +54,7 @@ def load(
         if not any(key.startswith(f"extra.{name}.") for key in _keys(manifest)):
             del state["extra"][name]
             if runtime.is_main:
-                say(f"checkpoint {found.where} holds no {name}: it starts anew")
+                log.warning("checkpoint %s holds no %s: it starts anew", found.where, name)
     try:
         dcp.load(
             state,

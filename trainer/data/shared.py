@@ -8,6 +8,7 @@ a copy of his own.
 """
 
 import io
+import logging
 import math
 import mmap
 import os
@@ -22,7 +23,9 @@ from torch import Tensor
 
 from trainer.config.exits import Fault
 from trainer.data.sets import Data, InMemory
-from trainer.distributed.runtime import Runtime, as_fault, from_all, say
+from trainer.distributed.runtime import Runtime, as_fault, from_all
+
+log = logging.getLogger("trainer")
 
 _ALIGNMENT = 64  # bytes: a cache line, and more than any element needs
 
@@ -90,7 +93,9 @@ def _build(build: Callable[[], Data], node: str) -> tuple[Data | None, _Offer, i
     try:
         pickled = _pickle(data, tensors)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        say(f"data: every rank holds a copy of its own, since it cannot be pickled: {error}")
+        log.warning(
+            "data: every rank holds a copy of its own, since it cannot be pickled: %s", error
+        )
         return data, _Offer(node), -1
     memory = os.memfd_create("muster-data")
     _write(tensors, memory)

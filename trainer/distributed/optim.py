@@ -21,8 +21,8 @@ def peak_rate(settings: Settings) -> float:
     return settings.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.lr_scale]
 
 
-def why(settings: Settings) -> str:
-    """Return where the peak learning rate comes from, for people."""
+def lr_reason(settings: Settings) -> str:
+    """Return in words how the peak learning rate follows from the settings."""
     if settings.lr_scale == "none":
         return "as set"
     ratio = f"{settings.global_batch}/{settings.lr_base_batch}"
@@ -43,8 +43,8 @@ def build(parameters: Iterable[nn.Parameter], settings: Settings) -> Optimizer:
     return kind(parameters, **arguments)
 
 
-def obey(optimizer: Optimizer, settings: Settings) -> None:
-    """Have the optimiser go by the settings, where a checkpoint has brought those of its own run."""
+def apply_settings(optimizer: Optimizer, settings: Settings) -> None:
+    """Set the hyperparameters from the settings; a loaded checkpoint has brought its own run's."""
     for group in optimizer.param_groups:
         group.update(recipe(settings)[1])
 

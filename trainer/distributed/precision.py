@@ -38,7 +38,7 @@ def autocast(settings: Settings, device: torch.device) -> contextlib.AbstractCon
     return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
 
 
-def settle_tf32(settings: Settings, device: torch.device) -> None:
+def set_tf32(settings: Settings, device: torch.device) -> None:
     """Let a GPU's matrix products and convolutions round to TF32, or not: fp32 means fp32.
 
     Raises Fault(64) where tf32 is asked for and there is none.

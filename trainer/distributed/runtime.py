@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import resource
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -234,8 +233,3 @@ def _recognised(error: BaseException) -> Fault | None:
 
 def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def say(message: str) -> None:
-    """Write a line for people: to standard error, since standard output carries JSON."""
-    print(f"trainer: {message}", file=sys.stderr, flush=True)

@@ -1,12 +1,15 @@
-"""Samples that cannot be read: named, left out of the means, and too many of them end the run.
+"""Samples that cannot be read: reported, left out of the means; too many of them end the run.
 
-Such a sample's place in the batch holds another one at weight 0, so shapes stay as they are, and a
-step's gradient is the mean over the samples that counted. TRAINER_BAD_SAMPLES are allowed, each counted
-once however often it comes; one more is Fault(65).
+Such a sample is replaced in its batch by another one with weight 0. The batch keeps its shape, and the
+step's gradient is the mean over the samples that could be read. TRAINER_BAD_SAMPLES different ones are
+allowed; one more is Fault(65).
 
-    lost = Lost(run, micro_batches); run.strategy.step(...); weight = lost.settle(weight)
+    skipped = SkippedSamples(run, micro_batches)
+    run.strategy.step(micro_batches, weight)
+    weight = skipped.rescale_gradients(weight)
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -14,37 +17,39 @@ import torch.distributed as dist
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Bad, Batch, InMemory
-from trainer.distributed.runtime import from_all, say
+from trainer.distributed.runtime import from_all
 from trainer.engine.run import Run
 
+log = logging.getLogger("trainer")
 
-class Lost:
-    """What a step loses by samples that cannot be read; the ranks' sum travels while they compute."""
+
+class SkippedSamples:
+    """The weight of a step's unreadable samples, summed over the ranks while they compute."""
 
     def __init__(self, run: Run, batches: Iterable[Batch]) -> None:
         self._run = run
-        self._here = [bad for batch in batches for bad in batch.bad if bad.weight]
-        self._sum = torch.tensor([sum(bad.weight for bad in self._here)], dtype=torch.float64)
+        self._skipped = [bad for batch in batches for bad in batch.bad if bad.weight]
+        self._sum = torch.tensor([sum(bad.weight for bad in self._skipped)], dtype=torch.float64)
         self._pending: dist.Work | None = None
-        # What is in memory was read whole, or there would be no run.
+        # Data in memory has been read completely: none of it can be bad.
         if run.runtime.control is not None and not isinstance(run.training, InMemory):
             self._pending = dist.all_reduce(self._sum, group=run.runtime.control, async_op=True)
 
-    def settle(self, weight: float) -> float:
-        """Return what is left of `weight`, the global batch's, and make the gradient the mean over it.
+    def rescale_gradients(self, weight: float) -> float:
+        """Return the part of `weight`, the global batch's, that was read; scale the gradients to it.
 
-        To be called after the backward pass, before gradients are clipped; every rank calls it. Raises
-        Fault(65) when there are more bad samples than allowed.
+        Every rank calls it, after the backward pass and before clipping. Raises Fault(65) for more bad
+        samples than allowed.
         """
         if self._pending is not None:
             self._pending.wait()
         sizing = self._run.runtime.sizing
-        # Ranks that share a replica read the same samples.
-        lost = float(self._sum) * sizing.batches.replicas / sizing.world_size
-        if not lost:
+        # The ranks of one replica read the same samples, so each sample was summed several times.
+        skipped = float(self._sum) * sizing.batches.replicas / sizing.world_size
+        if not skipped:
             return weight
-        account(self._run, self._here, part="training")
-        left = weight - lost
+        count_bad(self._run, self._skipped, part="training")
+        left = weight - skipped
         if left <= 0:
             raise Fault(Exit.DATA, f"step {self._run.step + 1}: none of its samples can be read")
         for parameter in self._run.strategy.module.parameters():
@@ -53,13 +58,13 @@ class Lost:
         return left
 
 
-def account(run: Run, here: Sequence[Bad], *, part: str) -> None:
-    """Count what any rank found bad, report what is new, and raise Fault(65) beyond the allowance.
+def count_bad(run: Run, found_here: Sequence[Bad], *, part: str) -> None:
+    """Count the bad samples of all ranks, report new ones, and raise Fault(65) for too many.
 
-    All ranks call it together; `part` is training or test.
+    All ranks call it together. `part` is "training" or "test".
     """
     allowed = run.settings.bad_samples
-    for bad in (bad for found in from_all(list(here), run.runtime) for bad in found):
+    for bad in (bad for found in from_all(list(found_here), run.runtime) for bad in found):
         if (part, bad.index) in run.bad:
             continue
         run.bad.add((part, bad.index))
@@ -81,4 +86,4 @@ def account(run: Run, here: Sequence[Bad], *, part: str) -> None:
             bad_samples=len(run.bad),
         )
         if run.runtime.is_main:
-            say(f"{text}; left out ({len(run.bad)} so far, {allowed} allowed)")
+            log.warning("%s; left out (%s so far, %s allowed)", text, len(run.bad), allowed)

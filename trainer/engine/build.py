@@ -1,4 +1,4 @@
-"""What is done to a task's model before a mode wraps it: the same for every mode.
+"""Build the task's model and apply the options that are the same for every mode.
 
 model = build(task, settings, runtime)
 """
@@ -25,16 +25,16 @@ from trainer.models.recompute import recompute_blocks
 def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
     """Return the task's model, with the same weights on every rank.
 
-    It is on this rank's device, but for a staged mode, whose model may be too large for one, on the CPU.
-    Raises Fault(64) for options that do not go together.
+    It is on this rank's device. A staged mode's model may be too large for one device: it is on the CPU.
+    Raises Fault(64) for options that exclude each other.
     """
     split = runtime.sizing.mesh.get("tp", 1) > 1
     if settings.activation_checkpointing and settings.compile and split:
-        # torch 2.15 ends in "Mixing fake modes" where DTensors meet a block that is computed anew.
+        # torch 2.15 raises "Mixing fake modes" for a recomputed block with DTensors.
         raise Fault(
             Exit.CONFIG,
-            "TRAINER_COMPILE=true: not with TRAINER_ACTIVATION_CHECKPOINTING where a mesh has tp; "
-            "one of the two would do",
+            "TRAINER_COMPILE=true: does not work with TRAINER_ACTIVATION_CHECKPOINTING=true on a mesh "
+            "with tp; set one of the two to false",
         )
     staged = MODES[runtime.sizing.mode].staged
     model = task.model().to(torch.device("cpu") if staged else runtime.device, dtype_of(settings))
@@ -52,7 +52,7 @@ def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
 def _compile_blocks(model: nn.Module) -> None:
     """Compile block by block, in place: names stay, and equal blocks are compiled once.
 
-    Raises Fault(64) on a machine without a compiler, which torch would tell at the first step.
+    Raises Fault(64) on a machine without a compiler; torch would fail at the first step only.
     """
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
@@ -66,13 +66,13 @@ def _compile_blocks(model: nn.Module) -> None:
 
 
 def _broadcast(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Give every rank the first one's weights: a task may draw them from more than torch's seed."""
+    """Copy rank 0's weights to all ranks: a task may draw its weights from more than torch's seed."""
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.data, src=0, group=group)
 
 
 def _data_group(mesh: DeviceMesh) -> dist.ProcessGroup:
-    """Return the ranks that together see a global batch, and hold the same part of the model."""
+    """Return the group of ranks that share a global batch and hold the same part of the model."""
     axes = [axis for axis in DATA_AXES if mesh[axis].size() > 1]
     if len(axes) == 1:
         return mesh.get_group(axes[0])

@@ -11,18 +11,18 @@ from trainer.config.exits import Exit, Fault
 from trainer.data.order import evaluation_shares
 from trainer.data.sets import Bad, tokens_of
 from trainer.distributed.runtime import total
-from trainer.engine.bad_samples import account
+from trainer.engine.bad_samples import count_bad
 from trainer.engine.run import Run
 from trainer.watch.stop import Stop
 
 
 def evaluate(run: Run, stop: Stop) -> float | None:
-    """Return the metric over the test set, every sample counted once; None when stopped meanwhile.
+    """Return the metric over the test set; None when a stop request came meanwhile.
 
-    With TRAINER_EMA_DECAY it is that of the averaged weights.
+    With TRAINER_EMA_DECAY the averaged weights are evaluated.
     """
     if run.saver is not None:
-        run.saver.wait_for_copy()  # the averaged weights take the place of those being saved
+        run.saver.wait_for_copy()  # a save still reads the weights that the averaged ones replace
     run.strategy.settle()
     with run.average.in_use() if run.average else contextlib.nullcontext():
         return _evaluate(run, stop)
@@ -41,7 +41,7 @@ def _evaluate(run: Run, stop: Stop) -> float | None:
         if stop.agreed():
             return None
         outputs = run.strategy.forward(batch.inputs)
-        if outputs is None:  # another rank counts this batch
+        if outputs is None:  # not the last pipeline stage
             continue
         losses = run.task.loss(outputs, batch.targets)
         scores = run.task.score(outputs, batch.targets)
@@ -53,10 +53,11 @@ def _evaluate(run: Run, stop: Stop) -> float | None:
     run.strategy.module.train()
     loss, weight, score, count, missing = total([*sums.tolist(), len(unread)], runtime)
     if missing:
-        account(run, unread, part="test")
+        count_bad(run, unread, part="test")
     if count + missing != len(run.test):
         raise Fault(
-            Exit.CODE, f"evaluation counted {count:.0f} samples of {len(run.test)}: a defect here"
+            Exit.CODE,
+            f"evaluation counted {count:.0f} samples of {len(run.test)}: bug in muster; please report",
         )
     metric = score / count
     run.report(

@@ -8,6 +8,7 @@ once. What a later attempt did again after going back to a checkpoint replaces w
 
 import errno
 import json
+import logging
 import os
 import sys
 from collections import deque
@@ -17,8 +18,10 @@ from pathlib import Path
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import Samples
-from trainer.distributed.runtime import from_main, say
+from trainer.distributed.runtime import from_main
 from trainer.engine.run import Run
+
+log = logging.getLogger("trainer")
 
 
 class Ledger:
@@ -59,7 +62,9 @@ class Ledger:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             _append(self._file, f"{json.dumps(entry)}\n".encode())
         except OSError as error:
-            say(f"{self._file}: {error.strerror}; the run goes on, but its ledger ends here")
+            log.warning(
+                "%s: %s; the run goes on, but its ledger ends here", self._file, error.strerror
+            )
             self._file = None
 
 

@@ -3,34 +3,32 @@
 python -m trainer
 """
 
+import logging
 import os
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
 
 import torch
-from torch import Tensor
 
 from trainer import health, strategies, tasks
 from trainer.checkpoint.saver import Saver
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.order import mix, training_shares
-from trainer.data.sets import Batch
 from trainer.data.shared import once_per_machine
 from trainer.distributed import optim
-from trainer.distributed.precision import settle_tf32
-from trainer.distributed.runtime import Runtime, as_fault, from_all, join, peak_memory, say, total
-from trainer.engine.bad_samples import Lost
+from trainer.distributed.precision import set_tf32
+from trainer.distributed.runtime import Runtime, as_fault, from_all, join, peak_memory, total
+from trainer.engine.bad_samples import SkippedSamples
 from trainer.engine.build import build as build_model
 from trainer.engine.evaluation import evaluate
 from trainer.engine.ledger import Ledger
-from trainer.engine.nonfinite import Guard
-from trainer.engine.replicas import compare, is_time_to_compare
-from trainer.engine.resume import is_due, is_time_to_save, report_saved, resume, save, saving_to
+from trainer.engine.nonfinite import NonfiniteGuard
+from trainer.engine.replicas import compare
+from trainer.engine.resume import report_saved, resume, save, saving_to
 from trainer.engine.run import Run, example
 from trainer.preflight.check import preflight
 from trainer.report.events import Report
@@ -38,6 +36,8 @@ from trainer.report.metrics import reporting
 from trainer.watch.exhaustion import out_of_memory
 from trainer.watch.stop import Stop, stop_requests
 from trainer.watch.watchdog import telling_when_late, watching
+
+log = logging.getLogger("trainer")
 
 
 def run(settings: Settings) -> Exit:
@@ -83,7 +83,7 @@ def _prepare(
         )
     fitness = preflight(settings, runtime, training)
     torch.manual_seed(settings.seed)
-    settle_tf32(settings, runtime.device)
+    set_tf32(settings, runtime.device)
     model = build_model(task, settings, runtime)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     context = strategies.Context(
@@ -125,38 +125,34 @@ def _announce(run: Run) -> None:
         **run.strategy.notes,
         precision=run.settings.precision,
         lr=optim.peak_rate(run.settings),
-        lr_why=optim.why(run.settings),
+        lr_why=optim.lr_reason(run.settings),
         preflight=run.fitness,
         out=str(run.settings.run_folder),
     )
 
 
 def _train(run: Run, stop: Stop) -> Exit:
+    """Take the steps, save and evaluate at the end, and sum up."""
     began = time.monotonic()
     first_sample = run.samples
-    guard = Guard(run)
+    guard = NonfiniteGuard(run)
     stopped = _take_steps(run, guard, stop)
     while guard.exhausted:
         guard.go_back()
         stopped = _take_steps(run, guard, stop)
     seconds = time.monotonic() - began
-    scored = bool(run.settings.checkpoint_keep_best) and not stopped
-    result = evaluate(run, stop) if scored else None
-    save(run, metric=result, last=True)
-    if not (stopped or scored):
-        result = evaluate(run, stop)
-    if result is None:
+    metric = _save_and_evaluate(run, stop, saving=True, evaluating=not stopped, last=True)
+    if metric is None:
         run.report("fault", kind="stopped", signal=stop.name, step=run.step, checkpoint=run.saved)
         if run.runtime.is_main:
-            say(f"stopped after step {run.step}; checkpoint {run.saved or 'none'}")
+            log.info("stopped after step %s; checkpoint %s", run.step, run.saved or "none")
         return Exit.STOPPED
+    samples = run.samples - first_sample
     run.report(
         "summary",
         steps=run.step,
-        **{run.task.metric: result},
-        samples_per_s=(run.samples - first_sample) / seconds
-        if run.samples > first_sample
-        else None,
+        **{run.task.metric: metric},
+        samples_per_s=samples / seconds if samples > 0 else None,
         seconds=seconds,
         skipped_steps=guard.skipped,
         checkpoint=run.saved,
@@ -167,90 +163,103 @@ def _train(run: Run, stop: Stop) -> Exit:
     return Exit.DONE
 
 
-def _take_steps(run: Run, guard: Guard, stop: Stop) -> bool:
+def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
     """Train to the end, or until the guard is exhausted; return True when stopped before."""
-    settings, runtime, order = run.settings, run.runtime, run.order
+    settings, runtime, strategy, order = run.settings, run.runtime, run.strategy, run.order
     steps = run.step + run.remaining
     ledger = Ledger(run)
     shares = training_shares(order, runtime.sizing.batches, runtime.data_rank, start=run.samples)
     batches = run.training_batches(ledger.noting(shares))
-    mark, mark_samples = time.monotonic(), run.samples
+    report_began, report_samples = time.monotonic(), run.samples
     while run.step < steps:
         report_saved(run)
-        if stop.agreed(save=is_due(run)):
+        if stop.agreed(save=_minutes_are_over(run)):
             return True
-        # What a layer draws depends on nothing but this, so a resumed run draws the same.
+
+        # Forward and backward. What a layer draws depends on this seed alone, so a resumed run draws
+        # the same.
         torch.manual_seed(mix(settings.seed, run.step, runtime.draw_rank))
         rate = optim.learning_rate(run.step, steps, settings)
-        optim.set_learning_rate(run.strategy.optimizer, rate)
+        optim.set_learning_rate(strategy.optimizer, rate)
         samples = min(run.batch, order.end - run.samples)
         weight = order.weight(run.samples, samples)
         micro_batches = list(islice(batches, runtime.sizing.batches.accumulation))
-        loss_sum, norm, weight = _take_step(run, guard, micro_batches, weight)
+        skipped = SkippedSamples(run, micro_batches)
+        loss_sum = strategy.step(micro_batches, weight / run.loss_scale.value)
+        weight = skipped.rescale_gradients(weight)
+
+        # Clip, guard, update.
+        run.loss_scale.unscale(strategy.module.parameters())
+        norm = strategy.clip(settings.clip_norm)
+        if guard.accepts(norm):
+            strategy.optimizer.step()
+            if run.average:
+                run.average.update()
+        strategy.optimizer.zero_grad()
         epoch = run.samples // order.length
         run.step, run.samples = run.step + 1, run.samples + samples
         ledger.done(run.step)
+
+        # What follows a step: compare replicas, report, save, evaluate.
         last = run.step == steps
-        if is_time_to_compare(run):
+        saving = _is_every(settings.checkpoint_steps, run) or stop.save
+        if _is_every(settings.fingerprint_steps, run):
             compare(run)
-        saving = is_time_to_save(run) or stop.save
-        if last or saving or run.step % settings.log_steps == 0 or run.step == 1:
+        if last or saving or run.step == 1 or _is_every(settings.log_steps, run):
             now = time.monotonic()
             run.report(
                 "step",
                 step=run.step,
                 steps=steps,
                 epoch=epoch,
-                loss=_mean_loss(run, loss_sum, weight),
+                loss=total([float(loss_sum)], runtime)[0] / weight,
                 grad_norm=float(norm),
                 lr=rate,
                 samples=run.samples,
-                samples_per_s=(run.samples - mark_samples) / (now - mark),
+                samples_per_s=(run.samples - report_samples) / (now - report_began),
             )
-            mark, mark_samples = now, run.samples
+            report_began, report_samples = now, run.samples
         if last or guard.exhausted:
             break
         pause = time.monotonic()
-        evaluating = _is_time_to_evaluate(run, epoch, order.length)
-        scored = evaluating and settings.checkpoint_keep_best  # then saved below, with its score
-        if saving and not scored and not guard.in_a_row:
-            save(run)
-        if evaluating:
-            metric = evaluate(run, stop)
-            if metric is None:
-                return True
-            if scored and not guard.in_a_row:
-                save(run, metric=metric)
-        mark += time.monotonic() - pause
+        evaluating = _is_every(settings.eval_steps, run)
+        if settings.eval_steps is None:
+            evaluating = run.samples // order.length > epoch
+        best = evaluating and bool(settings.checkpoint_keep_best)  # needs a checkpoint to keep
+        saving = (saving or best) and not guard.in_a_row
+        metric = _save_and_evaluate(run, stop, saving=saving, evaluating=evaluating)
+        if evaluating and metric is None:
+            return True
+        report_began += time.monotonic() - pause  # not the training's time
     return False
 
 
-def _take_step(
-    run: Run, guard: Guard, micro_batches: Sequence[Batch], weight: float
-) -> tuple[Tensor, Tensor, float]:
-    """Update the weights; return this rank's sum of losses, the gradient's norm and the step's weight.
+def _save_and_evaluate(
+    run: Run, stop: Stop, *, saving: bool, evaluating: bool, last: bool = False
+) -> float | None:
+    """Save and evaluate where asked to; return the metric, None without one or when stopped.
 
-    The weight is less than it was when samples could not be read.
+    A checkpoint comes before the evaluation, which takes long; it comes after it where the metric
+    decides which checkpoints are kept.
     """
-    strategy, lost = run.strategy, Lost(run, micro_batches)
-    loss_sum = strategy.step(micro_batches, weight / run.loss_scale.value)
-    weight = lost.settle(weight)
-    run.loss_scale.unscale(strategy.module.parameters())
-    norm = strategy.clip(run.settings.clip_norm)
-    if guard.accepts(norm):
-        strategy.optimizer.step()
-        if run.average:
-            run.average.update()
-    strategy.optimizer.zero_grad()
-    return loss_sum, norm, weight
+    metric = None
+    if evaluating and run.settings.checkpoint_keep_best:
+        metric = evaluate(run, stop)
+        if metric is None and not last:
+            return None
+    if saving:
+        save(run, metric=metric, last=last)
+    if evaluating and not run.settings.checkpoint_keep_best:
+        metric = evaluate(run, stop)
+    return metric
 
 
-def _mean_loss(run: Run, loss_sum: torch.Tensor, weight: float) -> float:
-    """Return the global batch's mean loss."""
-    return total([float(loss_sum)], run.runtime)[0] / weight
+def _is_every(steps: int | None, run: Run) -> bool:
+    """Return whether something that happens every `steps` steps, never with 0, is due."""
+    return bool(steps and run.step % steps == 0)
 
 
-def _is_time_to_evaluate(run: Run, epoch: int, length: int) -> bool:
-    if run.settings.eval_steps is None:
-        return run.samples // length > epoch
-    return bool(run.settings.eval_steps) and run.step % run.settings.eval_steps == 0
+def _minutes_are_over(run: Run) -> bool:
+    """Return whether this rank's clock asks for a checkpoint; the ranks agree on the step."""
+    minutes = run.settings.checkpoint_minutes
+    return bool(minutes) and time.monotonic() - run.save_began >= 60 * minutes

@@ -5,21 +5,23 @@ samples count as used all the same, so the order of the data stays what it would
 `TRAINER_NONFINITE_ALLOWANCE` such steps in a row the run goes back to a checkpoint from before them;
 when it comes to the same end from there, it ends with 72.
 
-    guard = Guard(run)
+    guard = NonfiniteGuard(run)
     if guard.accepts(norm): ...
 """
 
+import logging
 import math
 
 from torch import Tensor
 
 from trainer.config.exits import Exit, Fault
-from trainer.distributed.runtime import say
 from trainer.engine.resume import roll_back
 from trainer.engine.run import Run
 
+log = logging.getLogger("trainer")
 
-class Guard:
+
+class NonfiniteGuard:
     """What one rank knows of the steps that were skipped: the same as every other rank.
 
     `skipped` counts those of this process, `in_a_row` those since the last finite step.
@@ -62,9 +64,13 @@ class Guard:
             in_a_row=self.in_a_row,
         )
         if run.runtime.is_main:
-            say(
-                f"step {step} skipped: its gradient's norm is {float(norm)}; its samples count as "
-                f"used ({self.in_a_row} in a row, {run.settings.nonfinite_allowance} allowed)"
+            log.warning(
+                "step %s skipped: its gradient's norm is %s; its samples count as used (%s in a "
+                "row, %s allowed)",
+                step,
+                float(norm),
+                self.in_a_row,
+                run.settings.nonfinite_allowance,
             )
         return False
 
@@ -93,7 +99,7 @@ class Guard:
             kept.copy_(buffer)
         run.report("fault", kind="rolled_back", step=last, to=run.step, checkpoint=run.saved)
         if run.runtime.is_main:
-            say(f"{wrong}; going on from {run.saved}")
+            log.warning("%s; going on from %s", wrong, run.saved)
 
 
 def _diverged(run: Run, wrong: str) -> Fault:

@@ -22,12 +22,6 @@ _AXIS = "dp_replicate"
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def is_time_to_compare(run: Run) -> bool:
-    """Return whether the step count asks for a comparison."""
-    steps = run.settings.fingerprint_steps
-    return bool(steps) and run.step % steps == 0
-
-
 def compare(run: Run) -> None:
     """Compare this rank's parameters, or its shards, with those of the ranks that hold the same.
 

@@ -1,5 +1,6 @@
 """How a run is saved and gone on with: its progress, beside the checkpoint's weights."""
 
+import logging
 import time
 from contextlib import AbstractContextManager
 
@@ -14,8 +15,10 @@ from trainer.checkpoint.write import Label
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.distributed import optim
-from trainer.distributed.runtime import Runtime, say
+from trainer.distributed.runtime import Runtime
 from trainer.engine.run import Run
+
+log = logging.getLogger("trainer")
 
 
 def saving_to(settings: Settings, runtime: Runtime) -> AbstractContextManager[Saver]:
@@ -36,9 +39,10 @@ def resume(run: Run) -> None:
         return
     if not is_shared(run.saver.store, runtime=run.runtime):
         if run.runtime.is_main:
-            say(
-                f"checkpoints {run.saver.store.where('')} is another folder on other nodes: none will "
-                "be written, a restart begins at step 0; mount a shared volume as TRAINER_OUT"
+            log.warning(
+                "checkpoints %s is another folder on other nodes: none will be written, a "
+                "restart begins at step 0; mount a shared volume as TRAINER_OUT",
+                run.saver.store.where(""),
             )
         run.saver = None
         return
@@ -48,7 +52,7 @@ def resume(run: Run) -> None:
         _load(run, found)
         run.report("checkpoint", action="resumed", step=run.step, path=run.saved)
         if run.runtime.is_main:
-            say(f"resumed from {run.saved}: {run.step} steps done, {run.remaining} to go")
+            log.info("resumed from %s: %s steps done, %s to go", run.saved, run.step, run.remaining)
 
 
 def roll_back(run: Run, *, before: int) -> bool:
@@ -76,21 +80,9 @@ def _load(run: Run, found: Found) -> None:
                 f"{then!r}; set that, another TRAINER_OUT, or TRAINER_RESUME=never",
             )
     load(found, run.strategy.module, run.saved_optimizer, run.extra, runtime=run.runtime)
-    optim.obey(run.saved_optimizer, settings)
+    optim.apply_settings(run.saved_optimizer, settings)
     run.step, run.samples = progress.step, progress.samples
     run.saved, run.saved_step = found.where, progress.step
-
-
-def is_due(run: Run) -> bool:
-    """Return whether this rank's clock asks for a checkpoint; the ranks agree on the step."""
-    minutes = run.settings.checkpoint_minutes
-    return bool(minutes) and time.monotonic() - run.save_began >= 60 * minutes
-
-
-def is_time_to_save(run: Run) -> bool:
-    """Return whether the step count asks for a checkpoint."""
-    steps = run.settings.checkpoint_steps
-    return bool(steps) and run.step % steps == 0
 
 
 def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
@@ -155,4 +147,4 @@ def _report(run: Run, saved: Saved | None) -> None:
         message=str(saved.refusal),
     )
     if run.runtime.is_main:
-        say(f"{saved.refusal}; going on, the newest complete one is {run.saved}")
+        log.warning("%s; going on, the newest complete one is %s", saved.refusal, run.saved)

@@ -1,5 +1,6 @@
 """The state of a training run on one rank: what loop, evaluation and checkpoints share."""
 
+import logging
 import math
 import time
 from dataclasses import dataclass, field
@@ -17,10 +18,12 @@ from trainer.data.order import Order, Samples
 from trainer.data.resident import free_memory, resident
 from trainer.data.sets import Data, tokens_of
 from trainer.distributed.precision import LossScale, dtype_of
-from trainer.distributed.runtime import Runtime, say
+from trainer.distributed.runtime import Runtime
 from trainer.models.ema import Average
 from trainer.plan.sizing import Batches
 from trainer.report.events import Report
+
+log = logging.getLogger("trainer")
 
 
 @dataclass
@@ -103,7 +106,7 @@ class Run:
         device = self.runtime.device
         data, why = resident(data, device, free=free_memory(device))
         if why and self.runtime.is_main:
-            say(f"the {name} set {why}")
+            log.info("the %s set %s", name, why)
         return Loader(
             data,
             device=device,

@@ -6,6 +6,7 @@ A machine that is not ends with 71 and says what it lacks; the others end with 6
     torchrun --nproc-per-node 2 -m trainer.preflight                # and the links between ranks
 """
 
+import logging
 import os
 import socket
 import statistics
@@ -19,11 +20,14 @@ from torch.utils._pytree import tree_leaves
 from trainer import tasks
 from trainer.config.environment import from_environment
 from trainer.config.exits import Exit, Fault
+from trainer.config.log import log_to_stderr
 from trainer.config.settings import Settings
 from trainer.data.sets import Data, InMemory
-from trainer.distributed.runtime import Runtime, as_fault, from_all, join, say
+from trainer.distributed.runtime import Runtime, as_fault, from_all, join
 from trainer.preflight.links import Exchange, blame, exchange
 from trainer.preflight.machine import Finding, Needs, look_at, look_over
+
+log = logging.getLogger("trainer")
 
 _CLOCKS_APART = 1.0  # seconds that are worth a word; no more, since nothing here depends on them
 _SLOW_LINK = 0.1  # of the median link's speed
@@ -58,7 +62,7 @@ def preflight(settings: Settings, runtime: Runtime, data: Data) -> dict[str, flo
     reports = [replace(r, findings=(*r.findings, *links[r.rank])) for r in reports]
     figures["seconds"] = time.monotonic() - began
     if runtime.is_main:
-        say(f"preflight, {figures['seconds']:.1f} s\n" + "\n".join(_table(reports)))
+        log.info("preflight, %.1f s\n%s", figures["seconds"], "\n".join(_table(reports)))
     _refuse(reports, runtime.rank)
     return figures
 
@@ -156,6 +160,7 @@ def main() -> int:
     if len(sys.argv) > 1:
         print(__doc__, file=sys.stdout if sys.argv[1] in ("-h", "--help") else sys.stderr)
         return Exit.DONE if sys.argv[1] in ("-h", "--help") else Exit.CONFIG
+    log_to_stderr()
     try:
         settings = from_environment().model_copy(update={"preflight": "auto"})
         data = tasks.load(settings).data(train=True)
@@ -163,6 +168,6 @@ def main() -> int:
             preflight(settings, runtime, data)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the code says what it was
         fault = as_fault(error)
-        say(f"{fault} (exit {fault.code})")
+        log.error("%s (exit %s)", fault, fault.code)  # noqa: TRY400  # one line is enough
         return fault.code
     return Exit.DONE

@@ -7,6 +7,7 @@ every node, and curves written for TensorBoard.
 
 import contextlib
 import json
+import logging
 import math
 import os
 import sys
@@ -18,8 +19,10 @@ from typing import Any
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
-from trainer.distributed.runtime import Runtime, say
+from trainer.distributed.runtime import Runtime
 from trainer.report.events import Event, Report
+
+log = logging.getLogger("trainer")
 
 _Sink = Callable[[Event], None]
 
@@ -91,7 +94,7 @@ def to_file(path: Path) -> Iterator[_Sink]:
             torn = os.write(file, line) < len(line)
         except OSError as error:
             if not told:
-                say(f"{path}: {error.strerror}; events are missing there")
+                log.warning("%s: %s; events are missing there", path, error.strerror)
             told = True
 
     try:

@@ -4,6 +4,7 @@ TRAINER_METRICS_PORT=9400 python -m trainer &  curl localhost:9400/metrics
 """
 
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from trainer.distributed.runtime import say
 from trainer.report.events import Event
+
+log = logging.getLogger("trainer")
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def serving(port: int) -> Iterator[Callable[[Event], None]]:
     try:
         server, _ = start_http_server(port, addr=_any_address(), registry=registry)
     except OSError as error:
-        say(f"TRAINER_METRICS_PORT={port}: {error.strerror}; nothing is served there")
+        log.warning("TRAINER_METRICS_PORT=%s: %s; nothing is served there", port, error.strerror)
         yield take
         return
     try:

@@ -4,14 +4,16 @@ TRAINER_TENSORBOARD=true python -m trainer && tensorboard --logdir runs
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from trainer.distributed.runtime import say
 from trainer.report.events import Event
+
+log = logging.getLogger("trainer")
 
 # The field of an event, and the curve that shows it; an evaluation adds eval/METRIC.
 CURVES = {
@@ -57,7 +59,7 @@ def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
                 writer.add_scalar(curve, value, event["step"], walltime=event["time"])
         except OSError as error:
             broken = True
-            say(f"{folder}: {error.strerror or error}; no more curves are written")
+            log.warning("%s: %s; no more curves are written", folder, error.strerror or error)
 
     try:
         yield take

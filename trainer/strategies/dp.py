@@ -5,6 +5,7 @@ Kept for comparison: ddp is faster, and dp-balanced loads the first GPU less.
     TRAINER_MODE=dp python -m trainer
 """
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch
 from trainer.distributed import optim
-from trainer.distributed.runtime import say
 from trainer.strategies import Context, Strategy, accumulate, clip, inference
+
+log = logging.getLogger("trainer")
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
@@ -43,6 +45,6 @@ def over_devices(module: nn.Module, context: Context) -> nn.Module:
         )
     count = torch.cuda.device_count() if context.runtime.device.type == "cuda" else 0
     if count < 2:
-        say(f"mode {context.settings.mode}: {count} GPUs here, so one replica")
+        log.warning("mode %s: %s GPUs here, so one replica", context.settings.mode, count)
         return module
     return nn.DataParallel(module)

@@ -10,6 +10,7 @@ as many steps old as there are processes.
     TRAINER_MODE=hogwild TRAINER_PROCESSES=2 python -m trainer
 """
 
+import logging
 import pickle
 import signal
 import traceback
@@ -28,8 +29,10 @@ from torch.optim import Optimizer
 from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch
 from trainer.distributed import optim
-from trainer.distributed.runtime import as_fault, say
+from trainer.distributed.runtime import as_fault
 from trainer.strategies import Context, Strategy, accumulate, clip, inference
+
+log = logging.getLogger("trainer")
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
@@ -164,7 +167,7 @@ class Crew:
         settings = self._context.settings
         count = settings.processes or torch.get_num_threads()
         why = "as set" if settings.processes else "one for each thread that this process may use"
-        say(f"mode hogwild: {count} processes ({why}), one thread each")
+        log.info("mode hogwild: %s processes (%s), one thread each", count, why)
         self._model.share_memory()
         spawn = mp.get_context("spawn")
         # A stop's signal reaches them too, but it is for this process to say when they end. What is

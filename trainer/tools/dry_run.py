@@ -7,6 +7,7 @@ without memory. One optimiser step is taken and its tensors and collectives are 
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -29,13 +30,15 @@ from trainer.data.loader import Loader
 from trainer.data.order import Order, training_shares
 from trainer.data.sets import Batch, tokens_of
 from trainer.distributed.precision import dtype_of
-from trainer.distributed.runtime import Runtime, place, say
+from trainer.distributed.runtime import Runtime, place
 from trainer.models.ema import Average
 from trainer.models.footprint import Activations, Footprint
 from trainer.models.recompute import recompute_blocks
 from trainer.plan.choice import settle
 from trainer.plan.sizing import Sizing
 from trainer.report.metrics import reporting
+
+log = logging.getLogger("trainer")
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def run(settings: Settings, world_size: int) -> Exit:
     with reporting(settings, replace(runtime, rank=0)) as report:
         for need in needs:
             report("dry_run", mode=sizing.mode, world_size=world_size, **asdict(need))
-            say(_words(need, settings.device_memory))
+            log.info(_words(need, settings.device_memory))
     return Exit.DONE
 
 

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import faulthandler
 import json
+import logging
 import os
 import resource
 import signal
@@ -14,8 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from trainer.distributed.runtime import say
 from trainer.watch import where
+
+log = logging.getLogger("trainer")
 
 _BOUND = 5.0  # seconds for a copy of this process to write its stacks
 _ASK = signal.SIGUSR2
@@ -33,7 +35,7 @@ def write_down(folder: Path, *, rank: int, device: str) -> dict[str, int]:
         if recorded is not None:
             (folder / f"rank-{rank}.collectives.json").write_bytes(recorded)
     except OSError as error:
-        say(f"{folder}: {error.strerror}; the stacks are missing there")
+        log.warning("%s: %s; the stacks are missing there", folder, error.strerror)
     groups = json.loads(recorded).get("pg_status", {}) if recorded is not None else {}
     return {name: int(group["last_enqueued_collective"]) for name, group in groups.items()}
 

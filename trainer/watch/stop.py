@@ -1,6 +1,7 @@
 """Stop requests: a signal sets a flag, and all ranks agree on the step after which they stop."""
 
 import contextlib
+import logging
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -9,7 +10,9 @@ import torch
 import torch.distributed as dist
 
 from trainer.config.exits import Exit, Fault
-from trainer.distributed.runtime import Runtime, say
+from trainer.distributed.runtime import Runtime
+
+log = logging.getLogger("trainer")
 
 
 class Stop:
@@ -34,7 +37,7 @@ class Stop:
         if self.signal is None:
             self.signal = signal.Signals(number)
             if self._runtime.is_main:
-                say(f"{self.signal.name}: saving a checkpoint after this step, then stopping")
+                log.info("%s: saving a checkpoint after this step, then stopping", self.signal.name)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -11,6 +11,7 @@ does not answer, or is not in a collective at all, is named; then all end with 6
 import contextlib
 import faulthandler
 import json
+import logging
 import os
 import socket
 import threading
@@ -26,12 +27,14 @@ import torch.distributed as dist
 from trainer.config.ending import drop_out, tell
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
-from trainer.distributed.runtime import Runtime, as_fault, from_main, say
+from trainer.distributed.runtime import Runtime, as_fault, from_main
 from trainer.report.events import Report
 from trainer.watch.dump import write_down
 from trainer.watch.straggler import Straggler, Watch, Work
 from trainer.watch.usage import Meter, of_ranks
 from trainer.watch.where import Place, look
+
+log = logging.getLogger("trainer")
 
 _LOOK = 0.05  # seconds between two looks at the main thread
 _TELL = 1.0  # and between two words to the other ranks
@@ -213,9 +216,15 @@ def _name_stragglers(pulse: Pulse, words: dict[int, Any], stragglers: Watch, now
         median_s=found.usual,
         at=line,
     )
-    say(
-        f"rank {found.rank} on {host} is slow: {found.own:.3f} s of its own work per step, others "
-        f"{found.usual:.3f} s, so they wait {found.lost:.0%} of the time; it is mostly at {line}"
+    log.warning(
+        "rank %s on %s is slow: %.3f s of its own work per step, others %.3f s, so they "
+        "wait %.0f%% of the time; it is mostly at %s",
+        found.rank,
+        host,
+        found.own,
+        found.usual,
+        100 * found.lost,
+        line,
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from trainer.config.settings import Settings
-from trainer.distributed.optim import learning_rate, peak_rate, why
+from trainer.distributed.optim import learning_rate, lr_reason, peak_rate
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ def test_the_rate_grows_with_the_batch_it_was_not_found_for(
     settings = Settings(lr=0.1, lr_scale=scale, global_batch=128, warmup_steps=10)
     assert peak_rate(settings) == pytest.approx(peak)
     assert learning_rate(9, 100, settings) == pytest.approx(peak)
-    assert why(settings) == reason
+    assert lr_reason(settings) == reason

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trainer.config.settings import Settings
-from trainer.distributed.precision import settle_tf32
+from trainer.distributed.precision import set_tf32
 
 
 def test_fp32_is_said_so_that_torch_can_be_asked_what_was_said(
@@ -13,7 +13,7 @@ def test_fp32_is_said_so_that_torch_can_be_asked_what_was_said(
     monkeypatch.setattr(
         torch.backends.cudnn, "allow_tf32", True
     )  # the default; put back at the end
-    settle_tf32(Settings(), torch.device("cuda"))
+    set_tf32(Settings(), torch.device("cuda"))
     assert not torch.backends.cudnn.allow_tf32
     assert torch.backends.cudnn.conv.fp32_precision != "tf32"  # type: ignore[attr-defined]
     assert torch.get_float32_matmul_precision() == "highest"

@@ -7,7 +7,7 @@ python -m trainer --help                        # every setting
 
 import sys
 
-from trainer.config.ending import leave, tell
+from trainer.config.ending import exit_process, report_fault
 from trainer.config.environment import from_environment, variable
 from trainer.config.exits import MEANINGS, Exit, Fault
 from trainer.config.log import log_to_stderr
@@ -51,11 +51,11 @@ def train(*, is_forked: bool) -> int:
 
         return run(settings)
     except Fault as fault:
-        return tell(fault, None)
+        return report_fault(fault, None)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the code says what it was
         from trainer.distributed.runtime import as_fault  # noqa: PLC0415
 
-        return tell(as_fault(error), error)
+        return report_fault(as_fault(error), error)
 
 
 def _help_text() -> str:
@@ -73,4 +73,4 @@ def _default(value: object) -> str:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

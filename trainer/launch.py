@@ -21,7 +21,7 @@ from types import FrameType
 
 from trainer import health
 from trainer.config.contract import Contract, resolve, table
-from trainer.config.ending import leave
+from trainer.config.ending import exit_process
 from trainer.config.environment import from_environment, variable
 from trainer.config.exits import Action, Exit, Fault, codes_for
 from trainer.config.settings import Settings
@@ -76,7 +76,7 @@ def _launch(settings: Settings, retry_offset: int) -> int:
         if server is None:
             from trainer.__main__ import train  # noqa: PLC0415
 
-            leave(train(is_forked=True))
+            exit_process(train(is_forked=True))
     with closing(server) if server else nullcontext(), kept(settings.run_folder / "logs") as log:
         say("this node's place\n" + table(contract))
         if log:

@@ -17,8 +17,8 @@ from tests.faults.tasks import planted
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
 from tests.ranks import run_ranks
-from trainer.watch import where
-from trainer.watch.straggler import Watch, Work, slowest
+from trainer.watch import position
+from trainer.watch.straggler import StragglerDetector, Work, slowest
 
 FOREVER = {"steps": "100000", "eval_steps": "0", "checkpoint_steps": "0"}
 
@@ -177,7 +177,7 @@ def test_a_rank_that_is_stopped_is_named_by_the_others(start: Any, tmp_path: Pat
 
 
 def test_what_tells_work_from_waiting_is_where_it_is_looked_for() -> None:
-    for prefix in (*where._COLLECTIVE, *where._DEVICE, *where._BETWEEN):  # noqa: SLF001
+    for prefix in (*position._COLLECTIVE, *position._DEVICE, *position._BETWEEN):  # noqa: SLF001
         assert list(Path(prefix).parent.glob(f"{Path(prefix).name}*")), prefix
 
 
@@ -206,19 +206,19 @@ def test_a_rank_that_works_ten_times_as_long_is_found(world: int, data: st.DataO
 
 
 def test_it_takes_two_windows_in_a_row_and_is_told_once() -> None:
-    watch, named = Watch(), []
+    detector, named = StragglerDetector(), []
     seconds = [0.0, 0.0]
     slow = [1, 0, 1, 1, 1, 1]  # who is slow in each window
-    assert watch.see({0: Work(), 1: Work()}, 0.0) is None
+    assert detector.update({0: Work(), 1: Work()}, 0.0) is None
     for window, culprit in enumerate(slow, start=1):
         seconds[culprit] += 5.5
         work = {rank: Work(10 * window, 6.0 * window, seconds[rank]) for rank in range(2)}
-        found = watch.see(work, 6.0 * window)
+        found = detector.update(work, 6.0 * window)
         named.append(None if found is None else found.rank)
     assert named == [None, None, None, 1, None, None]
 
 
 def test_within_a_few_steps_nobody_is_judged() -> None:
-    watch = Watch()
-    assert watch.see({0: Work(), 1: Work()}, 0.0) is None
-    assert watch.see({0: Work(1, 60.0, 60.0), 1: Work(1, 60.0, 0.0)}, 60.0) is None
+    detector = StragglerDetector()
+    assert detector.update({0: Work(), 1: Work()}, 0.0) is None
+    assert detector.update({0: Work(1, 60.0, 60.0), 1: Work(1, 60.0, 0.0)}, 60.0) is None

@@ -130,7 +130,7 @@ def join(settings: Settings) -> Iterator[Runtime]:
     finally:
         # A rank that fails would wait here for those that wait for it, without a bound: NCCL lets nobody
         # go alone (pytorch 119250, nccl 1777). The end of the process takes the group along
-        # (`ending.leave`).
+        # (`ending.exit_process`).
         if together or backend != "nccl":
             dist.destroy_process_group()
 

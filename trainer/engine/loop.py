@@ -35,7 +35,7 @@ from trainer.report.events import Report
 from trainer.report.metrics import reporting
 from trainer.watch.exhaustion import out_of_memory
 from trainer.watch.stop import Stop, stop_requests
-from trainer.watch.watchdog import telling_when_late, watching
+from trainer.watch.watchdog import dump_stacks_after_timeout, watching
 
 log = logging.getLogger("trainer")
 
@@ -43,11 +43,11 @@ log = logging.getLogger("trainer")
 def run(settings: Settings) -> Exit:
     """Train as the settings say and return the exit code; raises whatever went wrong."""
     with (
-        telling_when_late(settings),
+        dump_stacks_after_timeout(settings),
         nullcontext(tasks.load(settings)) as task,
         join(settings) as runtime,
         reporting(settings, runtime) as report,
-        watching(settings, runtime, report) as pulse,
+        watching(settings, runtime, report) as watched,
         saving_to(settings, runtime) as saver,
         ExitStack() as ending,
     ):
@@ -59,7 +59,7 @@ def run(settings: Settings) -> Exit:
             name = health.rank(runtime.local_rank)
             sign = health.sign(settings.health, name, limit=settings.health_limit)
             with stop_requests(runtime, sign) as stop:
-                pulse.steps, pulse.calls = lambda: current.step, lambda: stop.calls
+                watched.current_step, watched.agreements = lambda: current.step, lambda: stop.calls
                 return _train(current, stop)
         except Exception as error:
             short = out_of_memory(error, settings, runtime)

@@ -1,7 +1,7 @@
 """Preflight by itself: `python -m trainer.preflight`, see `check.py`."""
 
-from trainer.config.ending import leave
+from trainer.config.ending import exit_process
 from trainer.preflight.check import main
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

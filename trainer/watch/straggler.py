@@ -1,24 +1,26 @@
-"""Which rank keeps the others waiting, from how long each was at its own work.
+"""Find the rank that keeps the others waiting, from the time that each rank spends at its own work.
 
-Ranks that train together step at the same pace, so the pace tells nothing; but of each step a slow rank
-works nearly all of the time, and the others wait. The times are durations by each rank's own clock:
-it does not matter how far clocks are apart.
+Ranks that train together take the same time for a step, so the time of a step shows nothing. But a slow
+rank works for nearly all of it, and the others wait. Every duration is measured by its rank's own clock,
+so clocks need not agree.
+
+    straggler = StragglerDetector().update({0: Work(...), 1: Work(...)}, time.monotonic())
 """
 
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_WINDOW = 4.0  # seconds that are looked at together, at least
-_STEPS = 3  # and steps: within one, ranks come and go at different times
-_TIMES = 3.0  # the median of the others, from which on a rank is slow
-_SHARE = 0.3  # of all time that the others lose by it, at least
-_QUIET = 600.0  # seconds before the same rank is named again
+_MIN_SECONDS = 4.0  # of a window
+_MIN_STEPS = 3  # of a window: within one step, ranks come and go at different times
+_MIN_RATIO = 3.0  # of a slow rank's own work to the median of the others
+_MIN_SHARE = 0.3  # of all time, that the others lose by waiting for a slow rank
+_SILENCE = 600.0  # seconds before the same rank is reported again
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a rank did since it started: steps, seconds in them, and of these at its own work."""
+    """A rank since its start: steps, the seconds they took, and the seconds of its own work in them."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -31,48 +33,52 @@ class Straggler:
 
     rank: int
     own: float
-    usual: float
+    median: float
     lost: float
 
 
-class Watch:
-    """Names a rank that is slow in two windows in a row."""
+class StragglerDetector:
+    """Reports a rank that is the slow one in two windows in a row."""
 
     def __init__(self) -> None:
-        self._since: dict[int, Work] = {}
+        self._window_start: dict[int, Work] = {}
         self._suspect: int | None = None
-        self._named: dict[int, float] = {}
+        self._reported_at: dict[int, float] = {}
 
-    def see(self, work: Mapping[int, Work], now: float) -> Straggler | None:
-        """Take every rank's work so far, and return who is to be named at time `now`, in seconds."""
-        if self._since.keys() != work.keys():
-            self._since = dict(work)
+    def update(self, work: Mapping[int, Work], now: float) -> Straggler | None:
+        """Take every rank's work so far; return the straggler to report at time `now`, in seconds."""
+        if self._window_start.keys() != work.keys():
+            self._window_start = dict(work)
             return None
-        done = {rank: _since(self._since[rank], work[rank]) for rank in work}
-        if any(one.steps < _STEPS or one.seconds < _WINDOW for one in done.values()):
+        window = {
+            rank: Work(
+                end.steps - self._window_start[rank].steps,
+                end.seconds - self._window_start[rank].seconds,
+                end.own - self._window_start[rank].own,
+            )
+            for rank, end in work.items()
+        }
+        if any(one.steps < _MIN_STEPS or one.seconds < _MIN_SECONDS for one in window.values()):
             return None
-        self._since = dict(work)
-        found = slowest(done)
-        rank = found.rank if found else None
-        again, self._suspect = rank == self._suspect, rank
-        if found is None or not again or now - self._named.get(found.rank, -_QUIET) < _QUIET:
+        self._window_start = dict(work)
+        found = slowest(window)
+        suspect, self._suspect = self._suspect, found.rank if found else None
+        if found is None or found.rank != suspect:
             return None
-        self._named[found.rank] = now
+        if now - self._reported_at.get(found.rank, -_SILENCE) < _SILENCE:
+            return None
+        self._reported_at[found.rank] = now
         return found
 
 
-def slowest(done: Mapping[int, Work]) -> Straggler | None:
+def slowest(window: Mapping[int, Work]) -> Straggler | None:
     """Return the rank that keeps the others waiting in a window, or None when none does."""
-    if len(done) < 2:
+    if len(window) < 2:
         return None
-    shares = {rank: one.own / one.seconds for rank, one in done.items()}
+    shares = {rank: one.own / one.seconds for rank, one in window.items()}
     rank = max(shares, key=lambda rank: shares[rank])
-    usual = statistics.median(share for other, share in shares.items() if other != rank)
-    if shares[rank] < _TIMES * usual or shares[rank] - usual < _SHARE:
+    median = statistics.median(share for other, share in shares.items() if other != rank)
+    if shares[rank] < _MIN_RATIO * median or shares[rank] - median < _MIN_SHARE:
         return None
-    step = done[rank].seconds / done[rank].steps
-    return Straggler(rank, shares[rank] * step, usual * step, shares[rank] - usual)
-
-
-def _since(then: Work, now: Work) -> Work:
-    return Work(now.steps - then.steps, now.seconds - then.seconds, now.own - then.own)
+    step = window[rank].seconds / window[rank].steps
+    return Straggler(rank, shares[rank] * step, median * step, shares[rank] - median)

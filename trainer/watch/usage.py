@@ -1,33 +1,32 @@
-"""What a rank takes of its device and of the processor, told beside the training.
+"""The share of the processor and of the device that a rank uses.
 
 meter = Meter(device); meter.read()
 """
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 
-_TELL = ("cuda", "xpu")  # the devices that say how much memory they have
+_MEMORY_KNOWN = ("cuda", "xpu")  # device types whose memory torch can read
 
 
 class Meter:
-    """Reads what this process takes; made on the main thread, read on any."""
+    """Reads this process's usage; made on the main thread, read on any."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._memory_of = _whole(device) if device.type in _TELL else None
+        self._memory_of = _whole(device) if device.type in _MEMORY_KNOWN else None
         self._busy = _busy(device)
         self._before = (time.monotonic(), _processor())
 
     def read(self) -> dict[str, float | int | None]:
-        """Return `cpu` in cores since the last look, the device's `busy` share, its `memory` in bytes.
+        """Return `cpu` in cores since the last call, the device's `busy` share, its `memory` in bytes.
 
-        What a device does not tell is None: `busy` takes an NVIDIA GPU and nvidia-ml-py.
+        What is not known is None: `busy` needs an NVIDIA GPU and nvidia-ml-py.
         """
         now, processor = time.monotonic(), _processor()
         then, before = self._before
@@ -45,7 +44,7 @@ class Meter:
 
 
 def _processor() -> float:
-    """Return the seconds that this process and its ended children have computed."""
+    """Return the processor seconds of this process and its ended children."""
     return sum(os.times()[:4])
 
 
@@ -55,13 +54,13 @@ def _whole(device: torch.device) -> int:
 
 
 def _busy(device: torch.device) -> Callable[[], float | None]:
-    """Return what reads the share of time that a GPU computes, None where nobody tells."""
+    """Return a function that returns the share of time a GPU is busy, None if NVML is missing."""
     if device.type != "cuda" or find_spec("pynvml") is None:
         return lambda: None
     nvml = import_module("pynvml")
     try:
         nvml.nvmlInit()
-        # By its UUID: CUDA_VISIBLE_DEVICES gives devices other numbers than NVML does.
+        # By UUID: NVML does not number devices as CUDA_VISIBLE_DEVICES does.
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError:
@@ -70,14 +69,7 @@ def _busy(device: torch.device) -> Callable[[], float | None]:
     def read() -> float | None:
         try:
             return float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
-        except nvml.NVMLError:  # a slice of a GPU does not tell
+        except nvml.NVMLError:  # a MIG slice has no figure
             return None
 
     return read
-
-
-def of_ranks(words: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what every rank has told, by rank."""
-    return [
-        {"rank": rank, "host": one["host"], **one["usage"]} for rank, one in sorted(words.items())
-    ]

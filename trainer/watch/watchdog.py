@@ -1,11 +1,21 @@
-"""A thread beside the training that says which rank is slow, and ends a rank whose peers never come.
+"""A thread in each rank that reports slow ranks, and ends the run with 69 when a rank never comes.
 
-A rank that has waited in one collective for `TRAINER_COLLECTIVE_TIMEOUT` calls all ranks to write down
-where they are: the stack of every thread and torch's flight recorder, to `logs/` of the run folder. Who
-does not answer, or is not in a collective at all, is named; then all end with 69.
+Each thread looks at its rank's main thread. When that has waited in one collective for
+TRAINER_COLLECTIVE_TIMEOUT, all ranks write their stacks and torch's flight recorder to `logs/` of the
+run folder. The ranks that do not answer, or are not in a collective, are named; then all end with 69.
 
-    with telling_when_late(settings), join(settings) as runtime: ...
-        with watching(settings, runtime, report) as pulse: ...
+    with dump_stacks_after_timeout(settings), join(settings) as runtime: ...
+        with watching(settings, runtime, report) as watched: ...
+
+The threads talk by the keys of a store, which has its own connection to rank 0's node. N is a rank:
+
+    key       written by                             value            read by
+    status/N  every rank, each second                `_status`        rank 0, for stragglers and usage;
+                                                                      all, when the run hangs
+    hang      the ranks that have waited too long    empty            all, each second
+    answer/N  every rank that hangs or reads `hang`  `_status`, and   all that hang, for 5 s
+                                                     "issued"
+    ended/N   a rank whose run has raised an error   the error's text all that hang, for 5 s
 """
 
 import contextlib
@@ -24,77 +34,78 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from trainer.config.ending import drop_out, tell
+from trainer.config.ending import exit_at_once, report_fault
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.distributed.runtime import Runtime, as_fault, from_main
 from trainer.report.events import Report
-from trainer.watch.dump import write_down
-from trainer.watch.straggler import Straggler, Watch, Work
-from trainer.watch.usage import Meter, of_ranks
-from trainer.watch.where import Place, look
+from trainer.watch.position import Position, main_position
+from trainer.watch.stacks import write_dump
+from trainer.watch.straggler import StragglerDetector, Work
+from trainer.watch.usage import Meter
 
 log = logging.getLogger("trainer")
 
-_LOOK = 0.05  # seconds between two looks at the main thread
-_TELL = 1.0  # and between two words to the other ranks
-_ASLEEP = 5.0  # a look this late: the whole process was stopped, so nobody was waiting
-_ANSWER = 5.0  # seconds for the others to write down where they are
-_LINGER = 1.0  # the main rank's process may hold the store, which the others still read
-_USAGE = 10.0  # seconds between two words on what the ranks take; more where they are many
-_MEMORY = 200  # looks that are remembered
+_LOOK_EVERY = 0.05  # seconds between two looks at the main thread
+_STATUS_EVERY = 1.0  # seconds between two statuses in the store
+_USAGE_EVERY = 10.0  # seconds between two usage events; more with more than 100 ranks
+_SUSPENDED = 5.0  # a look this late: the whole process was suspended, so nobody was waiting
+_ANSWER = 5.0  # seconds for the other ranks to write their stacks and answer
+_LINGER = 1.0  # rank 0's process may hold the store, which the others still read
+_LINES = 200  # looks of which the line is kept
+_NAMED = 3  # ranks that a message names
 
 
 @dataclass
-class Pulse:
-    """What is watched: a run that is being built, until `steps` can be asked for its step.
+class Watched:
+    """The run that is watched. `current_step` and `agreements` are set when its steps begin.
 
-    `calls` counts how often the ranks have agreed whether to stop: it grows while the run goes on.
+    `agreements` counts how often the ranks have agreed whether to stop: it grows while the run goes on.
     """
 
     settings: Settings
     runtime: Runtime
     report: Report
-    steps: Callable[[], int] | None = None
-    calls: Callable[[], int] = lambda: 0
+    current_step: Callable[[], int] | None = None
+    agreements: Callable[[], int] = lambda: 0
 
     @property
     def step(self) -> int:
-        return self.steps() if self.steps else 0
+        return self.current_step() if self.current_step else 0
 
 
 @dataclass
-class _State:
-    """What this rank's thread knows of its rank."""
+class _Rank:
+    """What the thread has seen of its own rank."""
 
     meter: Meter
     work: Work = field(default_factory=Work)
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_MEMORY))
-    calls: int = -1
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
+    agreements: int = -1
     waiting_since: float = 0.0
-    place: Place | None = None
+    position: Position | None = None
 
-    def look(self, place: Place, now: float, lapse: float, pulse: Pulse) -> None:
-        """Take in where the main thread is, `lapse` seconds after the look before."""
-        self.place = place
-        if lapse > _ASLEEP:
-            self.waiting_since += lapse
+    def update(self, position: Position, now: float, elapsed: float, watched: Watched) -> None:
+        """Take in where the main thread is, `elapsed` seconds after the look before."""
+        self.position = position
+        if elapsed > _SUSPENDED:
+            self.waiting_since += elapsed
             return
-        calls = pulse.calls()
-        if not place.waiting or calls != self.calls:
-            self.calls, self.waiting_since = calls, now
-        if place.stepping and pulse.steps is not None:
-            own = 0.0 if place.waiting else lapse
-            self.work = Work(pulse.step, self.work.seconds + lapse, self.work.own + own)
-            if not place.waiting:
-                self.lines.append(place.line)
+        agreements = watched.agreements()
+        if not position.waiting or agreements != self.agreements:
+            self.agreements, self.waiting_since = agreements, now
+        if position.stepping and watched.current_step is not None:
+            own = 0.0 if position.waiting else elapsed
+            self.work = Work(watched.step, self.work.seconds + elapsed, self.work.own + own)
+            if not position.waiting:
+                self.lines.append(position.line)
 
 
 @contextlib.contextmanager
-def telling_when_late(settings: Settings) -> Iterator[None]:
-    """Have this rank's stack on standard error if it is still in the block after the time to wait.
+def dump_stacks_after_timeout(settings: Settings) -> Iterator[None]:
+    """Write this rank's stacks to stderr if the block takes longer than the collective timeout.
 
-    Before there is a process group nobody could be asked: others wait for a rank that hangs there.
+    It is for the time before there is a process group, when no other rank could be asked.
     """
     faulthandler.dump_traceback_later(settings.collective_timeout)
     try:
@@ -104,14 +115,14 @@ def telling_when_late(settings: Settings) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watching(settings: Settings, runtime: Runtime, report: Report) -> Iterator[Pulse]:
-    """Watch this rank's main thread, which enters the block; a world of one has nobody to wait for."""
+def watching(settings: Settings, runtime: Runtime, report: Report) -> Iterator[Watched]:
+    """Watch the main thread, which runs the block. A run of one rank waits for nobody."""
     faulthandler.cancel_dump_traceback_later()
-    pulse = Pulse(settings, runtime, report)
+    watched = Watched(settings, runtime, report)
     if runtime.control is None:
-        yield pulse
+        yield watched
         return
-    # A store of its own connection: the group's is not to be waited for by two threads.
+    # Two threads must not wait on one connection, so this is not the process group's store.
     store = dist.PrefixStore(
         f"watch/{from_main(os.urandom(8).hex(), runtime)}",
         dist.TCPStore(
@@ -121,173 +132,177 @@ def watching(settings: Settings, runtime: Runtime, report: Report) -> Iterator[P
             timeout=timedelta(seconds=settings.collective_timeout),
         ),
     )
-    over = threading.Event()
-    watch = threading.Thread(
+    end = threading.Event()
+    thread = threading.Thread(
         target=_watch,
-        args=(pulse, store, threading.current_thread(), over, Meter(runtime.device)),
+        args=(watched, store, end, Meter(runtime.device)),
+        name="watchdog",
         daemon=True,
     )
-    watch.start()
+    thread.start()
     try:
-        yield pulse
+        yield watched
     except Exception as error:
-        over.set()
-        watch.join(timeout=_ANSWER)
-        with contextlib.suppress(dist.DistError):  # for those who wait for this rank as well
+        end.set()
+        thread.join(timeout=_ANSWER)
+        with contextlib.suppress(dist.DistError):
             store.set(f"ended/{runtime.rank}", json.dumps(str(as_fault(error))))
         raise
     finally:
-        over.set()
-        watch.join(timeout=_ANSWER)
+        end.set()
+        thread.join(timeout=_ANSWER)
 
 
-def _watch(
-    pulse: Pulse,
-    store: dist.Store,
-    main: threading.Thread,
-    over: threading.Event,
-    meter: Meter,
-) -> None:
-    state = _State(meter)
-    stragglers = Watch()
-    last = state.waiting_since = time.monotonic()
-    told = last - _TELL
-    every = max(_USAGE, pulse.runtime.world_size / 10)
-    reported = last - every
-    while not over.wait(_LOOK):
+def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Meter) -> None:
+    """Look at the main thread until `end` is set; end the process when it waits for too long."""
+    runtime = watched.runtime
+    rank, detector = _Rank(meter), StragglerDetector()
+    last_look = rank.waiting_since = time.monotonic()
+    last_status = last_look - _STATUS_EVERY
+    usage_every = max(_USAGE_EVERY, runtime.world_size / 10)
+    last_usage = last_look - usage_every
+    while not end.wait(_LOOK_EVERY):
         now = time.monotonic()
-        if (place := look(main, device=pulse.runtime.device.type)) is not None:
-            state.look(place, now, now - last, pulse)
-        last = now
-        if now - told < _TELL:
+        if (position := main_position(device=runtime.device.type)) is not None:
+            rank.update(position, now, now - last_look, watched)
+        last_look = now
+        if now - last_status < _STATUS_EVERY:
             continue
-        told = now
+        last_status = now
         try:
-            store.set(str(pulse.runtime.rank), json.dumps(_words(state)))
-            called = store.check(["hang"])
-            if pulse.runtime.is_main and not called:
-                words = _read(store, [str(rank) for rank in range(pulse.runtime.world_size)])
-                if (
-                    pulse.steps
-                    and now - reported >= every
-                    and len(words) == pulse.runtime.world_size
-                ):
-                    reported = now
-                    pulse.report("usage", step=pulse.step, ranks=of_ranks(words))
-                _name_stragglers(pulse, words, stragglers, now)
-        except dist.DistError:  # the store went with its host; what waits for it will say so
+            store.set(f"status/{runtime.rank}", json.dumps(_status(rank)))
+            hang = store.check(["hang"])
+            if runtime.is_main and not hang:
+                statuses = _read(store, "status", runtime.world_size)
+                complete = len(statuses) == runtime.world_size
+                if watched.current_step and complete and now - last_usage >= usage_every:
+                    last_usage = now
+                    ranks = [
+                        {"rank": number, "host": status["host"], **status["usage"]}
+                        for number, status in sorted(statuses.items())
+                    ]
+                    watched.report("usage", step=watched.step, ranks=ranks)
+                _report_straggler(watched, statuses, detector, now)
+        except dist.DistError:  # the store's node is gone; the main thread will fail and report it
             return
-        if called or now - state.waiting_since >= pulse.settings.collective_timeout:
-            _give_up(pulse, store, state)
+        if hang or now - rank.waiting_since >= watched.settings.collective_timeout:
+            _end_hanging_run(watched, store, rank)
 
 
-def _words(state: _State) -> dict[str, Any]:
-    usual = Counter(state.lines).most_common(1)
+def _status(rank: _Rank) -> dict[str, Any]:
+    most_common = Counter(rank.lines).most_common(1)
     return {
         "host": socket.gethostname(),
-        "work": asdict(state.work),
-        "usually": usual[0][0] if usual else "",
-        "line": state.place.line if state.place else "",
-        "waiting": state.place.waiting if state.place else False,
-        "usage": state.meter.read(),
+        "work": asdict(rank.work),
+        "usually": most_common[0][0] if most_common else "",
+        "line": rank.position.line if rank.position else "",
+        "waiting": rank.position.waiting if rank.position else False,
+        "usage": rank.meter.read(),
     }
 
 
-def _read(store: dist.Store, keys: list[str]) -> dict[int, Any]:
-    """Return what stands at those of `keys` that are there, by the key's place."""
-    there = [number for number, key in enumerate(keys) if store.check([key])]
-    texts = store.multi_get([keys[number] for number in there]) if there else []
-    return {number: json.loads(text) for number, text in zip(there, texts, strict=True)}
+def _read(store: dist.Store, kind: str, world_size: int) -> dict[int, Any]:
+    """Return the values of the keys `kind`/N that are there, by rank."""
+    ranks = [rank for rank in range(world_size) if store.check([f"{kind}/{rank}"])]
+    texts = store.multi_get([f"{kind}/{rank}" for rank in ranks]) if ranks else []
+    return {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)}
 
 
-def _name_stragglers(pulse: Pulse, words: dict[int, Any], stragglers: Watch, now: float) -> None:
-    work = {rank: Work(**one["work"]) for rank, one in words.items()}
-    found: Straggler | None = stragglers.see(work, now)
+def _report_straggler(
+    watched: Watched, statuses: dict[int, Any], detector: StragglerDetector, now: float
+) -> None:
+    work = {rank: Work(**status["work"]) for rank, status in statuses.items()}
+    found = detector.update(work, now)
     if found is None:
         return
-    host, line = words[found.rank]["host"], words[found.rank]["usually"]
-    pulse.report(
+    host, line = statuses[found.rank]["host"], statuses[found.rank]["usually"]
+    watched.report(
         "fault",
         kind="straggler",
-        step=pulse.step,
+        step=watched.step,
         rank=found.rank,
         host=host,
         own_s=found.own,
-        median_s=found.usual,
+        median_s=found.median,
         at=line,
     )
     log.warning(
-        "rank %s on %s is slow: %.3f s of its own work per step, others %.3f s, so they "
-        "wait %.0f%% of the time; it is mostly at %s",
+        "rank %s on %s is slow: %.3f s of its own work per step, others %.3f s, so they wait "
+        "%.0f%% of the time; it is mostly at %s",
         found.rank,
         host,
         found.own,
-        found.usual,
+        found.median,
         100 * found.lost,
         line,
     )
 
 
-def _give_up(pulse: Pulse, store: dist.Store, state: _State) -> NoReturn:
-    """Write down where this rank is, name who did not come, and end the process with 69."""
-    rank, world = pulse.runtime.rank, pulse.runtime.world_size
-    before: dict[int, dict[str, Any]] = {}
-    answers = {rank: _words(state)}
-    ended: dict[int, str] = {}
+def _end_hanging_run(watched: Watched, store: dist.Store, rank: _Rank) -> NoReturn:
+    """Write this rank's stacks, name the ranks that did not come, and end the process with 69."""
+    number, world_size = watched.runtime.rank, watched.runtime.world_size
+    logs = watched.settings.run_folder / "logs"
+    answers = {number: _status(rank)}
     try:
-        answers[rank]["issued"] = write_down(
-            pulse.settings.run_folder / "logs", rank=rank, device=pulse.runtime.device.type
+        answers[number]["issued"] = write_dump(
+            logs, rank=number, device=watched.runtime.device.type
         )
         store.set("hang", "")
-        store.set(f"answer/{rank}", json.dumps(answers[rank]))
-        before = _read(store, [str(rank) for rank in range(world)])
+        store.set(f"answer/{number}", json.dumps(answers[number]))
+        statuses = _read(store, "status", world_size)
+        ended: dict[int, str] = {}
         end = time.monotonic() + _ANSWER
-        while len(answers | ended) < world and time.monotonic() < end:
+        while len(answers | ended) < world_size and time.monotonic() < end:
             time.sleep(0.1)
-            answers |= _read(store, [f"answer/{rank}" for rank in range(world)])
-            ended = _read(store, [f"ended/{rank}" for rank in range(world)])
-        time.sleep(_LINGER if pulse.runtime.is_main else 0)
-        who, missing = _missing(answers, before, ended, world)
+            answers |= _read(store, "answer", world_size)
+            ended = _read(store, "ended", world_size)
+        time.sleep(_LINGER if watched.runtime.is_main else 0)
+        cause, missing = _find_missing(answers, statuses, ended, world_size)
     except dist.DistError as error:
-        who, missing = f"the others could not be asked ({str(error).splitlines()[0]})", []
-    what = f"step {pulse.step + 1}" if pulse.steps else "the start, before the first step,"
+        reason = str(error).splitlines()[0]
+        cause, missing = f"the other ranks could not be asked ({reason})", []
+    step = (
+        f"step {watched.step + 1}" if watched.current_step else "the start, before the first step,"
+    )
     fault = Fault(
         Exit.PEER,
-        f"{what} hangs: no progress for {pulse.settings.collective_timeout} s "
-        f"(TRAINER_COLLECTIVE_TIMEOUT); {who}; stacks are in {pulse.settings.run_folder / 'logs'}",
+        f"{step} hangs: no progress for {watched.settings.collective_timeout} s "
+        f"(TRAINER_COLLECTIVE_TIMEOUT); {cause}; stacks are in {logs}",
     )
-    pulse.report(
-        "fault", kind="hang", step=pulse.step, missing=missing, ranks_heard=sorted(answers)
+    watched.report(
+        "fault", kind="hang", step=watched.step, missing=missing, ranks_heard=sorted(answers)
     )
-    pulse.report("error", code=int(fault.code), message=str(fault))
-    drop_out(tell(fault, None))
+    watched.report("error", code=int(fault.code), message=str(fault))
+    exit_at_once(report_fault(fault, None))
 
 
-def _missing(
+def _find_missing(
     answers: dict[int, dict[str, Any]],
-    before: dict[int, dict[str, Any]],
+    statuses: dict[int, dict[str, Any]],
     ended: dict[int, str],
-    world: int,
+    world_size: int,
 ) -> tuple[str, list[int]]:
-    """Return in words, and as ranks, who keeps the others waiting."""
-    silent = [rank for rank in range(world) if rank not in answers | ended]
-    if silent:  # of those who have ended, some have lost just them
-        return "no sign of life from " + ", ".join(_seen(r, before) for r in silent[:3]), silent
+    """Return why the run hangs, and the ranks that the others wait for."""
+
+    def names(ranks: list[int], known: dict[int, dict[str, Any]]) -> str:
+        return ", ".join(
+            f"rank {rank} on {known[rank]['host']}, at {known[rank]['line']}"
+            if rank in known
+            else f"rank {rank}"
+            for rank in ranks[:_NAMED]
+        )
+
+    silent = [rank for rank in range(world_size) if rank not in answers | ended]
+    if silent:  # before those that ended: they may have ended because they lost a silent one
+        return f"no sign of life from {names(silent, statuses)}", silent
     if ended:
-        said = ", ".join(f"rank {rank} ({ended[rank]})" for rank in sorted(ended)[:3])
-        return f"others have ended: {said}", sorted(ended)
+        errors = ", ".join(f"rank {rank} ({ended[rank]})" for rank in sorted(ended)[:_NAMED])
+        return f"others have ended: {errors}", sorted(ended)
     busy = [rank for rank in sorted(answers) if not answers[rank]["waiting"]]
     if busy:
-        return "not in the collective: " + ", ".join(_seen(r, answers) for r in busy[:3]), busy
+        return f"not in the collective: {names(busy, answers)}", busy
     issued = {rank: sum(answer.get("issued", {}).values()) for rank, answer in answers.items()}
     behind = [rank for rank, count in issued.items() if count < max(issued.values())]
     if behind:
-        fewer = ", ".join(_seen(rank, answers) for rank in behind[:3])
-        return f"issued fewer collectives than others: {fewer}", behind
-    return "all ranks are in a collective: it is the network between them that fails", []
-
-
-def _seen(rank: int, words: dict[int, dict[str, Any]]) -> str:
-    if rank not in words:
-        return f"rank {rank}"
-    return f"rank {rank} on {words[rank]['host']}, at {words[rank]['line']}"
+        return f"issued fewer collectives than others: {names(behind, answers)}", behind
+    return "all ranks are in a collective: the network between them fails", []

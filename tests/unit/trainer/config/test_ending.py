@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, clean_environment
-from trainer.config.ending import tell
+from trainer.config.ending import report_fault
 from trainer.config.exits import Exit, Fault
 
 
@@ -15,17 +15,17 @@ def test_a_full_disk_does_not_cost_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "missing" / "error.json"))
-    assert tell(Fault(Exit.DATA, "no data"), None) == Exit.DATA
+    assert report_fault(Fault(Exit.DATA, "no data"), None) == Exit.DATA
 
 
 _HELD_UP = """
 import atexit, time
 import torch.distributed as dist
-from trainer.config.ending import leave
+from trainer.config.ending import exit_process
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 atexit.register(time.sleep, 3600)
-leave(70)
+exit_process(70)
 """
 
 
@@ -44,12 +44,12 @@ def test_a_process_group_that_is_left_behind_holds_nobody_up() -> None:
 _IN_ORDER = """
 import atexit, sys, threading, time
 import torch
-from trainer.config.ending import leave
+from trainer.config.ending import exit_process
 
 atexit.register(print, "at exit")
 threading.Thread(target=lambda: (time.sleep(0.5), print("a thread"))).start()
 print("unflushed", end="; ")
-leave(72)
+exit_process(72)
 """
 
 

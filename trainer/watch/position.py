@@ -1,0 +1,68 @@
+"""Where a rank's main thread is, read from another thread: at its own work, or waiting for other ranks.
+
+A rank that waits in a collective cannot report it, so the watchdog looks at its stack. It waits when
+the innermost line of Python is in torch.distributed, or in the backward pass, whose end waits for the
+gradients of other ranks, and when the kernel has the thread asleep. Anything else is its own work.
+
+    position = main_position(device="cuda")
+"""
+
+import os
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trainer.watch.stacks import main_stack
+
+_TORCH = str(Path(torch.__file__).parent)
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+_TRAINER = str(Path(__file__).parents[1])
+
+# Files that only pass a call on: their caller says what the call is for.
+_TRANSPARENT = tuple(f"{_TORCH}/{name}" for name in ("_ops.py", "utils/_", "_C/", "_tensor.py"))
+_COLLECTIVE = (
+    *(f"{_TORCH}/{name}" for name in ("distributed/", "nn/parallel/distributed.py", "autograd/")),
+    f"{_TRAINER}/watch/stop.py",
+)
+# Reads a number off the device, and so waits for all work in the device's queue.
+_DEVICE = (f"{_TRAINER}/engine/nonfinite.py",)
+# Work between two steps, of which the main rank may have more than the others.
+_BETWEEN = tuple(
+    f"{_TRAINER}/{name}"
+    for name in ("engine/evaluation", "engine/resume", "checkpoint", "preflight")
+)
+
+
+@dataclass(frozen=True)
+class Position:
+    """The main thread at one moment: its innermost line outside of libraries, and what it does."""
+
+    line: str
+    waiting: bool
+    stepping: bool
+
+
+def main_position(*, device: str) -> Position | None:
+    """Return where the main thread is, None when it has ended; `device` is the rank's device type."""
+    stack = main_stack()
+    if not stack:
+        return None
+    innermost = next((f.file for f in stack if not f.file.startswith(_TRANSPARENT)), "")
+    waits_for_device = device != "cpu" and innermost.startswith(_DEVICE)
+    frame = next((f for f in stack if not f.file.startswith(_LIBRARIES)), stack[0])
+    return Position(
+        line=f"{os.path.relpath(frame.file)}:{frame.line} in {frame.function}",
+        waiting=waits_for_device or (innermost.startswith(_COLLECTIVE) and _main_is_asleep()),
+        stepping=not any(f.file.startswith(_BETWEEN) for f in stack),
+    )
+
+
+def _main_is_asleep() -> bool:
+    """Return whether the kernel has the main thread asleep; True where there is no /proc."""
+    try:
+        text = Path(f"/proc/self/task/{os.getpid()}/stat").read_text(encoding="ascii")
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] == "S"

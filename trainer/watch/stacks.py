@@ -1,0 +1,129 @@
+"""The Python stacks of this process: of the main thread while it runs, of all threads into a file.
+
+    frames = main_stack()
+    issued = write_dump(settings.run_folder / "logs", rank=0, device="cpu")
+
+The two private names of CPython are in this file only, for this reason. The watchdog reads the main
+thread's stack many times a second, for days, and must never crash the rank. The public ways do or may:
+faulthandler.dump_traceback(all_threads=True) crashes when a C++ thread enters Python at that moment, as
+gloo's threads and the backward pass do (python/cpython 116008, seen with 3.11); following `f_back` of a
+running thread has crashed 3.11 too; a signal that makes the thread write its own stack may interrupt it
+between the two instructions that set its frame. `_Py_DumpTraceback` for the main thread alone is safe:
+this thread holds the interpreter's lock, so the main thread stands still. Where Python does not export
+it, dump_traceback takes its place.
+"""
+
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO, NamedTuple
+
+log = logging.getLogger("trainer")
+
+_SIGNAL = signal.SIGURG  # ignored by default: one that arrives late does nothing
+_LIMIT = 1.0  # seconds for a thread to write its stack
+
+# The head of a thread and the line of a frame, as faulthandler writes them.
+_THREAD = re.compile(r"hread 0x([0-9a-f]+)")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+
+
+class Frame(NamedTuple):
+    file: str
+    line: str
+    function: str
+
+
+def main_stack() -> list[Frame]:
+    """Return the frames of the main thread, innermost first."""
+    with tempfile.TemporaryFile() as file:
+        if not _write_main(file):
+            faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        text = file.read().decode("ascii", errors="replace")
+    for part in text.split("\n\n"):
+        head, _, lines = part.partition("\n")
+        thread = _THREAD.search(head)
+        if thread is None or int(thread[1], 16) == threading.main_thread().ident:
+            return [Frame(*frame) for frame in _FRAME.findall(lines)]
+    return []
+
+
+def write_dump(folder: Path, *, rank: int, device: str) -> dict[str, int]:
+    """Write `rank-N.stack` and `rank-N.collectives.json`; return the collectives issued, by group.
+
+    The second is torch's flight recorder, from torch 2.15 on. A folder that cannot be written costs
+    the files only.
+    """
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace_json  # noqa: PLC0415
+
+        recorded = bytes(_dump_fr_trace_json(backend="nccl" if device == "cuda" else "gloo"))
+    except (ImportError, TypeError):
+        recorded = b"{}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_stacks(folder / f"rank-{rank}.stack")
+        if recorded != b"{}":
+            (folder / f"rank-{rank}.collectives.json").write_bytes(recorded)
+    except OSError as error:
+        log.warning("%s: %s; the stacks are missing there", folder, error.strerror)
+    groups = json.loads(recorded).get("pg_status", {})
+    return {name: int(group["last_enqueued_collective"]) for name, group in groups.items()}
+
+
+def write_stacks(path: Path) -> None:
+    """Write the stacks of all Python threads to `path`, the main thread's first.
+
+    The others write their own, in C, when a signal asks them: they do so while they wait, too.
+    """
+    main = threading.main_thread()
+    with path.open("wb", buffering=0) as file:
+        faulthandler.register(_SIGNAL, file, all_threads=False)
+        try:
+            for thread in sorted(threading.enumerate(), key=lambda thread: thread is not main):
+                file.write(f"# {thread.name}\n".encode())
+                if thread is main and _write_main(file):
+                    continue
+                size, end = os.fstat(file.fileno()).st_size, time.monotonic() + _LIMIT
+                if thread.ident is not None and thread.is_alive():
+                    signal.pthread_kill(thread.ident, _SIGNAL)
+                    while os.fstat(file.fileno()).st_size == size and time.monotonic() < end:
+                        time.sleep(0.001)
+        finally:
+            faulthandler.unregister(_SIGNAL)
+
+
+def _write_main(file: IO[bytes]) -> bool:
+    """Write the main thread's stack as faulthandler does; return whether this Python can."""
+    if _dump is None or _main_state is None:
+        return False
+    _dump(file.fileno(), _main_state)
+    return True
+
+
+_dump = getattr(ctypes.pythonapi, "_Py_DumpTraceback", None)  # file descriptor, thread state
+_main_state: ctypes.c_void_p | None = None
+
+
+def _remember_main_state() -> None:
+    """Keep the thread state of the main thread, which calls this."""
+    global _main_state  # noqa: PLW0603  # a process has one
+    get_state = ctypes.pythonapi.PyThreadState_Get
+    get_state.restype = ctypes.c_void_p
+    _main_state = ctypes.c_void_p(get_state())
+
+
+if threading.current_thread() is threading.main_thread():
+    _remember_main_state()
+os.register_at_fork(
+    after_in_child=_remember_main_state
+)  # the thread that forks is the child's main

@@ -12,8 +12,8 @@ import pytest
 from k8s.cluster import jobs, logs
 from k8s.cluster.client.objects import listed
 from k8s.cluster.client.watch import changes
-from tests.apiserver import Server
 from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, connection, fill, jobset
+from tests.standin.server import Server
 from trainer.config.exits import Fault
 
 Cluster = tuple[Server, Path]
@@ -122,8 +122,7 @@ def test_a_followed_log_goes_on_where_it_broke_off(cluster: Cluster) -> None:
     fill(server, **RUNNING)
     name = "digits-node-0-0"
     server.logs[name] = "one\ntwo\nthree\n"
-    whole = server.respond("GET", f"/x/{name}/log?timestamps=true", None)[1]
-    assert isinstance(whole, str)
+    whole = b"".join(server.log(f"/x/{name}", {"timestamps": "true"})).decode()
     # cut within the second line: the length promises more than comes
     lying = {"Content-Length": "9999", "Connection": "close"}
     told = iter([(200, lying, whole[: whole.index("two") + 1])])

@@ -17,9 +17,10 @@ import yaml
 from k8s.cli.command import main
 from k8s.cluster.state import LAUNCHERS, kinds
 from k8s.cluster.wrapped import WRAPPER
-from tests.apiserver import Answer, Server, free_port
 from tests.cluster_objects import JOBSET, LABELS, Run, fill
+from tests.ranks import free_port
 from tests.rendering import job, render
+from tests.standin.server import Answer, Server
 
 Allowed = set[tuple[str, str, str]]  # group, resource, verb
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from k8s.cluster.state import LAUNCHERS
-from tests.apiserver import Server
 from tests.conftest import ROOT, clean_environment
+from tests.standin.server import Server
 
 
 def suite(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:

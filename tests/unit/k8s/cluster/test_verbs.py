@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from k8s.base import yaml_text
-from tests.apiserver import Server
 from tests.cluster_objects import (
     COMPLETED,
     FAILED,
@@ -30,6 +29,7 @@ from tests.cluster_objects import (
     pod,
 )
 from tests.conftest import ROOT, clean_environment
+from tests.standin.server import Server
 
 Cluster = tuple[Server, Path]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from k8s.cluster.client import api
-from tests.apiserver import Server
 from tests.conftest import ROOT
+from tests.standin.server import Server
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -45,8 +45,8 @@ FAILED = {"conditions": [{"type": "Failed", "status": "True", "reason": "FailedJ
 JOBSET = ("jobset.x-k8s.io/v1alpha2", "JobSet")
 
 
-def jobset(spec: dict[str, Any] | None = None, /, **status: Any) -> dict[str, Any]:
-    metadata = {"name": "digits", "labels": LABELS}
+def jobset(spec: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+    metadata = {"name": "digits", "labels": LABELS, "creationTimestamp": "2020-01-01T00:00:00Z"}
     return {"metadata": metadata, "spec": spec or {}, "status": status}
 
 

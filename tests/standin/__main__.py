@@ -10,60 +10,58 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from tests.apiserver import kubeconfig
 from tests.faults.hosts import network, why_not
-from tests.standin import jobs, jobsets, pytorchjobs, trainjobs, volcano
+from tests.standin import jobs, jobsets, pytorchjobs, volcano
+from tests.standin.admission import check
+from tests.standin.http import serving
 from tests.standin.kubelet import NODE, Kubelet
 from tests.standin.server import Server
-from tests.standin.store import Store
 
-_PAUSE = 0.05  # seconds between two looks at everything
-_CONTROLLERS = (trainjobs.sync, jobsets.sync, jobs.sync, pytorchjobs.sync, volcano.sync)
+CONTROLLERS = (jobsets.sync, jobs.sync, pytorchjobs.sync, volcano.sync)
+_PAUSE = 0.05  # seconds between two rounds of the controllers
 
 
 @contextmanager
 def standin(folder: Path) -> Iterator[Path]:
-    """Yield the kubeconfig of a stand-in cluster that is there until the block ends."""
-    store = Store()
-    store.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
-    with network() as net:
-        kubelet = Kubelet(store, folder, net)
-        server = Server(store, kubelet.logs)
-        stop = threading.Event()
-        syncs: list[Callable[[], None]] = [partial(one, store) for one in _CONTROLLERS]
-        syncs.append(kubelet.sync)
+    """Yield the kubeconfig of a stand-in cluster that runs until the block ends."""
+    server = Server(uid=lambda _: str(uuid.uuid4()))
+    server.release = "v1.34.0-standin"
+    server.admit = partial(check, server)
+    server.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    stop = threading.Event()
+    with network() as net, serving(server, folder, namespace=None) as config:
+        kubelet = Kubelet(server, folder, net)
+        server.log = kubelet.log
+        rounds = [*(partial(sync, server) for sync in CONTROLLERS), kubelet.sync]
 
         def control() -> None:
             while not stop.wait(_PAUSE):
-                for one in syncs:
+                for sync in rounds:
                     try:
-                        one()
-                    except Exception:  # noqa: BLE001  # said, and tried again: others go on
+                        sync()
+                    except Exception:  # noqa: BLE001  # the others go on, and it is tried again
                         traceback.print_exc()
 
-        threads = [threading.Thread(target=one) for one in (server.serve_forever, control)]
-        for thread in threads:
-            thread.start()
+        thread = threading.Thread(target=control)
+        thread.start()
         try:
-            yield kubeconfig(folder, f"http://127.0.0.1:{server.server_port}", namespace=None)
+            yield config
         finally:
             stop.set()
-            server.shutdown()
-            for thread in threads:
-                thread.join()
-            server.server_close()
+            thread.join()
             kubelet.close()
 
 
 def main(command: list[str]) -> int:
-    """Run a command in sight of a stand-in cluster and return its exit code.
+    """Run a command with a stand-in cluster and return its exit code.
 
-    Told to stop, it takes pods, hosts and the command with it.
+    On SIGTERM the pods, their hosts and the command end with it.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if reason := why_not():
@@ -76,7 +74,7 @@ def main(command: list[str]) -> int:
             process = subprocess.Popen(command, env=environment, process_group=0)
             try:
                 return process.wait()
-            finally:  # of all that it has started: make ends its shell, and no more
+            finally:  # make ends its shell only, so the whole group
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
 

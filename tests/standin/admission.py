@@ -10,7 +10,8 @@ from functools import cache
 
 import kubernetes_validate
 
-from tests.standin.store import Object, Refusal, Store
+from tests.standin.objects import Object
+from tests.standin.server import Refusal, Server
 
 _VERSION = "1.34"
 _LABEL = "pod-security.kubernetes.io/enforce"
@@ -22,11 +23,11 @@ _VOLUMES = {
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 
-def check(store: Store, one: Object) -> None:
+def check(server: Server, one: Object) -> None:
     """Raise Refusal for an object that a cluster would not take."""
     _schema(one)
     if one["kind"] == "Pod":
-        namespace = store.get("v1", "Namespace", "", one["metadata"]["namespace"])
+        namespace = server.get("v1", "Namespace", "", one["metadata"]["namespace"])
         labels = namespace["metadata"].get("labels", {}) if namespace else {}
         if labels.get(_LABEL) == "restricted" and (found := [*violations(one["spec"])]):
             name = one["metadata"].get("name") or one["metadata"]["generateName"]

@@ -15,7 +15,7 @@ from typing import Any
 from tests.conftest import ROOT
 from tests.image.container import Container
 from tests.rendering import expand
-from tests.standin.store import Object
+from tests.standin.objects import Object
 
 _FIELD = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
@@ -65,7 +65,7 @@ def container(pod: Object, folder: Path, claims: Path, hosts: Path) -> Container
     return Container(
         root=image["root"],
         command=[*(spec.get("command") or image["command"]), *spec.get("args", [])],
-        environment=image["environment"] | _variables(pod, spec),
+        environment=image["environment"] | environment(pod, spec),
         user=user,
         read_only=security.get("readOnlyRootFilesystem", False),
         shm_bytes=_mebibytes(shm["emptyDir"].get("sizeLimit", "64Mi")) << 20,
@@ -102,8 +102,8 @@ def _mebibytes(text: str) -> int:
     return number * {"Mi": 1, "Gi": 1024}[unit]
 
 
-def _variables(pod: Object, spec: Object) -> dict[str, str]:
-    """Return a container's environment as the kubelet makes it."""
+def environment(pod: Object, spec: Object) -> dict[str, str]:
+    """Return the variables of a container as the kubelet sets them."""
     variables: dict[str, str] = {}
     for one in spec.get("env", []):
         if "valueFrom" in one:

@@ -1,10 +1,10 @@
-"""The stand-in's only node: it starts each pod's container as processes, and says how they are.
+"""The stand-in's only node: it runs each pod's container as processes and writes the pods' status.
 
-A pod has a network namespace with an address of its own, finds the others by the names of their headless
-Services, and is stopped with SIGTERM and, after its grace, SIGKILL. A pod has one container, which is
-never restarted (the kit's are `Never`); a failed liveness probe ends it. Left out: limits of CPU and
-memory, NetworkPolicies, the time that names take to spread, readiness and start-up probes, ports, init
-containers, and scheduling: what is pending goes to this node, however much is asked for.
+A pod has a network namespace with an address of its own, finds the others by the names of their
+headless Services, and is stopped with SIGTERM and, after its grace, SIGKILL. It has one container,
+which is never restarted (the kit's are `Never`); a failed liveness probe ends it. Left out: limits of
+CPU and memory, NetworkPolicies, the time that names take to spread, readiness and start-up probes,
+ports, init containers, and scheduling: every pending pod comes to this node.
 """
 
 import contextlib
@@ -24,23 +24,16 @@ from tests.conftest import ROOT
 from tests.faults.hosts import Network
 from tests.standin.image import container
 from tests.standin.logs import Log
-from tests.standin.names import named_by
-from tests.standin.store import (
-    Object,
-    Refusal,
-    Store,
-    finished,
-    now,
-    path_of,
-    with_condition,
-)
+from tests.standin.names import names_of
+from tests.standin.objects import Object, deleted, finished, now, path_of, set_condition
+from tests.standin.server import Query, Refusal, Server
 
 NODE = "standin"
 
 
 @dataclass
-class Here:
-    """A pod on this node. `code` is its container's exit code, `kill_at` when its grace is over."""
+class _Running:
+    """A pod on this node: its container's process, and `code` once that has ended."""
 
     pod: Object
     log: Log = field(default_factory=Log)
@@ -50,16 +43,14 @@ class Here:
     started_at: str = ""
     code: int | None = None
     ended_at: str = ""
-    grace: float | None = None
-    stopped: bool = False
+    written: str = ""  # the phase that its status has
+    signalled: bool = False
     kill_at: float = float("inf")
     probe_at: float = float("inf")
     probes_failed: int = 0
-    told: str = ""
 
-    @property
     def first(self) -> psutil.Process | None:
-        """The container's process 1, once there is one."""
+        """Return the container's process 1, once there is one."""
         if self.process is None or self.code is not None:
             return None
         with contextlib.suppress(psutil.Error):
@@ -68,252 +59,218 @@ class Here:
                 return next(iter(parent.children()), None)
         return None
 
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal to the container's process 1; False while there is none."""
+        with contextlib.suppress(psutil.Error):
+            if first := self.first():
+                first.send_signal(number)
+                return True
+        if number is signal.SIGKILL and self.process and self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+        return False
+
+    def stop(self, grace: float) -> None:
+        """Send SIGTERM once, and SIGKILL when the grace is over, which only gets shorter."""
+        self.kill_at = min(self.kill_at, time.monotonic() + grace)
+        if time.monotonic() >= self.kill_at:
+            self.signal(signal.SIGKILL)
+        elif not self.signalled:
+            self.signalled = self.signal(signal.SIGTERM)
+
 
 class Kubelet:
-    """Call `sync` again and again; `logs` serves the containers' logs."""
+    """`sync` is called again and again; `log` serves the containers' logs."""
 
-    def __init__(self, store: Store, folder: Path, net: Network) -> None:
-        self.store = store
+    def __init__(self, server: Server, folder: Path, network: Network) -> None:
+        self.server = server
         self.folder = folder
-        self.net = net
-        self.pods: dict[str, Here] = {}
+        self.network = network
+        self.running: dict[str, _Running] = {}  # by the pod's uid
         self._hosts = folder / "hosts"
         self._hosts.write_text("127.0.0.1 localhost\n", encoding="utf-8")
         self._lock = threading.Lock()
 
-    def logs(self, pod: Object, query: dict[str, str]) -> Iterator[bytes]:
-        here = self.pods.get(pod["metadata"]["uid"])
-        name = pod["spec"]["containers"][0]["name"]
+    def sync(self) -> None:
+        """Start new pods, stop those that are deleted, and write the status of each."""
+        pods = {pod["metadata"]["uid"]: pod for pod in self.server.all("v1", "Pod")}
+        for uid, pod in pods.items():
+            if uid in self.running:
+                self._update(self.running[uid], pod)
+            elif not finished(pod) and not deleted(pod):
+                self._admit(pod)
+        for uid, one in self.running.items():
+            if uid not in pods and one.code is None:
+                one.stop(1.0)
+        self._write_names()
+
+    def log(self, path: str, query: Query) -> Iterator[bytes]:
+        if path not in self.server.objects:
+            raise Refusal(404, f"{path} not found")
+        pod = self.server.objects[path]
+        name, one = pod["spec"]["containers"][0]["name"], self.running.get(pod["metadata"]["uid"])
         if query.get("container", name) != name:
             raise Refusal(400, f"container {query['container']} is not valid for pod")
         if query.get("previous") == "true":
             raise Refusal(400, f'previous terminated container "{name}" not found')
-        if here is None or not here.started_at:
+        if one is None or not one.started_at:
             raise Refusal(400, f'container "{name}" is waiting to start: ContainerCreating')
-        return here.log.read(query)
-
-    def sync(self) -> None:
-        """Start what is new, stop what is to end, and write down how each pod is."""
-        held = {pod["metadata"]["uid"]: pod for pod in self.store.all("v1", "Pod")}
-        for uid, pod in held.items():
-            if uid in self.pods:
-                self._look(self.pods[uid], pod)
-            elif not finished(pod) and "deletionTimestamp" not in pod["metadata"]:
-                self._admit(pod)
-        for uid, here in self.pods.items():
-            if uid not in held and here.code is None:  # deleted at once: the least grace there is
-                self._stop(here, 1.0)
-        self._name()
+        return one.log.read(query)
 
     def close(self) -> None:
-        """Kill every container, and wait until each is gone."""
-        for here in self.pods.values():
-            while here.thread and here.thread.is_alive():
-                self._signal(here, signal.SIGKILL)
-                here.thread.join(0.1)
+        """Kill every container and wait until each is gone."""
+        for one in self.running.values():
+            while one.thread and one.thread.is_alive():
+                one.signal(signal.SIGKILL)
+                one.thread.join(0.1)
 
     def _admit(self, pod: Object) -> None:
-        """Take a pod to this node, unless it asks for a claim that is not there."""
-        namespace = pod["metadata"]["namespace"]
+        """Take a pod to this node, unless a claim that it names is missing."""
+        status: Object = {"phase": "Pending"}
         for volume in pod["spec"].get("volumes", []):
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
-            if claim and not self.store.get("v1", "PersistentVolumeClaim", namespace, claim):
-                words = f'persistentvolumeclaim "{claim}" not found'
-                status = dict(pod.get("status", {}), phase="Pending")
-                status["conditions"] = [
-                    {"type": "PodScheduled", "status": "False", "message": words}
-                ]
-                self.store.change(pod, status=status)
+            namespace = pod["metadata"]["namespace"]
+            if claim and not self.server.get("v1", "PersistentVolumeClaim", namespace, claim):
+                message = f'persistentvolumeclaim "{claim}" not found'
+                condition = {"type": "PodScheduled", "status": "False", "message": message}
+                self.server.change(pod, status=status | {"conditions": [condition]})
                 return
+        set_condition(status, "PodScheduled", "", "")
         waiting = {"waiting": {"reason": "ContainerCreating"}}
-        pod = self.store.change(
-            pod,
-            spec=pod["spec"] | {"nodeName": NODE},
-            status={
-                "phase": "Pending",
-                "startTime": now(),
-                "conditions": with_condition([], "PodScheduled", "", ""),
-                "containerStatuses": [self._container(pod, waiting, ready=False)],
-            },
-        )
-        here = self.pods[pod["metadata"]["uid"]] = Here(pod)
-        here.thread = threading.Thread(target=self._run, args=(here,), daemon=True)
-        here.thread.start()
+        status |= {"startTime": now(), "containerStatuses": [_container_status(pod, waiting)]}
+        pod = self.server.change(pod, spec=pod["spec"] | {"nodeName": NODE}, status=status)
+        one = self.running[pod["metadata"]["uid"]] = _Running(pod)
+        one.thread = threading.Thread(target=self._run, args=(one,), daemon=True)
+        one.thread.start()
 
-    def _run(self, here: Here) -> None:
+    def _run(self, one: _Running) -> None:
         """Run a pod's container to its end, in a thread of its own."""
-        uid = here.pod["metadata"]["uid"]
-        folder = self.folder / "pods" / uid
+        folder = self.folder / "pods" / one.pod["metadata"]["uid"]
         folder.mkdir(parents=True)
         with self._lock:
-            host = self.net.host()
-        here.address = host.address
+            host = self.network.host()
+        one.address = host.address
         try:
-            pod = here.pod | {"status": {"podIP": host.address}}
-            namespace = here.pod["metadata"]["namespace"]
-            one = container(pod, folder, self.folder / "claims" / namespace, self._hosts)
-            here.process = subprocess.Popen(
-                one.start(folder / "container.json", "ip", "netns", "exec", host.name),
+            pod = one.pod | {"status": {"podIP": host.address}}
+            claims = self.folder / "claims" / pod["metadata"]["namespace"]
+            made = container(pod, folder, claims, self._hosts)
+            one.process = subprocess.Popen(
+                made.start(folder / "container.json", "ip", "netns", "exec", host.name),
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            here.started_at = now()
-            self._wake()
-            assert here.process.stdout
-            for line in here.process.stdout:
-                here.log.add(line)
-            code = here.process.wait()
-        except Exception as error:  # noqa: BLE001  # a kubelet tells of it, and goes on
-            here.log.add(f"stand-in: {error!r}".encode())
-            here.started_at = here.started_at or now()
+            one.started_at = now()
+            assert one.process.stdout
+            for line in one.process.stdout:
+                one.log.add(line)
+            code = one.process.wait()
+        except Exception as error:  # noqa: BLE001  # it is in the log of the pod
+            one.log.add(f"stand-in: {error!r}".encode())
+            one.started_at = one.started_at or now()
             code = 128
-        here.log.end()
+        one.log.end()
         with self._lock:
-            self.net.drop(host)
-        here.ended_at = now()
-        here.code = 128 - code if code < 0 else code
-        self._wake()
+            self.network.drop(host)
+        one.ended_at = now()
+        one.code = 128 - code if code < 0 else code
 
-    def _wake(self) -> None:
-        with self.store.lock:
-            self.store.lock.notify_all()
-
-    def _look(self, here: Here, pod: Object) -> None:
+    def _update(self, one: _Running, pod: Object) -> None:
         """Bring a pod's status to what its container is, and its container to what the pod is."""
-        here.pod = pod
-        if here.code is not None:
-            if here.told != "ended":
-                here.told = "ended"
-                pod = self._tell_end(here, pod)
-            if "deletionTimestamp" in pod["metadata"]:
-                self.store.delete(pod, grace=0)
-            return
-        if here.started_at and not here.told:
-            here.told = "running"
-            self._tell_start(here, pod)
-        if "deletionTimestamp" in pod["metadata"]:
-            self._stop(here, max(1.0, pod["metadata"]["deletionGracePeriodSeconds"]))
-        elif time.monotonic() >= here.probe_at:
-            self._probe(here, pod["spec"]["containers"][0])
+        one.pod, code = pod, one.code
+        phase = "Failed" if code else "Succeeded" if code == 0 else "Running"
+        if one.started_at and one.written != phase:
+            one.written = phase
+            pod = self._write_status(one, pod, phase)
+        if code is not None:
+            if deleted(pod):
+                self.server.delete(pod, grace=0)
+        elif deleted(pod):
+            one.stop(max(1.0, pod["metadata"]["deletionGracePeriodSeconds"]))
+        elif time.monotonic() >= one.kill_at:
+            one.signal(signal.SIGKILL)
+        elif time.monotonic() >= one.probe_at:
+            self._probe(one, pod["spec"]["containers"][0])
 
-    def _tell_start(self, here: Here, pod: Object) -> None:
-        running = {"running": {"startedAt": here.started_at}}
-        conditions = pod["status"]["conditions"]
-        for kind in ("Initialized", "ContainersReady", "Ready"):
-            conditions = with_condition(conditions, kind, "", "")
-        self.store.change(
-            pod,
-            status=pod["status"]
-            | {
-                "phase": "Running",
-                "podIP": here.address,
-                "conditions": conditions,
-                "containerStatuses": [self._container(pod, running, ready=True)],
-            },
-        )
-        if probe := pod["spec"]["containers"][0].get("livenessProbe"):
-            here.probe_at = time.monotonic() + probe.get("initialDelaySeconds", 0)
-
-    def _tell_end(self, here: Here, pod: Object) -> Object:
-        end = {
-            "exitCode": here.code,
-            "reason": "Error" if here.code else "Completed",
-            "startedAt": here.started_at,
-            "finishedAt": here.ended_at,
-        }
-        conditions = pod["status"]["conditions"]
+    def _write_status(self, one: _Running, pod: Object, phase: str) -> Object:
+        status = pod["status"] | {"phase": phase, "podIP": one.address}
+        if running := phase == "Running":
+            state: Object = {"running": {"startedAt": one.started_at}}
+            set_condition(status, "Initialized", "", "")
+            if probe := pod["spec"]["containers"][0].get("livenessProbe"):
+                one.probe_at = time.monotonic() + probe.get("initialDelaySeconds", 0)
+        else:
+            reason = "Error" if one.code else "Completed"
+            end = {"exitCode": one.code, "reason": reason, "startedAt": one.started_at}
+            state = {"terminated": end | {"finishedAt": one.ended_at}}
         for kind in ("ContainersReady", "Ready"):
-            conditions = with_condition(conditions, kind, "PodFailed", "", status="False")
-        return self.store.change(
-            pod,
-            status=pod["status"]
-            | {
-                "phase": "Failed" if here.code else "Succeeded",
-                "conditions": conditions,
-                "containerStatuses": [self._container(pod, {"terminated": end}, ready=False)],
-            },
-        )
+            set_condition(status, kind, "", "", value=str(running))
+        status["containerStatuses"] = [_container_status(pod, state, ready=running)]
+        return self.server.change(pod, status=status)
 
-    @staticmethod
-    def _container(pod: Object, state: Object, *, ready: bool) -> Object:
-        name, image = (pod["spec"]["containers"][0][key] for key in ("name", "image"))
-        return {"name": name, "image": image, "restartCount": 0, "ready": ready, "state": state}
-
-    def _stop(self, here: Here, grace: float) -> None:
-        """Ask a container to end, once; kill it when its grace is over, which only gets shorter."""
-        if here.grace is None or grace < here.grace:
-            here.grace = grace
-            here.kill_at = min(here.kill_at, time.monotonic() + grace)
-        if time.monotonic() >= here.kill_at:
-            self._signal(here, signal.SIGKILL)
-        elif not here.stopped:
-            here.stopped = self._signal(here, signal.SIGTERM)
-
-    @staticmethod
-    def _signal(here: Here, number: signal.Signals) -> bool:
-        """Send a signal to a container's process 1; False while it has none."""
-        with contextlib.suppress(psutil.Error):
-            if first := here.first:
-                first.send_signal(number)
-                return True
-        if number is signal.SIGKILL and here.process and here.code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(here.process.pid, number)
-        return False
-
-    def _probe(self, here: Here, spec: Any) -> None:
+    def _probe(self, one: _Running, spec: Any) -> None:
         """Run a liveness probe's command in the container, in a thread of its own."""
-        probe = spec["livenessProbe"]
-        here.probe_at = float("inf")
+        probe, grace = (
+            spec["livenessProbe"],
+            one.pod["spec"].get("terminationGracePeriodSeconds", 30),
+        )
+        one.probe_at = float("inf")
 
         def run() -> None:
-            first = here.first
-            if first is None:
-                return
             with contextlib.suppress(psutil.Error):
-                variables = [f"{name}={value}" for name, value in first.environ().items()]
-                apart = [f"--{one}" for one in ("mount", "uts", "ipc", "net", "pid", "root")]
-                enter = ["nsenter", f"--target={first.pid}", *apart, "--wd"]
-                user = [f"--reuid={first.uids().real}", f"--regid={first.gids().real}"]
-                become = ["setpriv", *user, "--clear-groups", "env", "-i", *variables]
-                limit = probe.get("timeoutSeconds", 1)
-                try:
-                    told = subprocess.run(
-                        [*enter, *become, *probe["exec"]["command"]],
-                        capture_output=True,
-                        timeout=limit,
-                        check=False,
-                    )
-                    words = (told.stdout + told.stderr).decode(errors="replace")
-                    failed = told.returncode != 0
-                except subprocess.TimeoutExpired:
-                    words, failed = f"not within {limit} s", True
-                here.probes_failed = here.probes_failed + 1 if failed else 0
-                if failed:
-                    words = f"Liveness probe failed: {words}"
-                    self.store.event(here.pod, "Unhealthy", words, kind="Warning")
-                if here.probes_failed >= probe.get("failureThreshold", 3):
-                    self._stop(here, here.pod["spec"].get("terminationGracePeriodSeconds", 30))
-                here.probe_at = time.monotonic() + probe.get("periodSeconds", 10)
+                if (first := one.first()) is None:
+                    return
+                failure = _failure_in(
+                    first, probe["exec"]["command"], probe.get("timeoutSeconds", 1)
+                )
+                one.probes_failed = one.probes_failed + 1 if failure else 0
+                if failure:
+                    message = f"Liveness probe failed: {failure}"
+                    self.server.event(one.pod, "Unhealthy", message, kind="Warning")
+                if one.probes_failed >= probe.get("failureThreshold", 3):
+                    one.stop(grace)
+                one.probe_at = time.monotonic() + probe.get("periodSeconds", 10)
 
         threading.Thread(target=run, daemon=True).start()
 
-    def _name(self) -> None:
-        """Write the names that headless Services give to pods, which every container sees."""
+    def _write_names(self) -> None:
+        """Write the names that headless Services give to pods; every container has this file."""
+        pods = [
+            (one.pod, one.address)
+            for one in self.running.values()
+            if one.address
+            and one.code is None
+            and self.server.objects.get(path_of(one.pod), one.pod)["metadata"]["uid"]
+            == one.pod["metadata"]["uid"]
+        ]
         lines = ["127.0.0.1 localhost"]
-        for service in self.store.all("v1", "Service"):
-            lines += named_by(service, self._reachable())
+        for service in self.server.all("v1", "Service"):
+            lines += names_of(service, pods)
         text = "".join(f"{line}\n" for line in lines)
         if text != self._hosts.read_text(encoding="utf-8"):
             with self._hosts.open("r+", encoding="utf-8") as file:  # in place: it is mounted
                 file.write(text)
                 file.truncate()
 
-    def _reachable(self) -> Iterator[tuple[Object, str]]:
-        """Yield the pods that have an address, and are not gone or another's by now, with it."""
-        for here in self.pods.values():
-            held = self.store.objects.get(path_of(here.pod), here.pod)["metadata"]["uid"]
-            if here.address and here.code is None and held == here.pod["metadata"]["uid"]:
-                yield here.pod, here.address
+
+def _container_status(pod: Object, state: Object, *, ready: bool = False) -> Object:
+    name, image = (pod["spec"]["containers"][0][key] for key in ("name", "image"))
+    return {"name": name, "image": image, "restartCount": 0, "ready": ready, "state": state}
+
+
+def _failure_in(process: psutil.Process, command: list[str], limit: float) -> str:
+    """Run a command in a process's container; return its output if it fails, or an empty string."""
+    variables = [f"{name}={value}" for name, value in process.environ().items()]
+    namespaces = [f"--{one}" for one in ("mount", "uts", "ipc", "net", "pid", "root")]
+    enter = ["nsenter", f"--target={process.pid}", *namespaces, "--wd"]
+    user = [f"--reuid={process.uids().real}", f"--regid={process.gids().real}"]
+    become = ["setpriv", *user, "--clear-groups", "env", "-i", *variables]
+    try:
+        ran = subprocess.run(
+            [*enter, *become, *command], capture_output=True, timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"not within {limit} s"
+    output = (ran.stdout + ran.stderr).decode(errors="replace")
+    return output or f"exit code {ran.returncode}" if ran.returncode else ""

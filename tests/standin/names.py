@@ -1,19 +1,20 @@
 """The names that a headless Service gives to pods, as lines of a hosts file.
 
-lines += named_by(service, [(pod, "10.77.0.2")])
+lines = names_of(service, [(pod, "10.77.0.2")])
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from tests.standin.store import Object
+from tests.standin.objects import Object
 
 
-def named_by(service: Object, pods: Iterable[tuple[Object, str]]) -> Iterator[str]:
-    """Yield a line for each of the pods that the Service selects, which come with their addresses."""
+def names_of(service: Object, pods: Iterable[tuple[Object, str]]) -> list[str]:
+    """Return a line for each pod that the Service selects; the pods come with their addresses."""
     metadata, spec = service["metadata"], service["spec"]
     wanted = (spec.get("selector") or {}).items()
     if spec.get("clusterIP") != "None" or not wanted:
-        return
+        return []
+    lines = []
     for pod, address in pods:
         labels = pod["metadata"].get("labels", {})
         if pod["metadata"]["namespace"] != metadata["namespace"] or not wanted <= labels.items():
@@ -24,4 +25,5 @@ def named_by(service: Object, pods: Iterable[tuple[Object, str]]) -> Iterator[st
             names = [f"{host}.{metadata['name']}", *names]
         domain = f"{metadata['namespace']}.svc"
         full = [f"{name}.{rest}" for name in names for rest in (domain, f"{domain}.cluster.local")]
-        yield " ".join([address, *names, *full])
+        lines.append(" ".join([address, *names, *full]))
+    return lines

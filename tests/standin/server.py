@@ -1,168 +1,224 @@
-"""The stand-in cluster's API over HTTP: what the verbs and the suite ask of it, and no more.
+"""The objects of a cluster, as its API server keeps them.
 
-Discovery, get, list, watch with what came before, server-side apply (as a merge: fields that an earlier
-apply set and this one leaves out stay), JSON and merge patches, delete, and logs. There are no users and
-no pages of a list; every kind of tests/apiobjects.py is served.
+The unit tests set objects, their status and logs themselves; `python -m tests.standin` adds controllers
+and a node that act on them. Left out: users, conflicts of versions and of field managers, and foreground
+deletion.
 """
 
 import copy
-import json
+import random
+import string
+import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
-from tests.apiobjects import EVERYWHERE, GROUPS, discovered, merge, replace, selected
-from tests.body import read
-from tests.standin.admission import check
-from tests.standin.store import Change, Object, Refusal, Store, path_of
+from tests.standin.logs import Log
+from tests.standin.objects import (
+    GROUPS,
+    Object,
+    collection,
+    deleted,
+    finished,
+    namespace_in,
+    now,
+    owned_by,
+    path_of,
+    timestamp,
+)
 
-KINDS = {
-    (version, plural): kind for version, kinds in GROUPS.items() for kind, plural in kinds.items()
-}
-VERSION: Object = {"major": "1", "minor": "34", "gitVersion": "v1.34.0-standin"}
-Logs = Callable[[Object, dict[str, str]], Iterator[bytes]]
-
-
-class Server(ThreadingHTTPServer):
-    """Serves a store; `logs` yields the parts of a pod's log. Raises nothing: a Refusal is an answer."""
-
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, store: Store, logs: Logs) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.store = store
-        self.logs = logs
-
-    def answer(self, method: str, target: str, body: Any) -> Object | Iterator[bytes]:
-        """Return what is asked for: an object, or parts of a text as they come."""
-        parts = urlsplit(target)
-        query = {k: v[0] for k, v in parse_qs(parts.query).items()}
-        path = parts.path
-        match method:
-            case "GET":
-                if path == "/version":
-                    return VERSION
-                return discovered(path, GROUPS) or self._got(path, query)
-            case "PATCH":
-                return self._patched(path, body, query)
-            case "DELETE":
-                held = self._held(path)
-                self.store.delete(held, grace=(body or {}).get("gracePeriodSeconds"))
-                return held
-        raise Refusal(405, f"{method} {path}: not one of the verbs'")
-
-    def _got(self, path: str, query: dict[str, str]) -> Object | Iterator[bytes]:
-        if path.endswith("/log"):
-            return self.logs(self._held(path.removesuffix("/log")), query)
-        if _kind(path) is None:
-            return self._held(path)
-        return self._watch(path, query) if query.get("watch") == "true" else self._list(path, query)
-
-    def _held(self, path: str) -> Object:
-        with self.store.lock:
-            if path not in self.store.objects:
-                *_, plural, name = path.split("/")
-                raise Refusal(404, f'{plural} "{name}" not found')
-            return self.store.objects[path]
-
-    def _list(self, path: str, query: dict[str, str]) -> Object:
-        with self.store.lock:
-            here = [o for p, o in self.store.objects.items() if p.rpartition("/")[0] == path]
-            # the items of a list do not say what they are
-            items = [
-                {k: v for k, v in one.items() if k not in ("apiVersion", "kind")}
-                for one in here
-                if selected(one, query)
-            ]
-            return {"items": items, "metadata": {"resourceVersion": str(self.store.version)}}
-
-    def _watch(self, path: str, query: dict[str, str]) -> Iterator[bytes]:
-        """Yield a change a line from `resourceVersion` on, for `timeoutSeconds`."""
-        end = datetime.now(UTC).timestamp() + float(query["timeoutSeconds"])
-        version, seen = int(query["resourceVersion"]), 0
-        while (left := end - datetime.now(UTC).timestamp()) > 0:
-            with self.store.lock:
-                new: list[Change] = self.store.history[seen:]
-                seen += len(new)
-                if not new:
-                    self.store.lock.wait(min(left, 1.0))
-            for at, place, change, one in new:
-                if at > version and place == path and selected(one, query):
-                    yield json.dumps({"type": change, "object": one}).encode() + b"\n"
-
-    def _patched(self, path: str, body: Any, query: dict[str, str]) -> Object:
-        with self.store.lock:
-            held = self.store.objects.get(path)
-            if isinstance(body, list):
-                one = copy.deepcopy(self._held(path))
-                for operation in body:
-                    replace(one, operation["path"], operation["value"])
-            else:
-                one = copy.deepcopy(merge(held or {}, body))
-            if held is None:
-                one.setdefault("metadata", {}).update(_address(path))
-                if "apiVersion" not in one:
-                    self._held(path)  # a patch of what is not there
-            check(self.store, {k: v for k, v in one.items() if k != "status"})
-            if query.get("dryRun") == "All":
-                return one
-            if path_of(one) != path:
-                raise Refusal(400, f"{path_of(one)} is not {path}")
-            return self.store.create(one) if held is None else self.store.update(one)
+Answer = tuple[int, dict[str, str], str]  # status, headers, body
+Query = dict[str, str]
 
 
-def _kind(path: str) -> str | None:
-    """Return the kind whose objects are all at a path."""
-    *version, plural = path.removeprefix("/apis/").removeprefix("/api/").split("/")
-    text = "/".join(version).split("/namespaces/")[0]
-    return KINDS.get((text, plural))
+class Refusal(Exception):
+    """An error that the API answers with: an HTTP status and a message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
 
 
-def _address(path: str) -> dict[str, str]:
-    """Return the name and the namespace that a path says."""
-    before, _, name = path.rpartition("/")
-    kind = _kind(before)
-    if kind is None:
-        raise Refusal(404, "the server could not find the requested resource")
-    if kind in EVERYWHERE:
-        return {"name": name}
-    return {"name": name, "namespace": before.split("/namespaces/")[1].split("/")[0]}
+class Server:
+    """`objects` by path. What it returns must not be changed: `change` takes new parts.
 
+    For tests: `answer`, if it returns something, is the answer to a request; `forget()` has a watch
+    from an old version end with 410; `hang_up()` ends every watch; `groups` is what discovery shows;
+    `requests` are the requests so far; `logs` are texts by the pod's name.
+    """
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Server
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # head and body are written apart: 40 ms for every answer
+    release = "v1.34.2"
 
-    def handle_any(self) -> None:
-        status = 200
-        found: Object | Iterator[bytes]
+    def __init__(self, *, uid: Callable[[str], str] = lambda name: f"uid-{name}") -> None:
+        self.uid = uid
+        self.objects: dict[str, Object] = {}
+        self.groups = dict(GROUPS)
+        self.requests: list[tuple[str, str]] = []
+        self.answer: Callable[[str, str], Answer | None] = lambda _, __: None
+        self.admit: Callable[[Object], None] = lambda _: None  # raises Refusal
+        self._started = datetime.now(UTC).replace(microsecond=0)  # the time of a log's first line
+        self.logs: dict[str, str] = {}
+        self.log: Callable[[str, Query], Iterator[bytes]] = self._stored_log
+        self.changed = threading.Condition(threading.RLock())
+        self.port = 0
+        self.version = 1
+        self.oldest = 0  # the version from which on a watch can start
+        self.history: list[tuple[int, str, Object]] = []  # version, path and event
+        self.watches: list[str] = []  # the paths that are watched now
+        self.hung_up = 0  # how often
+
+    # --- objects
+
+    def path(self, api_version: str, kind: str, name: str) -> str:
+        """Return an object's path in the unit tests' namespace."""
+        return f"{collection(api_version, kind, 'lab')}/{name}"
+
+    def get(self, api_version: str, kind: str, namespace: str, name: str) -> Object | None:
+        return self.objects.get(f"{collection(api_version, kind, namespace)}/{name}")
+
+    def all(self, api_version: str, kind: str) -> list[Object]:
+        """Return the objects of a kind in every namespace, oldest first."""
+        with self.changed:
+            found = [*self.objects.values()]
+        return [one for one in found if (one["apiVersion"], one["kind"]) == (api_version, kind)]
+
+    def owned(self, owner: Object, api_version: str, kind: str) -> list[Object]:
+        return [one for one in self.all(api_version, kind) if owned_by(one, owner)]
+
+    def put(self, api_version: str, kind: str, found: Object) -> None:
+        """Have an object there as it stands, whatever was there before."""
+        path = self.path(api_version, kind, found["metadata"]["name"])
+        self.store(path, {"apiVersion": api_version, "kind": kind} | found)
+
+    def store(self, path: str, one: Object) -> Object:
+        with self.changed:
+            event = "MODIFIED" if path in self.objects else "ADDED"
+            metadata = {"uid": self.uid(path.rsplit("/", 1)[1]), "creationTimestamp": now()}
+            metadata |= one["metadata"]
+            if namespace := namespace_in(path):
+                metadata["namespace"] = namespace
+            self.objects[path] = self._publish(path, event, one | {"metadata": metadata})
+            return self.objects[path]
+
+    def create(self, one: Object) -> Object:
+        metadata = copy.deepcopy(one["metadata"])
+        if "name" not in metadata:
+            letters = random.choices(string.ascii_lowercase + string.digits, k=5)  # noqa: S311
+            metadata["name"] = metadata["generateName"] + "".join(letters)
+        one = copy.deepcopy(one) | {"metadata": metadata}
+        with self.changed:
+            if (path := path_of(one)) in self.objects:
+                raise Refusal(409, f'{path.rsplit("/", 2)[1]} "{metadata["name"]}" already exists')
+            return self.store(path, one)
+
+    def ensure(self, one: Object) -> Object:
+        """Create an object unless one of its name is there; return what is there."""
+        with self.changed:
+            return self.objects.get(path_of(one)) or self.create(one)
+
+    def try_to_create(self, one: Object, *, owner: Object) -> bool:
+        """Create an object for its owner; what is refused is an event of the owner's."""
         try:
-            found = self.server.answer(self.command, self.path, read(self.headers, self.rfile))
+            self.admit(one)
+            self.create(one)
         except Refusal as refusal:
-            status = refusal.status
-            found = {"kind": "Status", "code": status, "message": refusal.message}
-        self.send_response(status)
-        if isinstance(found, dict):
-            data = json.dumps(found).encode()
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-            return
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-        try:
-            for part in found:
-                self.wfile.write(part)
-                self.wfile.flush()
-        except OSError:
-            pass  # whoever asked has enough
+            self.event(owner, f"FailedCreate{one['kind']}", refusal.message, kind="Warning")
+            return False
+        return True
 
-    do_GET = do_PATCH = do_DELETE = do_POST = handle_any  # noqa: N815
+    def change(self, one: Object, **parts: Any) -> Object:
+        """Replace parts of an object as it is now: `status`, `spec`, `metadata`."""
+        with self.changed:
+            path = path_of(one)
+            before = self.objects.get(path)
+            if before is None or before["metadata"]["uid"] != one["metadata"]["uid"]:
+                return one  # deleted meanwhile
+            if (after := before | parts) == before:
+                return before
+            after = self.store(path, after)
+            if deleted(after):
+                self._remove_if_free(path)
+            return after
 
-    def log_message(self, *_: object) -> None:
-        pass
+    def delete(self, one: Object, *, grace: int | None = None) -> None:
+        """Delete an object: a running pod has `grace` seconds, its own by default."""
+        with self.changed:
+            path = path_of(one)
+            if (found := self.objects.get(path)) is None:
+                return
+            seconds, metadata = 0, dict(found["metadata"])
+            if found["kind"] == "Pod" and found["spec"].get("nodeName") and not finished(found):
+                own = found["spec"].get("terminationGracePeriodSeconds", 30)
+                seconds = own if grace is None else grace
+            if deleted(found):  # a second deletion can only shorten
+                seconds = min(seconds, metadata["deletionGracePeriodSeconds"])
+            if seconds != metadata.get("deletionGracePeriodSeconds"):
+                end = datetime.now(UTC) + timedelta(seconds=seconds)
+                metadata["deletionTimestamp"] = timestamp(end)
+                metadata["deletionGracePeriodSeconds"] = seconds
+                self.store(path, found | {"metadata": metadata})
+            self._remove_if_free(path)
+
+    def _remove_if_free(self, path: str) -> None:
+        """Remove an object that is being deleted, unless its grace or a finalizer keeps it."""
+        metadata = self.objects[path]["metadata"]
+        if not metadata["deletionGracePeriodSeconds"] and not metadata.get("finalizers"):
+            self.remove(path)
+
+    def remove(self, path: str) -> Object:
+        """Remove an object at once; delete what it owns, or a namespace's objects."""
+        with self.changed:
+            one = self.objects.pop(path)
+            self._publish(path, "DELETED", one)
+            for place, other in [*self.objects.items()]:
+                inside = one["kind"] == "Namespace" and f"/{one['metadata']['name']}/" in place
+                if inside or owned_by(other, one):
+                    self.delete(other)
+            return one
+
+    def _publish(self, path: str, event: str, one: Object) -> Object:
+        self.version += 1
+        one = one | {"metadata": one["metadata"] | {"resourceVersion": str(self.version)}}
+        self.history.append((self.version, path, {"type": event, "object": one}))
+        self.changed.notify_all()
+        return one
+
+    def event(self, about: Object, reason: str, message: str, *, kind: str = "Normal") -> None:
+        """Record an event about an object."""
+        metadata = {"name": f"{about['metadata']['name']}.{self.version:x}"}
+        metadata["namespace"] = about["metadata"].get("namespace", "default")
+        self.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": metadata,
+                "involvedObject": {"kind": about["kind"], "name": about["metadata"]["name"]},
+                "type": kind,
+                "reason": reason,
+                "message": message,
+                "count": 1,
+                "lastTimestamp": now(),
+            }
+        )
+
+    def forget(self) -> None:
+        """Forget all changes, so that a watch from an old version ends with 410."""
+        with self.changed:
+            self.version += 1
+            self.oldest = self.version
+            self.history.clear()
+            self.changed.notify_all()
+
+    def hang_up(self) -> None:
+        """End every watch."""
+        with self.changed:
+            self.hung_up += 1
+            self.changed.notify_all()
+
+    def _stored_log(self, path: str, query: Query) -> Iterator[bytes]:
+        name = path.rsplit("/", 1)[1] + (".previous" if query.get("previous") else "")
+        if name not in self.logs:
+            raise Refusal(400, "no log yet")
+        lines = self.logs[name].encode().splitlines(keepends=True)
+        times = (self._started + timedelta(seconds=number) for number in range(len(lines)))
+        return Log(lines=[*zip(times, lines, strict=True)], ended=True).read(query)

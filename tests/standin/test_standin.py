@@ -25,7 +25,7 @@ pytestmark = [
 ]
 ENDLESS = """
 import sys, time
-from k8s.cluster import objects
+from k8s.cluster.client import objects
 from k8s.cluster.client.connect import connect
 
 container = {"name": "it", "image": "it", "command": ["sleep", sys.argv[1]]}
@@ -63,6 +63,7 @@ def test_told_to_stop_it_leaves_nothing() -> None:
     with subprocess.Popen(command, cwd=ROOT, env=clean_environment()) as standin:
         end = time.monotonic() + 120
         while "sleep" not in running():
+            assert standin.poll() is None
             assert time.monotonic() < end
             time.sleep(0.2)
         standin.send_signal(signal.SIGTERM)

@@ -1,84 +1,90 @@
-"""The stand-in's controller of Volcano Jobs, after pkg/controllers/job of Volcano 1.13.
+"""Controls Volcano Jobs, after pkg/controllers/job of Volcano 1.13.
 
 Tasks, job policies by event and by exit code, maxRetry, Commands (AbortJob, ResumeJob), and of the
-plugins the Service and the names of svc. Left out: the scheduler, queues, minAvailable below the number
-of pods, policies of tasks, minSuccess, ttlSecondsAfterFinished, and svc's ConfigMap and variables.
+plugins the Service and the names of svc. Left out: the scheduler, queues, minAvailable below the
+number of pods, policies of tasks, minSuccess, ttlSecondsAfterFinished, and svc's ConfigMap and
+variables.
 """
 
 import copy
 
-from tests.standin.store import Object, Refusal, Store, now, reference
+from tests.standin.objects import (
+    Object,
+    child,
+    deleted,
+    exit_code,
+    finished,
+    headless,
+    now,
+)
+from tests.standin.server import Server
 
-_API = "batch.volcano.sh/v1alpha1"
-_pods: dict[str, dict[str, Object]] = {}  # of each Job, as they last were
-_seen: set[tuple[str, str]] = set()  # a pod and what has been told of it
+_pods: dict[str, dict[str, Object]] = {}  # of each Job, as they were at the last sync
+_handled: set[tuple[str, str]] = set()  # a pod's uid, and an event that a policy was applied to
 
 
-def sync(store: Store) -> None:
+def sync(server: Server) -> None:
     """Bring every Job one step further."""
-    actions = _commanded(store)
-    for job in store.all(_API, "Job"):
-        pods = store.owned(job, "v1", "Pod")
+    commands = {}
+    for command in server.all("bus.volcano.sh/v1alpha1", "Command"):
+        commands[command["target"]["uid"]] = command["action"]
+        server.delete(command)
+    for job in server.all("batch.volcano.sh/v1alpha1", "Job"):
+        pods = server.owned(job, "v1", "Pod")
         status = copy.deepcopy(job.get("status", {}))
         state = status.setdefault("state", {"phase": "Pending", "lastTransitionTime": now()})
         before = state["phase"]
-        action = actions.get(job["metadata"]["uid"]) or _by_policy(job, status, pods)
-        _execute(store, job, status, pods, action)
+        action = commands.get(job["metadata"]["uid"]) or _policy(job, status, pods)
+        _execute(server, job, status, pods, action)
         if state["phase"] != before:
             state["lastTransitionTime"] = now()
-        store.change(job, status=status)
+        server.change(job, status=status)
 
 
-def _commanded(store: Store) -> dict[str, str]:
-    """Return the actions that Commands ask for, by their Job; a Command is deleted before it is done."""
-    actions = {}
-    for command in [*store.all("bus.volcano.sh/v1alpha1", "Command")]:
-        actions[command["target"]["uid"]] = command["action"]
-        store.delete(command)
-    return actions
-
-
-def _by_policy(job: Object, status: Object, pods: list[Object]) -> str:
-    """Return what the first fitting policy says of what has newly happened to the pods."""
+def _policy(job: Object, status: Object, pods: list[Object]) -> str:
+    """Return the action of the first policy that fits what has newly happened to the pods."""
     action = ""
     before = _pods.get(job["metadata"]["uid"], {})
     here = _pods[job["metadata"]["uid"]] = {pod["metadata"]["uid"]: pod for pod in pods}
     gone = [pod for uid, pod in before.items() if uid not in here]
     for pod in [*pods, *gone]:
-        happened, code = "", 0
-        if pod in gone or "deletionTimestamp" in pod["metadata"]:
-            happened = "PodEvicted"
+        event, code = "", 0
+        if pod in gone or deleted(pod):
+            event = "PodEvicted"
         elif pod["status"]["phase"] == "Failed":
-            happened = "PodFailed"
-            code = pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
-        key = (pod["metadata"]["uid"], happened)
-        # what a pod of an earlier version does is of no interest
+            event, code = "PodFailed", exit_code(pod)
+        key = (pod["metadata"]["uid"], event)
+        # Pods of an earlier version were deleted by the controller itself.
         version = int(pod["metadata"]["annotations"]["volcano.sh/job-version"])
-        if not happened or key in _seen or version < status.get("version", 0):
+        if not event or key in _handled or version < status.get("version", 0):
             continue
-        _seen.add(key)
+        _handled.add(key)
         for policy in job["spec"].get("policies", []):
             events = {policy.get("event"), *policy.get("events", [])}
-            if {happened, "*"} & events or (code and policy.get("exitCode") == code):
+            if {event, "*"} & events or (code and policy.get("exitCode") == code):
                 action = action or policy["action"]
                 break
     return action
 
 
-def _execute(store: Store, job: Object, status: Object, pods: list[Object], action: str) -> None:
-    """Do what a Job's phase does with an action, as pkg/controllers/job/state says."""
+def _execute(server: Server, job: Object, status: Object, pods: list[Object], action: str) -> None:
+    """Do what a Job's phase does with an action, as pkg/controllers/job/state has it."""
     state, phase = status["state"], status["state"]["phase"]
     after = {"RestartJob": "Restarting", "AbortJob": "Aborting", "TerminateJob": "Terminating"}
     if phase in ("Pending", "Running") and action in after:
         state["phase"] = after[action]
         status["retryCount"] = status.get("retryCount", 0) + (action == "RestartJob")
-        _kill(store, status, pods, keep_ended=action != "RestartJob")
+        _kill(server, status, pods, keep_ended=action != "RestartJob")
     elif phase in ("Pending", "Running"):
-        _make(store, job, status, pods)
+        _create(server, job, status, pods)
         _count(status, pods)
-        _advance(job, status)
+        least, ended = job["spec"]["minAvailable"], status["succeeded"] + status["failed"]
+        if phase == "Pending":
+            state["phase"] = "Running" if status["running"] + ended >= least else "Pending"
+        elif ended == sum(task["replicas"] for task in job["spec"]["tasks"]):
+            state["phase"] = "Completed" if status["succeeded"] >= least else "Failed"
     elif phase == "Restarting":
-        _kill(store, status, pods, keep_ended=False)
+        _kill(server, status, pods, keep_ended=False)
         if status.get("retryCount", 0) >= job["spec"].get("maxRetry", 3):
             state["phase"] = "Failed"
         elif not pods:
@@ -87,95 +93,60 @@ def _execute(store: Store, job: Object, status: Object, pods: list[Object], acti
         status["retryCount"] = status.get("retryCount", 0) + 1
         state["phase"] = "Restarting"
     else:
-        _kill(store, status, pods, keep_ended=True)
-        living = status["running"] + status["pending"] + status["terminating"]
-        if not living and phase in ("Aborting", "Terminating"):
+        _kill(server, status, pods, keep_ended=True)
+        running = status["running"] + status["pending"] + status["terminating"]
+        if not running and phase in ("Aborting", "Terminating"):
             state["phase"] = phase.replace("ing", "ed")
 
 
-def _advance(job: Object, status: Object) -> None:
-    """Go from Pending to Running, and from there to an end."""
-    least, state = job["spec"]["minAvailable"], status["state"]
-    ended = status["succeeded"] + status["failed"]
-    if state["phase"] == "Pending":
-        state["phase"] = "Running" if status["running"] + ended >= least else "Pending"
-    elif ended == sum(task["replicas"] for task in job["spec"]["tasks"]):
-        state["phase"] = "Completed" if status["succeeded"] >= least else "Failed"
-
-
-def _kill(store: Store, status: Object, pods: list[Object], *, keep_ended: bool) -> None:
+def _kill(server: Server, status: Object, pods: list[Object], *, keep_ended: bool) -> None:
     """Delete the pods, with a new version, so that their end is not taken for another failure."""
-    living = False
-    for pod in pods:
-        ended = pod["status"]["phase"] in ("Succeeded", "Failed")
-        if "deletionTimestamp" not in pod["metadata"] and not (ended and keep_ended):
-            store.delete(pod)
-            living = True
-    if living:
-        status["version"] = status.get("version", 0) + 1
+    found = [pod for pod in pods if not deleted(pod) and not (finished(pod) and keep_ended)]
+    for pod in found:
+        server.delete(pod)
+    status["version"] = status.get("version", 0) + bool(found)
     _count(status, pods)
 
 
 def _count(status: Object, pods: list[Object]) -> None:
-    phases = [
-        "terminating" if "deletionTimestamp" in pod["metadata"] else pod["status"]["phase"].lower()
-        for pod in pods
-    ]
+    phases = ["terminating" if deleted(pod) else pod["status"]["phase"].lower() for pod in pods]
     for name in ("pending", "running", "succeeded", "failed", "terminating"):
         status[name] = phases.count(name)
 
 
-def _make(store: Store, job: Object, status: Object, pods: list[Object]) -> None:
-    """Make the Service and the pods that lack, and delete those that there are too many of."""
-    metadata = job["metadata"]
-    if not store.get("v1", "Service", metadata["namespace"], metadata["name"]):
-        selector = {"volcano.sh/job-name": metadata["name"]}
-        own: Object = {"name": metadata["name"], "namespace": metadata["namespace"]}
-        body = {"apiVersion": "v1", "kind": "Service"}
-        spec = {"clusterIP": "None", "selector": selector}
-        own["ownerReferences"] = [reference(job)]
-        store.create(body | {"metadata": own, "spec": spec})
-    there = {pod["metadata"]["name"] for pod in pods}
-    wanted = {task["name"]: task["replicas"] for task in job["spec"]["tasks"]}
-    for pod in pods:
-        known = {k.removeprefix("volcano.sh/"): v for k, v in pod["metadata"]["labels"].items()}
-        over = int(known["task-index"]) >= wanted[known["task-spec"]]
-        if over and "deletionTimestamp" not in pod["metadata"]:
-            store.delete(pod)
-    for task in job["spec"]["tasks"]:
-        for index in range(task["replicas"]):
-            pod = _pod(job, task, index, status.get("version", 0))
-            if pod["metadata"]["name"] not in there:
-                try:
-                    store.create(pod)
-                except Refusal as refusal:
-                    store.event(job, "FailedCreate", refusal.message, kind="Warning")
+def _create(server: Server, job: Object, status: Object, pods: list[Object]) -> None:
+    """Create the Service and the missing pods, and delete the pods that are too many."""
+    name, svc = job["metadata"]["name"], job["spec"]["plugins"]["svc"]
+    unready = "--publish-not-ready-addresses=true" in svc
+    server.ensure(headless(job, name, {"volcano.sh/job-name": name}, unready=unready))
+    wanted = {
+        f"{name}-{task['name']}-{index}": (task, index)
+        for task in job["spec"]["tasks"]
+        for index in range(task["replicas"])
+    }
+    there = {pod["metadata"]["name"]: pod for pod in pods}
+    for extra in there.keys() - wanted.keys():
+        if not deleted(there[extra]):
+            server.delete(there[extra])
+    for pod, (task, index) in wanted.items():
+        if pod not in there:
+            server.try_to_create(_pod(job, task, index, status.get("version", 0)), owner=job)
 
 
 def _pod(job: Object, task: Object, index: int, version: int) -> Object:
-    template = copy.deepcopy(task["template"])
-    own, name = template.get("metadata", {}), job["metadata"]["name"]
-    pod = f"{name}-{task['name']}-{index}"
-    known = {
+    template, name = copy.deepcopy(task["template"]), job["metadata"]["name"]
+    metadata, pod = template.get("metadata", {}), f"{name}-{task['name']}-{index}"
+    both = {
         "volcano.sh/task-index": str(index),
         "volcano.sh/task-spec": task["name"],
         "volcano.sh/job-name": name,
     }
-    more = {
+    annotations = {
         "volcano.sh/job-version": str(version),
         "scheduling.k8s.io/group-name": f"{name}-{job['metadata']['uid']}",
     }
-    space = {"volcano.sh/job-namespace": job["metadata"]["namespace"]}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": pod,
-            "namespace": job["metadata"]["namespace"],
-            "labels": own.get("labels", {}) | known | space,
-            "annotations": own.get("annotations", {}) | known | more,
-            "ownerReferences": [reference(job)],
-        },
-        "spec": template["spec"] | {"hostname": pod, "subdomain": name},
-        "status": {"phase": "Pending"},
-    }
+    labels = {"volcano.sh/job-namespace": job["metadata"]["namespace"]}
+    metadata["labels"] = metadata.get("labels", {}) | both | labels
+    metadata["annotations"] = metadata.get("annotations", {}) | both | annotations
+    spec = template["spec"] | {"hostname": pod, "subdomain": name}
+    return child(job, "v1", "Pod", pod, metadata=metadata, spec=spec, status={"phase": "Pending"})

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.apiserver import Server, serving
 from tests.cluster_objects import Run
+from tests.standin.http import serving
+from tests.standin.server import Server
 
 
 @pytest.fixture
@@ -29,5 +30,6 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
-    with serving(tmp_path) as served:
-        yield served
+    server = Server()
+    with serving(server, tmp_path) as config:
+        yield server, config

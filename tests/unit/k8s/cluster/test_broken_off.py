@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import pytest
 from k8s.cluster import jobs, logs
 from k8s.cluster.client.objects import listed
 from k8s.cluster.client.watch import changes
-from tests.apiserver import Answer, Server
 from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, connection, fill, jobset
+from tests.standin.server import Server
 from trainer.config.exits import Fault
 
 Cluster = tuple[Server, Path]
@@ -83,7 +83,7 @@ def test_a_watch_begins_anew_when_its_version_is_forgotten(how: str, cluster: Cl
     def act() -> None:
         attached(server)
         if how == "as the answer":
-            told: Iterator[Answer] = iter([(410, {}, '{"message": "too old"}')])
+            told = iter([(410, {}, '{"message": "too old"}')])
             server.answer = lambda _, path: next(told, None) if "watch" in path else None
             server.hang_up()
         server.forget()
@@ -110,8 +110,7 @@ def test_a_watch_of_garbage_is_69(cluster: Cluster) -> None:
 def test_a_list_begins_anew_when_its_pages_are_forgotten(cluster: Cluster) -> None:
     server, config = cluster
     page = {"items": [{"metadata": {"name": "a"}}], "metadata": {"continue": "next"}}
-    first: Answer = (200, {}, json.dumps(page))
-    told: Iterator[Answer] = iter([first, (410, {}, "{}"), first])
+    told = iter([(200, {}, json.dumps(page)), (410, {}, "{}"), (200, {}, json.dumps(page))])
     server.answer = lambda _, __: next(told, None)
     found = listed(connection(config, timeout=5), "/api/v1/namespaces/lab/pods", {})
     assert found == [{"metadata": {"name": "a"}}]
@@ -123,8 +122,7 @@ def test_a_followed_log_goes_on_where_it_broke_off(cluster: Cluster) -> None:
     fill(server, **RUNNING)
     name = "digits-node-0-0"
     server.logs[name] = "one\ntwo\nthree\n"
-    whole = server.respond("GET", f"/x/{name}/log?timestamps=true", None)[1]
-    assert isinstance(whole, str)
+    whole = b"".join(server.log(f"/x/{name}", {"timestamps": "true"})).decode()
     # cut within the second line: the length promises more than comes
     lying = {"Content-Length": "9999", "Connection": "close"}
     told = iter([(200, lying, whole[: whole.index("two") + 1])])

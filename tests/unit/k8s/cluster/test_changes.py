@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.apiserver import Server
 from tests.cluster_objects import (
     COMPLETED,
     JOBSET,
@@ -17,6 +16,7 @@ from tests.cluster_objects import (
     golden,
     jobset,
 )
+from tests.standin.server import Server
 
 Cluster = tuple[Server, Path]
 

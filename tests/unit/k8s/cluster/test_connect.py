@@ -8,8 +8,9 @@ import urllib3
 import yaml
 
 from k8s.cluster.client.connect import connect
-from tests.apiserver import Server, kubeconfig
 from tests.cluster_objects import Run
+from tests.standin.http import kubeconfig
+from tests.standin.server import Server
 from trainer.config.exits import Fault
 
 Cluster = tuple[Server, Path]
@@ -30,7 +31,7 @@ def test_a_pod_of_the_cluster_needs_no_kubeconfig(
     for name, words in (("namespace", "lab\n"), ("token", "t"), ("ca.crt", "x")):
         (tmp_path / name).write_text(words)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.http.server_port))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
     loader = "kubernetes.config.incluster_config.SERVICE_"
     monkeypatch.setattr(f"{loader}TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(f"{loader}CERT_FILENAME", str(tmp_path / "ca.crt"))
@@ -39,7 +40,7 @@ def test_a_pod_of_the_cluster_needs_no_kubeconfig(
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", nowhere)
     found = connect(context=None, namespace=None)
     assert (found.namespace, found.where) == ("lab", "this pod's cluster, namespace lab")
-    assert found.client.configuration.host == f"https://127.0.0.1:{server.http.server_port}"
+    assert found.client.configuration.host == f"https://127.0.0.1:{server.port}"
     (tmp_path / "namespace").unlink()
     with pytest.raises(Fault, match="names no namespace"):
         connect(context=None, namespace=None)

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from tests.apiserver import Server
 from tests.cluster_objects import JOBSET, STEP, Run, jobset, pod
+from tests.standin.server import Server
 
 
 def test_what_a_former_job_of_the_name_left_is_not_taken_for_its_own(

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.apiserver import Server, free_port
 from tests.cluster_objects import Run
 from tests.conftest import ROOT, clean_environment
+from tests.ranks import free_port
+from tests.standin.server import Server
 
 Cluster = tuple[Server, Path]
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.apiserver import Server
 from tests.cluster_objects import (
     COMPLETED,
     JOBSET,
@@ -18,6 +17,7 @@ from tests.cluster_objects import (
     jobset,
     pod,
 )
+from tests.standin.server import Server
 
 Cluster = tuple[Server, Path]
 

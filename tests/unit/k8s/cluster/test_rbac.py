@@ -15,11 +15,12 @@ import pytest
 import yaml
 
 from k8s.cli.command import main
-from k8s.cluster.state import kinds
+from k8s.cluster.state import LAUNCHERS, kinds
 from k8s.cluster.wrapped import WRAPPER
-from tests.apiserver import Answer, Server, free_port
 from tests.cluster_objects import JOBSET, LABELS, Run, fill
-from tests.rendering import CLUSTER, job, render
+from tests.ranks import free_port
+from tests.rendering import job, render
+from tests.standin.server import Answer, Server
 
 Allowed = set[tuple[str, str, str]]  # group, resource, verb
 
@@ -116,7 +117,7 @@ def stage(server: Server) -> None:
     server.put("v1", "Namespace", {"metadata": {"name": "lab"}})
 
 
-@pytest.mark.parametrize("launcher", CLUSTER)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_role_is_what_the_verbs_take(
     launcher: str, run: Run, cluster: tuple[Server, Path], tmp_path: Path, capsys: Any
 ) -> None:
@@ -184,7 +185,7 @@ def test_the_role_is_what_the_verbs_take(
 def test_who_may_is_said(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(job(namespace="research")))
-    bindings: set[str] = set()
+    bindings = set()
     for who, subject in {
         "user:jane@lab.org": {"kind": "User", "name": "jane@lab.org", "apiGroup": API},
         "user:jane-lab/org": {"kind": "User", "name": "jane-lab/org", "apiGroup": API},

@@ -9,9 +9,9 @@ import yaml
 
 from k8s.cli.command import main
 from k8s.cluster.wrapped import WRAPPER
-from tests.apiserver import Answer, Server
 from tests.cluster_objects import COMPLETED, FAILED, JOBSET, LABELS, Run, ended, pod
 from tests.rendering import job, render
+from tests.standin.server import Answer, Server
 from tests.unit.k8s.cluster.test_rbac import Allowed, asked, granted
 
 Cluster = tuple[Server, Path]

@@ -1,0 +1,148 @@
+"""Serves a cluster's API over HTTP, with a kubeconfig that leads to it.
+
+with serving(Server(), folder) as kubeconfig: ...
+"""
+
+import base64
+import hashlib
+import json
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.standin.api import respond
+from tests.standin.server import Refusal, Server
+
+
+@contextmanager
+def serving(server: Server, folder: Path, *, namespace: str | None = "lab") -> Iterator[Path]:
+    """Serve until the block ends; yield the kubeconfig. `server.port` is set."""
+    http = _Http(("127.0.0.1", 0), _Handler)
+    http.api, server.port = server, http.server_port
+    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield kubeconfig(folder, f"http://127.0.0.1:{server.port}", namespace=namespace)
+    finally:
+        server.hang_up()
+        http.shutdown()
+        http.server_close()
+
+
+def kubeconfig(folder: Path, address: str, *, namespace: str | None = "lab") -> Path:
+    """Write a kubeconfig for `address`."""
+    place = {"cluster": "c", "user": "u"} | ({"namespace": namespace} if namespace else {})
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{"name": "test", "context": place}],
+        "clusters": [{"name": "c", "cluster": {"server": address}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    file = folder / "kubeconfig"
+    file.write_text(json.dumps(config), encoding="utf-8")
+    return file
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+    api: Server
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Http
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are written apart: 40 ms for every answer
+
+    def handle_any(self) -> None:
+        api = self.server.api
+        try:
+            body = self._body()
+            api.requests.append((self.command, self.path))
+            if planted := api.answer(self.command, self.path):
+                self._send(*planted)
+            elif self.headers.get("Upgrade") == "websocket":
+                self.close_connection = True
+                _echo(self)
+            else:
+                found = respond(api, self.command, self.path, body)
+                if isinstance(found, dict):
+                    self._send(200, {}, json.dumps(found))
+                else:
+                    self._stream(found)
+        except yaml.YAMLError as error:
+            self._send(400, {}, json.dumps({"message": str(error)}))
+        except Refusal as refusal:
+            status = {"kind": "Status", "code": refusal.status, "message": refusal.message}
+            self._send(refusal.status, {}, json.dumps(status))
+
+    do_GET = do_PATCH = do_DELETE = do_POST = handle_any  # noqa: N815
+
+    def _body(self) -> Any:
+        """Return the request's body. That of an apply is YAML, which has no surrogate pairs."""
+        text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get_content_type() == "application/apply-patch+yaml":
+            return yaml.load(text, yaml.CSafeLoader)
+        return json.loads(text) if text else None
+
+    def _send(self, status: int, headers: dict[str, str], text: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(data))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _stream(self, parts: Iterator[bytes]) -> None:
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        try:
+            for part in parts:
+                self.wfile.write(part)
+        except OSError:
+            pass  # the client has closed the connection
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def _echo(request: BaseHTTPRequestHandler) -> None:
+    """Be the pod behind a port-forward (v4.channel.k8s.io): send back in capitals what comes."""
+    key = request.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+    digest = hashlib.sha1(key.encode(), usedforsecurity=False).digest()
+    request.send_response(101)
+    request.send_header("Upgrade", "websocket")
+    request.send_header("Connection", "Upgrade")
+    request.send_header("Sec-WebSocket-Accept", base64.b64encode(digest).decode())
+    request.send_header("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
+    request.end_headers()
+    for channel in (b"\0", b"\1"):
+        request.wfile.write(_frame(channel + struct.pack("<H", 6006)))
+    while (data := _received(request.rfile)) is not None:
+        request.wfile.write(_frame(data[:1] + data[1:].upper()))
+
+
+def _frame(data: bytes) -> bytes:
+    assert len(data) < 126
+    return bytes([0x82, len(data)]) + data
+
+
+def _received(file: Any) -> bytes | None:
+    """Return a client's frame of data, None at its end."""
+    head = file.read(2)
+    if len(head) < 2 or head[0] & 0x0F != 2:
+        return None
+    size = head[1] & 0x7F
+    if size == 126:
+        size = struct.unpack(">H", file.read(2))[0]
+    mask, data = file.read(4), file.read(size)
+    return bytes(byte ^ mask[place % 4] for place, byte in enumerate(data))

@@ -23,7 +23,7 @@ def evaluate(run: Run, stop: Stop) -> float | None:
     """
     if run.saver is not None:
         run.saver.wait_for_copy()  # the averaged weights take the place of those being saved
-    run.strategy.settle()
+    run.strategy.synchronize()
     with run.average.in_use() if run.average else contextlib.nullcontext():
         return _evaluate(run, stop)
 

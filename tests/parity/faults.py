@@ -27,20 +27,22 @@ def clip_by_the_local_norm() -> None:
     from torch.nn.utils import get_total_norm
 
     from trainer import strategies
+    from trainer.distributed.tensors import local_part
 
     strategies.global_norm = lambda gradients, _: get_total_norm(  # type: ignore[assignment]
-        [strategies.local(gradient) for gradient in gradients]
+        [local_part(gradient) for gradient in gradients]
     )
 
 
 def report_the_local_norm() -> None:
     """Plant a norm that is wrong, while what is clipped is right."""
-    from trainer.strategies import fsdp, local
+    from trainer.distributed.tensors import local_part
+    from trainer.strategies import fsdp
 
     original = fsdp.clip
 
     def clip(parameters: Any, norm: float) -> torch.Tensor:
-        gradients = [local(parameter.grad).clone() for parameter in parameters]
+        gradients = [local_part(parameter.grad).clone() for parameter in parameters]
         original(parameters, norm)
         return torch.nn.utils.get_total_norm(gradients).float()
 
@@ -103,7 +105,7 @@ def clip_by_the_stages_own_norm() -> None:
 def keep_each_replicas_gradients() -> None:
     from trainer.strategies import pp
 
-    pp._add_up = lambda *_: None  # noqa: SLF001
+    pp._sum_over_replicas = lambda *_: None  # noqa: SLF001
 
 
 def count_what_all_have_many_times() -> None:
@@ -123,7 +125,7 @@ def count_what_all_have_many_times() -> None:
 def keep_the_parts_of_the_norms_gradients() -> None:
     from trainer.strategies import tp
 
-    original = tp.complete
+    original = tp.sum_partial_gradients
 
     def local(parameters: Any) -> None:
         for parameter in parameters:
@@ -133,4 +135,4 @@ def keep_the_parts_of_the_norms_gradients() -> None:
                 parameter.grad = type(grad).from_local(part, mesh, parameter.placements)
         original(parameters)
 
-    tp.complete = local
+    tp.sum_partial_gradients = local

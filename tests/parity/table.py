@@ -203,7 +203,7 @@ CASES = [
 # One pair a mode, a few seconds each: what `make test-fast` takes.
 QUICK = {Case(task, row, "sgd", 1 if row in ("hsdp", "tp") else 4) for task, row in THOROUGH}
 
-_NO_PLAN = "cannot be split over the axis tp: it offers no tensor_plan()"
+_NO_PLAN = "cannot be split over the axis tp: it has no method tensor_plan()"
 _SCHEDULES = [row for row in EVERY if ROWS[row].accumulates and ROWS[row].ranks == 2]
 _MODELS = {"digits": "Net", "lstm": "Recurrent", "gru": "Recurrent", "resnet18": "ResNet"}
 # What cannot be: ranks, settings, and what the refusal says. Only the model decides over tp: each is

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from tests.faults.tasks import planted
+from tests.parity.batchnorm import sync_batchnorm_on_cpu
 from tests.parity.compare import curve, worst
 from tests.ranks import run_ranks, weights
 from trainer.checkpoint.find import complete
@@ -69,7 +70,8 @@ def test_synchronised_batchnorm_sees_the_global_batch(
     if mode == "pp":  # whose micro-batches would otherwise be smaller
         settings |= {"pipeline_schedule": "gpipe", "micro_batch": "16"}
     expected = run_ranks(1, tmp_path / "single", **(NORMED | {"mode": "single"}))
-    synced = run_ranks(ranks, tmp_path / "synced", sync_batchnorm="true", **settings)
+    settings |= {"sync_batchnorm": "true"}
+    synced = run_ranks(ranks, tmp_path / "synced", sync_batchnorm_on_cpu, **settings)
     assert worst(curve(expected, "loss"), curve(synced, "loss")) < 1e-9
     one, other = weights(tmp_path / "single"), weights(tmp_path / "synced")
     assert all(torch.allclose(one[name], other[name], rtol=1e-8) for name in one)

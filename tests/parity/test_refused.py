@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.tasks import planted
+from tests.parity.batchnorm import sync_batchnorm_on_cpu
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -32,7 +33,7 @@ REFUSED = [
         "TRAINER_FINGERPRINT_STEPS=5: not with mode",
     ),
     (2, {"mode": "localsgd", "ema_decay": "0.9"}, "TRAINER_EMA_DECAY=0.9: not with mode localsgd"),
-    (2, {"mode": "localsgd", "sync_batchnorm": "1"}, "TRAINER_SYNC_BATCHNORM=True: not with mode"),
+    (2, {"sync_batchnorm": "1"}, "TRAINER_SYNC_BATCHNORM=true: torch's SyncBatchNorm runs on GPUs"),
     (
         2,
         {"mode": "tp", "task": "charlm-gpt", "compile": "1", "activation_checkpointing": "1"},
@@ -46,8 +47,8 @@ REFUSED = [
         2,
         {"static_graph": "true", "micro_batch": "8"},
         (
-            "TRAINER_STATIC_GRAPH=true: does not go with gradients that are accumulated before they are "
-            "sent; without TRAINER_MICRO_BATCH=8 it does"
+            "TRAINER_STATIC_GRAPH=true: not supported with gradient accumulation; without "
+            "TRAINER_MICRO_BATCH=8 it is"
         ),
     ),
 ]
@@ -62,7 +63,13 @@ def test_what_cannot_be_is_refused_by_name(
     assert events[-1]["message"].startswith(message)
 
 
-def test_no_compiler_is_told_at_once(tmp_path: Path) -> None:
+def test_local_sgd_refuses_what_it_cannot_synchronise(tmp_path: Path) -> None:
+    settings = {"mode": "localsgd", "sync_batchnorm": "true"}
+    events = run_ranks(2, tmp_path, sync_batchnorm_on_cpu, code=64, **settings)
+    assert "TRAINER_SYNC_BATCHNORM=True: not with mode" in events[-1]["message"]
+
+
+def test_a_missing_compiler_is_reported_at_the_start(tmp_path: Path) -> None:
     before = planted(CXX="no-such-compiler")
     events = run_ranks(1, tmp_path, before, code=64, compile="true", mode="single")
     assert "there is no no-such-compiler on PATH" in events[-1]["message"]

@@ -12,6 +12,7 @@ import pytest
 
 from tests import pool, pool_rank
 from tests.parity import faults
+from tests.parity.batchnorm import sync_batchnorm_on_cpu
 from tests.parity.compare import differences
 from tests.parity.conftest import Single
 from tests.parity.table import CASES, QUICK, REFUSED, ROWS, TASKS, TOLERANCE, Case, reference
@@ -25,7 +26,8 @@ from trainer.config.modes import MODES
 )
 def test_a_mode_equals_one_process(case: Case, single: Single, tmp_path: Path) -> None:
     expected = single(case.task, case.optimizer, case.precision)
-    events = run_ranks(ROWS[case.row].ranks, tmp_path, **case.settings)
+    plant = sync_batchnorm_on_cpu if "sync_batchnorm" in case.settings else None
+    events = run_ranks(ROWS[case.row].ranks, tmp_path, plant, **case.settings)
     found = differences(expected, (tmp_path, events))
     wrong = {name: value for name, value in found.items() if value > TOLERANCE[case.precision]}
     assert not wrong

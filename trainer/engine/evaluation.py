@@ -23,7 +23,7 @@ def evaluate(run: Run, stop: Stop) -> float | None:
     """
     if run.saver is not None:
         run.saver.wait_for_copy()  # a save still reads the weights that the averaged ones replace
-    run.strategy.settle()
+    run.strategy.synchronize()
     with run.average.in_use() if run.average else contextlib.nullcontext():
         return _evaluate(run, stop)
 

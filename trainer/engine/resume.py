@@ -104,7 +104,7 @@ def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
             seed=run.settings.seed,
             global_batch=run.batch,
         )
-        run.strategy.settle()
+        run.strategy.synchronize()
         sizing = run.runtime.sizing
         label = Label(progress, sizing.mode, sizing.world_size, metric)
         run.saver.begin(

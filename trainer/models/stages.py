@@ -50,7 +50,7 @@ class Cut:
     stages: list[range]
     borders: list[Tensor]
 
-    def of(self, stage: int) -> list[Piece]:
+    def pieces_of(self, stage: int) -> list[Piece]:
         """Return the pieces of a stage."""
         return [self.pieces[number] for number in self.stages[stage]]
 
@@ -59,7 +59,7 @@ class Cut:
         parts = _shares(self.costs)
         rows = []
         for number, stage in enumerate(self.stages):
-            modules = [name for piece in self.of(number) for name in piece.modules]
+            modules = [name for piece in self.pieces_of(number) for name in piece.modules]
             cost = sum((self.costs[n] for n in stage), start=Cost(0, 0, 0))
             rows.append(
                 {
@@ -174,18 +174,12 @@ class Stage(nn.Module):
         return x.clone() if x._is_view() else x  # noqa: SLF001  # torch documents it, with the underscore
 
 
-def put(module: nn.Module, device: torch.device) -> None:
-    """Move a module, unless it is there: the fake tensors of a dry run cannot be moved."""
-    if any(tensor.device != device for tensor in (*module.parameters(), *module.buffers())):
-        module.to(device)
+def keep_pieces(model: nn.Module, kept: Sequence[Piece], pieces: Sequence[Piece]) -> None:
+    """Replace by an empty module each of the model's `pieces` that is not among those `kept`.
 
-
-def keep_only(model: nn.Module, pieces: Sequence[Piece], *, of: Sequence[Piece]) -> None:
-    """Put an empty module in the place of each of the model's pieces `of` that is not in `pieces`.
-
-    What is left keeps its name and its place in a list.
+    The others keep their names, and their places in a list.
     """
-    kept = {name for piece in pieces for name in piece.modules}
-    for name in {name for piece in of for name in piece.modules} - kept:
+    kept_names = {name for piece in kept for name in piece.modules}
+    for name in {name for piece in pieces for name in piece.modules} - kept_names:
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, nn.Identity())

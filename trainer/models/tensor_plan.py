@@ -34,7 +34,7 @@ class TensorPlan:
     styles: Mapping[str, Sequence[ParallelStyle]]
     divisible: Mapping[str, int] = field(default_factory=dict)
 
-    def of(self, name: str) -> Sequence[ParallelStyle]:
+    def styles_for(self, name: str) -> Sequence[ParallelStyle]:
         """Return the styles of the module `name`: those of the first name that matches."""
         return next((s for pattern, s in self.styles.items() if fnmatchcase(name, pattern)), ())
 

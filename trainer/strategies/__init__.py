@@ -1,9 +1,10 @@
-"""The modes of parallel training, a file each.
+"""The modes of parallel training, a file each. The shortest is `single.py`.
 
-A strategy answers what differs between them: how the model is wrapped, what updates it, how a step
-is taken, how gradients are clipped, and what evaluates.
+A mode's file offers `build(model, context) -> Strategy`, and its row in `trainer/config/modes.py` has
+what is known of it without torch. A strategy answers five questions: which module is trained, what
+updates it, how a step's gradients are computed, how they are clipped, and what evaluates.
 
-A mode's file offers `build(model, context) -> Strategy`; its row is in `trainer/config/modes.py`.
+    strategy = strategies.build("ddp", model, context)
 """
 
 import contextlib
@@ -18,60 +19,72 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from trainer.config.modes import DATA_AXES
+from trainer.config.modes import DATA_AXES, MODES
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed.precision import autocast
 from trainer.distributed.runtime import Runtime
+from trainer.distributed.tensors import local_part, move
 
-# Outputs and targets to one loss per sample, shape (n,).
-Loss = Callable[[Tensor, Tensor], Tensor]
+
+def build(mode: str, model: nn.Module, context: "Context") -> "Strategy":
+    """Return the strategy of `mode` for `model`: on the rank's device, or on the CPU if staged.
+
+    A world of one has nobody to share work with: a mode that has axes of the mesh is `single` there.
+    """
+    if MODES[mode].axes and context.runtime.mesh is None:
+        move(model, context.runtime.device)
+        mode = "single"
+    module = import_module(f"{__name__}.{mode.replace('-', '_')}")
+    strategy: Strategy = module.build(model, context)
+    return strategy
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a strategy is built with; `example` gives the inputs of a micro-batch, for their shape."""
+    """The arguments of a mode's `build`, the model apart."""
 
     settings: Settings
     runtime: Runtime
-    loss: Loss
+    # Outputs and targets to one loss per sample, shape (n,).
+    loss: Callable[[Tensor, Tensor], Tensor]
+    # Returns the inputs of a micro-batch, for their shape and type.
     example: Callable[[], Tensor]
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of the ranks, for a mode that has axes."""
+        if self.runtime.mesh is None:
+            raise RuntimeError(f"mode {self.settings.mode}: built without a mesh")
+        return self.runtime.mesh
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A mode at work.
+    """A mode at work: five answers, and what only some modes need."""
 
-    `module` holds the parameters and `optimizer` updates them; both are saved. Where the optimiser is
-    itself distributed, `saved_optimizer` is the part of it that this rank saves.
-    `step(micro_batches, weight)` leaves in them the gradient of the global batch's mean loss and
-    returns this rank's sum of losses; `weight` is the global batch's sum of weights.
-    `clip(norm)` scales the gradients to a global norm of at most `norm` (0: not at all) and returns
-    what the norm was, the same on every rank: it decides whether the step is taken.
-    `forward(inputs)` is the model for evaluation; None where another rank has the outputs.
-    `settle()` comes before weights are saved or evaluated: afterwards every rank's are the same, and all
-    steps are in them. `extra` is saved beside the optimiser, each part under its name. `close()` comes
-    last, however the run ends.
-    `notes` are what the mode has chosen by itself, for the launch event.
-    """
-
+    # Holds the parameters. It is saved in checkpoints.
     module: nn.Module
+    # Updates the parameters. Its state is saved.
     optimizer: torch.optim.Optimizer
+    # step(micro_batches, weight): leaves in the parameters the gradient of the global batch's mean loss
+    # and returns this rank's sum of losses. `weight` is the global batch's sum of sample weights.
     step: Callable[[Sequence[Batch], float], Tensor]
+    # clip(norm): scales the gradients to a global norm of at most `norm` (0: does not scale) and returns
+    # the norm before, the same on every rank: the update is left out everywhere if it is not finite.
     clip: Callable[[float], Tensor]
+    # forward(inputs): the model's outputs in evaluation. None where another rank has the outputs.
     forward: Callable[[Tensor], Tensor | None]
+    # Where the optimiser is itself distributed: the part of it that this rank saves.
     saved_optimizer: torch.optim.Optimizer | None = None
-    settle: Callable[[], None] = lambda: None
+    # Called before weights are saved or evaluated: makes them the same on every rank, with all steps in.
+    synchronize: Callable[[], None] = lambda: None
+    # Saved and loaded beside the optimiser, each part under its name.
     extra: Mapping[str, Stateful] = field(default_factory=dict)
+    # Called last, also when the run fails.
     close: Callable[[], None] = lambda: None
+    # What the mode has chosen by itself, for the launch event.
     notes: Mapping[str, object] = field(default_factory=dict)
-
-
-def build(mode: str, model: nn.Module, context: Context) -> Strategy:
-    """Return the strategy of `mode` for `model`: on the rank's device, or on the CPU if staged."""
-    module = import_module(f"{__name__}.{mode.replace('-', '_')}")
-    strategy: Strategy = module.build(model, context)
-    return strategy
 
 
 def accumulate(
@@ -80,16 +93,16 @@ def accumulate(
     context: Context,
     *,
     scale: float,
-    unsynced: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    no_sync: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Tensor:
     """Run forward and backward over the micro-batches of a step and return their sum of losses.
 
     Every loss is multiplied by `scale` before its backward pass. All but the last micro-batch run
-    under `unsynced`, for modules whose backward pass communicates.
+    under `no_sync()`, for modules whose backward pass communicates.
     """
     losses = []
     for number, batch in enumerate(micro_batches, start=1):
-        with contextlib.nullcontext() if number == len(micro_batches) else unsynced():
+        with contextlib.nullcontext() if number == len(micro_batches) else no_sync():
             with autocast(context.settings, context.runtime.device):
                 outputs = module(batch.inputs)
             loss = weighted_loss(outputs, batch, context)
@@ -110,14 +123,14 @@ def inference(module: nn.Module, context: Context) -> Callable[[Tensor], Tensor]
 
 
 def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
-    """Return the sum of the losses of a micro-batch, a sample that only fills the shape left out.
+    """Return the sum of a micro-batch's losses, each times its sample's weight, shape ().
 
-    A sum that is not finite makes its gradient nan, even where the loss itself would have let a finite
-    one through: by the gradient all ranks then see that the step is to be skipped.
+    A sum that is not finite makes its gradient nan, even where the loss itself would have a finite
+    one. All ranks see by the gradient that the step is to be skipped.
     """
     losses = context.loss(outputs, batch.targets)
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
-    # where, not a product: nothing that the filler computes may reach the sum, not even as 0 * inf.
+    # where, not a product: nothing computed from padding may reach the sum, not even as 0 * inf.
     total = torch.where(batch.weights > 0, losses * batch.weights, 0.0).sum()
     return total * (1 + 0 * total.detach())
 
@@ -125,41 +138,42 @@ def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
 def clip(
     parameters: Sequence[nn.Parameter], norm: float, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """Clip gradients to a global norm of at most `norm` (0: not at all) and return what it was.
+    """Clip gradients to a global norm of at most `norm` (0: do not clip) and return the norm before.
 
-    Each may be whole on every rank, or split over some axes of a mesh and the same along the others;
-    every element counts once. Where the parameters are only a stage, `group` has the ranks that hold
-    the others.
+    A gradient may be whole on every rank, or sharded over some axes of a mesh and replicated over the
+    others; every element counts once. Where this rank has only a stage of the model, `group` has the
+    ranks with the other stages.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     total = global_norm(gradients, group)
     if norm:
         scale = (norm / (total + 1e-6)).clamp(max=1.0)  # as in torch's clip_grad_norm_
         for gradient in gradients:
-            part = local(gradient)
+            part = local_part(gradient)
             part.mul_(scale.to(part.device, part.dtype))
     return total
 
 
 def global_norm(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> Tensor:
-    """Return the 2-norm of all the gradients, the same on every rank."""
+    """Return the 2-norm of all the gradients, shape (), the same on every rank."""
+    # By mesh, and the axes of it that shard: squares of one kind are summed with one call for each axis.
     kinds: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
     for gradient in gradients:
         mesh: DeviceMesh | None = None
-        split: tuple[int, ...] = ()
+        axes: tuple[int, ...] = ()
         if isinstance(gradient, DTensor):
             mesh = gradient.device_mesh
             if any(placement.is_partial() for placement in gradient.placements):
                 raise ValueError(f"a gradient is not summed yet: {gradient.placements}")
-            split = tuple(n for n, p in enumerate(gradient.placements) if not p.is_replicate())
-        kinds.setdefault((mesh, split), []).append(local(gradient))
+            axes = tuple(n for n, p in enumerate(gradient.placements) if not p.is_replicate())
+        kinds.setdefault((mesh, axes), []).append(local_part(gradient))
     squares = []
-    for (over, axes), parts in kinds.items():
+    for (mesh, axes), parts in kinds.items():
         square = nn.utils.get_total_norm(parts).double().square()
-        if over is not None and axes:
-            square = square.to(over.device_type)  # with cpu_offload the shards are elsewhere
+        if mesh is not None and axes:
+            square = square.to(mesh.device_type)  # with cpu_offload the shards are on the CPU
             for axis in axes:
-                dist.all_reduce(square, group=over.get_group(axis))
+                dist.all_reduce(square, group=mesh.get_group(axis))
         squares.append(square)
     total = torch.stack([square.to(squares[0].device) for square in squares]).sum()
     if group is not None:
@@ -167,14 +181,9 @@ def global_norm(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) ->
     return total.sqrt().to(torch.promote_types(gradients[0].dtype, torch.float32))
 
 
-def share_buffers(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Give all ranks that see other samples the buffers of the first, running statistics among them."""
+def broadcast_buffers(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Give all ranks that see other samples the buffers of the first, such as running statistics."""
     for axis in DATA_AXES:
         if mesh[axis].size() > 1:
             for buffer in module.buffers():
-                dist.broadcast(local(buffer), group=mesh.get_group(axis), group_src=0)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                dist.broadcast(local_part(buffer), group=mesh.get_group(axis), group_src=0)

@@ -1,8 +1,8 @@
-"""What ddp sends in place of whole gradients, by torch's communication hooks.
+"""What ddp sends for the gradients with TRAINER_COMM_HOOK, by torch's communication hooks.
 
 `fp16` and `bf16` halve the bytes. `powersgd` sends two thin matrices for each gradient (Vogels et al.,
-2019) and keeps what they leave out for the next step; it begins after the warm-up of the learning rate,
-while gradients change fast. Its memory is not in the checkpoint: a resumed run fills it anew.
+2019) and keeps the error for the next step. It starts after the warm-up of the learning rate, because
+gradients change fast before. Its memory is not in the checkpoint: a resumed run starts with none.
 """
 
 import torch.distributed as dist
@@ -26,7 +26,7 @@ def register(
     elif settings.comm_hook == "bf16":
         replica.register_comm_hook(group, _bf16)
     elif settings.comm_hook == "powersgd":
-        # DDP settles its buckets after the first step, which the hook must not see.
+        # DDP rebuilds its buckets after the first step; the hook must start later.
         start = max(2, settings.warmup_steps)
         state = PowerSGDState(group, matrix_approximation_rank=_RANK, start_powerSGD_iter=start)
         replica.register_comm_hook(state, powerSGD_hook)

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -20,44 +19,40 @@ from trainer.strategies import (
     Strategy,
     _comm_hooks,
     accumulate,
+    broadcast_buffers,
     clip,
     inference,
-    share_buffers,
-    single,
 )
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    mesh = context.runtime.mesh
-    if mesh is None:  # a world of one has no group to average over
-        return single.build(model, context)
     parameters = list(model.parameters())
-    return over(model, mesh, context, optimizer=optim.build(parameters, context.settings))
+    return replicate(model, context, optimizer=optim.build(parameters, context.settings))
 
 
-def over(
+def replicate(
     model: nn.Module,
-    mesh: DeviceMesh,
     context: Context,
     *,
     optimizer: Optimizer,
     saved_optimizer: Optimizer | None = None,
 ) -> Strategy:
-    """Return the strategy that averages gradients over `mesh` and updates with `optimizer`."""
-    runtime, settings, group = context.runtime, context.settings, mesh.get_group("dp_replicate")
+    """Return the strategy that averages gradients over the ranks and updates with `optimizer`."""
+    runtime, settings, mesh = context.runtime, context.settings, context.mesh
+    group = mesh.get_group("dp_replicate")
     if settings.static_graph and runtime.sizing.batches.accumulation > 1:
         # Its reducer fails in the first backward pass under no_sync, torch 2.15: an internal assert.
         raise Fault(
             Exit.CONFIG,
-            "TRAINER_STATIC_GRAPH=true: does not go with gradients that are accumulated before they "
-            f"are sent; without TRAINER_MICRO_BATCH={runtime.sizing.batches.micro} it does",
+            "TRAINER_STATIC_GRAPH=true: not supported with gradient accumulation; without "
+            f"TRAINER_MICRO_BATCH={runtime.sizing.batches.micro} it is",
         )
     replica = DistributedDataParallel(
         model,
         device_ids=None if runtime.device.type == "cpu" else [runtime.device.index],
         process_group=group,
         gradient_as_bucket_view=True,
-        init_sync=runtime.backend != "fake",  # a dry run has nobody to send the weights
+        init_sync=runtime.backend != "fake",  # a dry run has no other ranks to send the weights to
         bucket_cap_mb=settings.bucket_mb,
         static_graph=settings.static_graph,
     )
@@ -68,9 +63,9 @@ def over(
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
         # DDP averages over the replicas, while the loss is a mean over the whole global batch.
-        with _naming_the_unused(model):
+        with _name_unused_parameters(model):
             return accumulate(
-                replica, micro_batches, context, scale=replicas / weight, unsynced=replica.no_sync
+                replica, micro_batches, context, scale=replicas / weight, no_sync=replica.no_sync
             )
 
     return Strategy(
@@ -80,13 +75,13 @@ def over(
         step=step,
         clip=lambda norm: clip(parameters, norm),
         forward=inference(model, context),
-        settle=lambda: share_buffers(model, mesh),
+        synchronize=lambda: broadcast_buffers(model, mesh),
     )
 
 
 @contextlib.contextmanager
-def _naming_the_unused(model: nn.Module) -> Iterator[None]:
-    """Say by name which parameters had no part in the loss; torch numbers them (pytorch 43259)."""
+def _name_unused_parameters(model: nn.Module) -> Iterator[None]:
+    """Name the parameters that had no part in the loss; torch's error has numbers (pytorch 43259)."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Distributed data parallel with the optimiser's state split over the ranks.
+"""Distributed data parallel with the optimiser's state sharded over the ranks.
 
 Every rank updates its share of the parameters and sends them to the others (ZeRO stage 1,
 Rajbhandari et al., 2020), by torch's ZeroRedundancyOptimizer.
@@ -10,16 +10,12 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from trainer.distributed import optim
-from trainer.strategies import Context, Strategy, ddp, single
+from trainer.strategies import Context, Strategy, ddp
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    mesh = context.runtime.mesh
-    if mesh is None:  # a world of one has nothing to split over
-        return single.build(model, context)
     kind, arguments = optim.recipe(context.settings)
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(), kind, process_group=mesh.get_group("dp_replicate"), **arguments
-    )
+    group = context.mesh.get_group("dp_replicate")
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), kind, process_group=group, **arguments)
     # Its own state dict would first gather every shard on one rank; each rank saves its own instead.
-    return ddp.over(model, mesh, context, optimizer=optimizer, saved_optimizer=optimizer.optim)
+    return ddp.replicate(model, context, optimizer=optimizer, saved_optimizer=optimizer.optim)

@@ -21,7 +21,7 @@ log = logging.getLogger("trainer")
 
 def build(model: nn.Module, context: Context) -> Strategy:
     parameters = list(model.parameters())
-    parallel = over_devices(model, context)
+    parallel = replicate(model, context)
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
         return accumulate(parallel, micro_batches, context, scale=1 / weight)
@@ -35,8 +35,8 @@ def build(model: nn.Module, context: Context) -> Strategy:
     )
 
 
-def over_devices(module: nn.Module, context: Context) -> nn.Module:
-    """Return the module as a replica on each visible GPU; on none or one it stays as it is."""
+def replicate(module: nn.Module, context: Context) -> nn.Module:
+    """Return the module with a replica on each visible GPU; as it is where there are less than two."""
     if context.settings.compile:
         raise Fault(
             Exit.CONFIG,

@@ -1,7 +1,7 @@
 """nn.DataParallel with the loss inside the replica: a scalar per GPU comes back, not its outputs.
 
-The first GPU then holds no other's outputs. What comes back are sums, not means, so that an uneven
-split of the batch is weighted right.
+So the first GPU does not hold the outputs of the others. The scalars are sums, not means, so that an
+uneven split of the batch is weighted right.
 
     TRAINER_MODE=dp-balanced python -m trainer
 """
@@ -15,7 +15,7 @@ from trainer.data.sets import Batch
 from trainer.distributed import optim
 from trainer.distributed.precision import autocast
 from trainer.strategies import Context, Strategy, clip, inference, weighted_loss
-from trainer.strategies.dp import over_devices
+from trainer.strategies.dp import replicate
 
 
 class LossInside(nn.Module):
@@ -35,7 +35,7 @@ class LossInside(nn.Module):
 
 def build(model: nn.Module, context: Context) -> Strategy:
     parameters = list(model.parameters())
-    parallel = over_devices(LossInside(model, context), context)
+    parallel = replicate(LossInside(model, context), context)
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
         losses = []

@@ -30,25 +30,21 @@ from trainer.strategies import (
     Context,
     Strategy,
     accumulate,
+    broadcast_buffers,
     clip,
     inference,
-    share_buffers,
-    single,
 )
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    runtime, mesh = context.runtime, context.runtime.mesh
-    if mesh is None:  # a world of one has nothing to shard over
-        return single.build(model, context)
-    sharded = shard(model, data_mesh(mesh), context.settings)
+    sharded = shard(model, data_mesh(context.mesh), context.settings)
     parameters = list(model.parameters())
-    replicas = runtime.sizing.batches.replicas
+    replicas = context.runtime.sizing.batches.replicas
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
         # The reduce-scatter averages over the replicas, while the loss is a mean over the batch.
         scale = replicas / weight
-        return accumulate(model, micro_batches, context, scale=scale, unsynced=unsynced(sharded))
+        return accumulate(model, micro_batches, context, scale=scale, no_sync=no_sync(sharded))
 
     return Strategy(
         module=model,
@@ -56,19 +52,17 @@ def build(model: nn.Module, context: Context) -> Strategy:
         step=step,
         clip=lambda norm: clip(parameters, norm),
         forward=inference(model, context),
-        settle=lambda: share_buffers(model, mesh),
+        synchronize=lambda: broadcast_buffers(model, context.mesh),
     )
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the part of the mesh to shard over, and over whose groups to replicate if there are any."""
+    """Return the axes for fully_shard: dp_shard, and dp_replicate before it where ranks replicate."""
     replicated = mesh["dp_replicate"].size() > 1
     return mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
 
 
-def unsynced(
-    sharded: FSDPModule,
-) -> Callable[[], contextlib.AbstractContextManager[None]]:
+def no_sync(sharded: FSDPModule) -> Callable[[], contextlib.AbstractContextManager[None]]:
     """Return the context in which the backward passes of `sharded` do not communicate gradients."""
 
     @contextlib.contextmanager
@@ -84,11 +78,11 @@ def unsynced(
 
 def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     """Shard `model` over `mesh`, block by block, so that few parameters are whole at once."""
-    # reduce_dtype is spelt out: its default changed with torch 2.15, from param_dtype to the gradient's.
+    # reduce_dtype is given: its default changed with torch 2.15, from param_dtype to the gradient's.
     precision = exact = MixedPrecisionPolicy()
     if dtype := half(settings):
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    # Running statistics stay float32, and a norm takes no weights of another type than theirs.
+    # Running statistics stay float32, and a norm's weights must have their type.
     norms = [m for m in model.modules() if dtype and isinstance(m, _NormBase) and m.affine]
     offload = OffloadPolicy()
     if settings.cpu_offload:

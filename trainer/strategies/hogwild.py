@@ -1,11 +1,11 @@
 """Hogwild: several processes update one set of weights in shared memory, asynchronously and unlocked.
 
-Each process has an optimiser of its own, takes the next global batch that nobody has, computes on the
-weights as they are at that moment, and writes its update into them while others do (Niu et al., 2011).
-This process deals out the batches in the order of the data, so each is used once and a checkpoint is
-at an exact place; it evaluates and saves, for which it waits until every batch it dealt is in the
-weights. The momenta are averaged there. Loss and gradient norm reported are the newest there are, by
-as many steps old as there are processes.
+Each worker process has an optimiser of its own. It gets the next global batch, computes on the weights
+as they are at that moment, and writes its update into them while others do (Niu et al., 2011). This
+process sends out the batches in the order of the data: each is used once, and a checkpoint has an exact
+place. Before it evaluates or saves, it waits until every batch is in the weights, and averages the
+workers' momenta. The reported loss and gradient norm are the newest received, as many steps old as there
+are workers.
 
     TRAINER_MODE=hogwild TRAINER_PROCESSES=2 python -m trainer
 """
@@ -41,7 +41,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
         raise Fault(
             Exit.CONFIG,
             f"mode hogwild: shares its weights in the machine's memory, but this rank is on {device}; "
-            "CUDA_VISIBLE_DEVICES= hides the GPUs",
+            "set CUDA_VISIBLE_DEVICES= to hide the GPUs",
         )
     for name in ("activation_checkpointing", "compile"):
         if getattr(settings, name):
@@ -57,22 +57,21 @@ def build(model: nn.Module, context: Context) -> Strategy:
             "bf16 would do",
         )
     optimizer = optim.build(model.parameters(), settings)
-    crew = Crew(model, optimizer, context)
-
+    workers = Workers(model, optimizer, context)
     return Strategy(
         module=model,
-        optimizer=optimizer,  # takes no step itself: it holds the mean state, and the rate
-        step=crew.deal,
-        clip=lambda _: crew.norm(),
+        optimizer=optimizer,  # takes no step itself: it holds the mean state and the learning rate
+        step=workers.send_batch,
+        clip=lambda _: workers.take_norm(),
         forward=inference(model, context),
-        settle=crew.settle,
-        close=crew.close,
+        synchronize=workers.synchronize,
+        close=workers.close,
     )
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A global batch for one process, with all that its update depends on."""
+    """A global batch for one worker, with all that its update depends on."""
 
     micro_batches: Sequence[Batch]
     weight: float
@@ -82,7 +81,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Update:
-    """What came of a batch: the sum of its losses, over its weight, and the gradient's norm."""
+    """The result of a batch: its mean loss, and the norm of its gradient."""
 
     loss: Tensor
     norm: Tensor
@@ -90,88 +89,88 @@ class _Update:
 
 @dataclass(frozen=True)
 class _Failure:
-    """How a process ended, for the one that tells it."""
+    """The error that ended a worker."""
 
     code: Exit
     message: str
     trace: str
 
 
-class _Remote(Exception):
-    """Shows the traceback of another process as the cause of an error in this one."""
+class _WorkerTraceback(Exception):
+    """The traceback of an error in a worker, shown as the cause of the error raised here."""
 
 
-class Crew:
-    """The processes, and what is known of each: it is idle, or at work on a batch."""
+class Workers:
+    """The worker processes, each idle or busy with one batch."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, context: Context) -> None:
-        self.newest = _Update(torch.zeros(()), torch.zeros(()))
+        self._newest = _Update(torch.zeros(()), torch.zeros(()))
         self._model, self._optimizer, self._context = model, optimizer, context
         self._processes: list[BaseProcess] = []
-        self._ends: list[Connection] = []
+        self._pipes: list[Connection] = []  # to each worker
         self._busy: set[Connection] = set()
         self._updates = 0
-        self._state_is_theirs = True
-        optimizer.register_load_state_dict_post_hook(self._loaded)
+        self._loaded = False  # a state that the workers do not have yet
+        optimizer.register_load_state_dict_post_hook(self._note_load)
 
-    def deal(self, micro_batches: Sequence[Batch], _: float) -> Tensor:
-        """Give a batch to an idle process; return the newest loss, times the batch's weight."""
-        # Without the samples that cannot be read: once the gradient is here, it is in the weights.
+    def send_batch(self, micro_batches: Sequence[Batch], _: float) -> Tensor:
+        """Send a batch to an idle worker; return the newest loss, times the batch's weight."""
+        # Without the unreadable samples: a worker updates the weights before the loop could correct it.
         weight = sum(float(batch.weights.double().sum()) for batch in micro_batches) or 1.0
         # There are no gradients here: all this does is wait while a checkpoint's copy is made.
         self._optimizer.step()
         if not self._processes:
             self._start()
-        if not self._state_is_theirs:
-            self._hand_out_state()
-        while len(self._busy) == len(self._ends):
-            self._receive()
-        end = next(end for end in self._ends if end not in self._busy)
+        if self._loaded:
+            self._send_state()
+        while len(self._busy) == len(self._pipes):
+            self._receive_update()
+        pipe = next(pipe for pipe in self._pipes if pipe not in self._busy)
         rate = self._optimizer.param_groups[0]["lr"]
-        self._send(end, _Work(micro_batches, weight, rate, torch.initial_seed()))
-        self._busy.add(end)
+        self._send(pipe, _Work(micro_batches, weight, rate, torch.initial_seed()))
+        self._busy.add(pipe)
         while not self._updates:  # there is no loss to return yet
-            self._receive()
-        return self.newest.loss * weight
+            self._receive_update()
+        return self._newest.loss * weight
 
-    def norm(self) -> Tensor:
-        """Return the newest norm; one that is not finite once, not until the next one comes."""
-        norm = self.newest.norm
+    def take_norm(self) -> Tensor:
+        """Return the newest norm. One that is not finite is returned, and so counted, only once."""
+        norm = self._newest.norm
         if not norm.isfinite():
-            self.newest = replace(self.newest, norm=torch.zeros(()))
+            self._newest = replace(self._newest, norm=torch.zeros(()))
         return norm
 
-    def settle(self) -> None:
-        """Wait until every batch is in the weights, and average the processes' momenta."""
+    def synchronize(self) -> None:
+        """Wait until every batch is in the weights, and average the workers' momenta."""
         while self._busy:
-            self._receive()
-        if not self._updates or not self._state_is_theirs:
+            self._receive_update()
+        if not self._updates or self._loaded:
             return
         states = []
-        for end in self._ends:
-            self._send(end, "state")
-            states.append(self._answer([end])[1])
+        for pipe in self._pipes:
+            self._send(pipe, "state")
+            states.append(self._receive([pipe])[1])
         self._optimizer.load_state_dict(_mean(states))
-        self._hand_out_state()
+        self._send_state()
 
     def close(self) -> None:
-        """End the processes; those at work do not finish it."""
+        """Kill the workers, busy ones too."""
         for process in self._processes:
             process.kill()
             process.join()
-        for end in self._ends:
-            end.close()
-        self._processes, self._ends, self._busy = [], [], set()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes, self._busy = [], [], set()
 
     def _start(self) -> None:
         settings = self._context.settings
         count = settings.processes or torch.get_num_threads()
-        why = "as set" if settings.processes else "one for each thread that this process may use"
-        log.info("mode hogwild: %s processes (%s), one thread each", count, why)
+        reason = "as set" if settings.processes else "one for each thread that this process may use"
+        log.info("mode hogwild: %s processes (%s), one thread each", count, reason)
         self._model.share_memory()
         spawn = mp.get_context("spawn")
-        # A stop's signal reaches them too, but it is for this process to say when they end. What is
-        # blocked here stays blocked in them.
+        # The signal of a stop reaches the workers too, but this process decides when they end. A signal
+        # that is blocked here is blocked in the workers.
         resource_tracker.ensure_running()  # first: its own start unblocks these signals
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
@@ -181,88 +180,82 @@ class Crew:
                     target=_work, args=(self._model, self._context, there), daemon=True
                 )
                 process.start()
-                there.close()  # else its end would not be noticed here
+                there.close()  # else this process would not notice when the worker ends
                 self._processes.append(process)
-                self._ends.append(here)
+                self._pipes.append(here)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def _loaded(self, _: Optimizer) -> None:
-        self._state_is_theirs = False
+    def _note_load(self, _: Optimizer) -> None:
+        self._loaded = True
 
-    def _hand_out_state(self) -> None:
+    def _send_state(self) -> None:
+        """Send the optimiser's state to all workers, once they are idle."""
         while self._busy:
-            self._receive()
-        for end in self._ends:
-            self._send(end, self._optimizer.state_dict())
-        self._state_is_theirs = True
+            self._receive_update()
+        for pipe in self._pipes:
+            self._send(pipe, self._optimizer.state_dict())
+        self._loaded = False
 
-    def _send(self, end: Connection, message: Any) -> None:
+    def _send(self, pipe: Connection, message: Any) -> None:
         try:
-            end.send_bytes(pickle.dumps(message))
+            pipe.send_bytes(pickle.dumps(message))
         except OSError:
-            self._answer([end])  # tells why it is gone
+            self._receive([pipe])  # raises what ended the worker
             raise
 
-    def _receive(self) -> None:
-        end, update = self._answer(list(self._busy))
-        self._busy.remove(end)
+    def _receive_update(self) -> None:
+        pipe, self._newest = self._receive(list(self._busy))
+        self._busy.remove(pipe)
         self._updates += 1
-        self.newest = update
 
-    def _answer(self, ends: list[Connection]) -> tuple[Connection, Any]:
-        """Return the first answer from one of `ends`. Raises what went wrong in the process."""
+    def _receive(self, pipes: list[Connection]) -> tuple[Connection, Any]:
+        """Return the first message from one of `pipes`. Raises the error that ended its worker."""
         limit = self._context.settings.collective_timeout
-        ready = wait(ends, timeout=limit)
+        ready = wait(pipes, timeout=limit)
         if not ready:
-            raise Fault(Exit.CODE, f"mode hogwild: no process has answered for {limit} s")
-        end = next(end for end in ends if end in ready)
-        number = self._ends.index(end)
+            raise Fault(Exit.CODE, f"mode hogwild: no worker has answered for {limit} s")
+        pipe = next(pipe for pipe in pipes if pipe in ready)
+        number = self._pipes.index(pipe)
         try:
-            answer = pickle.loads(end.recv_bytes())  # noqa: S301  # it comes from our own process
+            answer = pickle.loads(pipe.recv_bytes())  # noqa: S301  # it comes from our own process
         except (EOFError, OSError):
             process = self._processes[number]
             process.join(timeout=10)
+            code = process.exitcode
+            ended = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with {code}"
             raise Fault(
-                Exit.CODE,
-                f"mode hogwild: process {number} (pid {process.pid}) ended {_how(process.exitcode)}",
+                Exit.CODE, f"mode hogwild: process {number} (pid {process.pid}) ended {ended}"
             ) from None
         if isinstance(answer, _Failure):
             message = f"hogwild process {number}: {answer.message}"
             if answer.code == Exit.CODE:
-                raise RuntimeError(message) from _Remote(answer.trace)
+                raise RuntimeError(message) from _WorkerTraceback(answer.trace)
             raise Fault(answer.code, message)
-        return end, answer
+        return pipe, answer
 
 
-def _how(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"by {signal.Signals(-code).name}"
-    return f"with {code}"
-
-
-def _work(model: nn.Module, context: Context, end: Connection) -> None:
-    """Take batches until the other end is closed."""
+def _work(model: nn.Module, context: Context, pipe: Connection) -> None:
+    """Be a worker, until the other end of the pipe is closed."""
     torch.set_num_threads(1)
     try:
-        _take_batches(model, context, end)
+        _answer_messages(model, context, pipe)
     except (EOFError, BrokenPipeError):
-        pass  # the process that deals has ended
-    except BaseException as error:  # noqa: BLE001  # whatever it was, it is told over there
+        pass  # the main process has ended
+    except BaseException as error:  # noqa: BLE001  # the main process raises it
         fault = as_fault(error)
-        end.send_bytes(pickle.dumps(_Failure(fault.code, str(fault), traceback.format_exc())))
+        pipe.send_bytes(pickle.dumps(_Failure(fault.code, str(fault), traceback.format_exc())))
 
 
-def _take_batches(model: nn.Module, context: Context, end: Connection) -> None:
-    parameters = list(model.parameters())
-    optimizer = optim.build(parameters, context.settings)
+def _answer_messages(model: nn.Module, context: Context, pipe: Connection) -> None:
+    """Answer a batch with its update and "state" with the optimiser's; load any other state sent."""
+    optimizer = optim.build(model.parameters(), context.settings)
     while True:
-        message = pickle.loads(end.recv_bytes())  # noqa: S301  # it comes from our own process
+        message = pickle.loads(pipe.recv_bytes())  # noqa: S301  # it comes from our own process
         if message == "state":
-            end.send_bytes(pickle.dumps(optimizer.state_dict()))
+            pipe.send_bytes(pickle.dumps(optimizer.state_dict()))
         elif isinstance(message, _Work):
-            update = _update(model, optimizer, message, context)
-            end.send_bytes(pickle.dumps(update))
+            pipe.send_bytes(pickle.dumps(_update(model, optimizer, message, context)))
         else:
             optimizer.load_state_dict(message)
 
@@ -276,7 +269,7 @@ def _update(model: nn.Module, optimizer: Optimizer, work: _Work, context: Contex
     norm = clip(list(model.parameters()), context.settings.clip_norm)
     if norm.isfinite():
         optimizer.step()
-    else:  # a BatchNorm has the batch in its statistics by now, and others go on with those
+    else:  # take the batch out of the running statistics of a BatchNorm, which all workers share
         for buffer, before in zip(model.buffers(), kept, strict=True):
             buffer.copy_(before)
     optimizer.zero_grad()
@@ -284,13 +277,13 @@ def _update(model: nn.Module, optimizer: Optimizer, work: _Work, context: Contex
 
 
 def _mean(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the mean of optimisers' states; one that never had a gradient has none of a parameter."""
-    held: dict[int, list[dict[str, Tensor]]] = {}
+    """Return the mean of optimisers' states; a parameter without a gradient yet has no state."""
+    by_parameter: dict[int, list[dict[str, Tensor]]] = {}
     for state in states:
         for parameter, values in state["state"].items():
-            held.setdefault(parameter, []).append(values)
+            by_parameter.setdefault(parameter, []).append(values)
     mean = {
         parameter: {name: torch.stack([one[name] for one in values]).mean(0) for name in values[0]}
-        for parameter, values in held.items()
+        for parameter, values in by_parameter.items()
     }
     return {"state": mean, "param_groups": states[0]["param_groups"]}

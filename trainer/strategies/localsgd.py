@@ -1,11 +1,11 @@
 """Local SGD: each rank trains by itself, and every few steps all take the average of their weights.
 
-Sends TRAINER_LOCAL_STEPS times less than ddp (Stich, 2019). With TRAINER_OUTER_LR the average is not
-taken as it is: what the weights moved by is the gradient of an outer SGD with Nesterov momentum
-(DiLoCo, Douillard et al., 2023).
+Sends TRAINER_LOCAL_STEPS times less than ddp (Stich, 2019). With TRAINER_OUTER_LR the average is not the
+new weights but a direction: the change of the weights over a period is the gradient of an outer SGD with
+Nesterov momentum (DiLoCo, Douillard et al., 2023).
 
-A period also ends where weights are saved or evaluated, so that what is saved is the average, and a
-resumed run goes on as the saved one did. Gradients are clipped by each rank's own norm; the norm
+A period also ends where weights are saved or evaluated, so that checkpoints hold the average and a
+resumed run continues as the saved one did. Each rank clips by the norm of its own gradients; the norm
 reported is the ranks' mean.
 
     TRAINER_MODE=localsgd TRAINER_LOCAL_STEPS=16 torchrun --nproc-per-node 2 -m trainer
@@ -23,29 +23,26 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed import optim
-from trainer.strategies import Context, Strategy, accumulate, clip, inference, single
+from trainer.strategies import Context, Strategy, accumulate, clip, inference
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    mesh = context.runtime.mesh
-    if mesh is None:  # a world of one has nobody to average with
-        return single.build(model, context)
-    group, settings = mesh.get_group("dp_replicate"), context.settings
+    settings, group = context.settings, context.mesh.get_group("dp_replicate")
     _refuse(settings)
     parameters = list(model.parameters())
     optimizer = optim.build(parameters, settings)
-    outer = Outer(model, settings) if settings.outer_lr else None
+    outer = OuterOptimizer(model, settings) if settings.outer_lr else None
     replicas = context.runtime.sizing.batches.replicas
     period = Period(model, optimizer, outer, settings, group=group)
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
-        period.take_step()
-        # Each rank's part of the global mean, times the ranks: the average of the updates is ddp's.
+        period.count_step()
+        # This rank's part of the global mean, times the ranks: the average of the updates is ddp's.
         return accumulate(model, micro_batches, context, scale=replicas / weight)
 
     def clip_own(norm: float) -> Tensor:
         mean = clip(parameters, norm) / replicas
-        # One number a step. All ranks have to know of one that has no finite gradient.
+        # One number a step: every rank must know when one has no finite gradient.
         dist.all_reduce(mean, group=group)
         return mean
 
@@ -55,7 +52,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
         step=step,
         clip=clip_own,
         forward=inference(model, context),
-        settle=period.end,
+        synchronize=period.end,
         extra={"outer": outer} if outer else {},
     )
 
@@ -75,12 +72,12 @@ def _refuse(settings: Settings) -> None:
             )
 
 
-class Outer:
-    """The outer optimiser: moves the weights all ranks began a period with, by what came of it."""
+class OuterOptimizer:
+    """SGD over whole periods: moves the weights at the start of a period by their change since."""
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
         self._model = model
-        self._start = {name: nn.Parameter(p.detach().clone()) for name, p in _weights(model)}
+        self._start = {n: nn.Parameter(p.detach().clone()) for n, p in model.named_parameters()}
         self._optimizer = SGD(
             self._start.values(),
             lr=settings.outer_lr or 0.0,
@@ -93,18 +90,18 @@ class Outer:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Note the weights that a period begins with."""
-        for name, weight in _weights(self._model):
+        """Copy the weights at the start of a period."""
+        for name, weight in self._model.named_parameters():
             self._start[name].copy_(weight)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take the model's weights, by now the average, as a direction, and give it the new ones."""
-        for name, weight in _weights(self._model):
+        """Replace the model's weights, now the ranks' average, by those after an outer step."""
+        for name, weight in self._model.named_parameters():
             self._start[name].grad = self._start[name] - weight
         self._optimizer.step()
         self._optimizer.zero_grad()
-        for name, weight in _weights(self._model):
+        for name, weight in self._model.named_parameters():
             weight.copy_(self._start[name])
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -116,13 +113,13 @@ class Outer:
 
 
 class Period:
-    """The steps since the ranks last agreed."""
+    """The steps since all ranks last had the same weights."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        outer: Outer | None,
+        outer: OuterOptimizer | None,
         settings: Settings,
         *,
         group: dist.ProcessGroup,
@@ -130,14 +127,14 @@ class Period:
         self._model, self._optimizer, self._outer = model, optimizer, outer
         self._settings, self._group = settings, group
         self._steps = 0
-        optimizer.register_load_state_dict_post_hook(lambda _: self._begin_anew())
+        optimizer.register_load_state_dict_post_hook(lambda _: self._reset())
 
-    def _begin_anew(self) -> None:
-        """Forget the steps since, whose weights a checkpoint's have replaced."""
+    def _reset(self) -> None:
+        """Start a period with the weights that were just loaded."""
         self._steps = 0
 
-    def take_step(self) -> None:
-        """Count a step; when the period is over, the next one begins with the average."""
+    def count_step(self) -> None:
+        """Count a step that begins; after the last of a period, average first."""
         if self._steps == self._settings.local_steps:
             self.end()
         if self._steps == 0 and self._outer:
@@ -146,7 +143,7 @@ class Period:
 
     @torch.no_grad()
     def end(self) -> None:
-        """Let all ranks have the same weights and the same state of the optimiser."""
+        """Give all ranks the same weights and the same state of the optimiser."""
         if self._steps == 0:
             return
         _average(chain(self._model.parameters(), self._model.buffers()), self._group)
@@ -155,7 +152,7 @@ class Period:
         state = [item for part in self._optimizer.state.values() for item in part.items()]
         tensors = [(name, value) for name, value in state if isinstance(value, Tensor)]
         if self._settings.local_state == "average":
-            # Not AdamW's count of steps: all ranks have the same, on the CPU, where NCCL sends nothing.
+            # Not AdamW's step count: it is the same everywhere, and on the CPU, where NCCL cannot send.
             _average((value for name, value in tensors if name != "step"), self._group)
         else:
             torch._foreach_zero_([value for _, value in tensors])
@@ -170,7 +167,3 @@ def _average(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
         if work is not None:
             work.wait()
     torch._foreach_div_(real, dist.get_world_size(group))
-
-
-def _weights(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    return model.named_parameters()

@@ -1,8 +1,8 @@
 """Model parallel: contiguous stages of the layers on the devices of one process.
 
-The stages are cut by measured cost (`trainer/models/stages.py`). Micro-batches overlap, since a device
-works through its queue on its own: a backward pass is only queued once enough forward passes are
-under way to keep every device at work. On the CPU all stages sit there and nothing overlaps.
+The stages are cut by measured cost (`trainer/models/stages.py`). Each device works through its own
+queue, so micro-batches overlap: a backward pass is queued once there are enough forward passes to keep
+every device busy. On the CPU nothing overlaps.
 
     TRAINER_MODE=mp python -m trainer
 """
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from trainer.data.sets import Batch
 from trainer.distributed import optim
 from trainer.distributed.precision import autocast
-from trainer.models.stages import Stage, cut, put
+from trainer.distributed.tensors import move
+from trainer.models.stages import Stage, cut
 from trainer.strategies import Context, Strategy, clip, weighted_loss
 
 
@@ -31,13 +32,13 @@ def build(model: nn.Module, context: Context) -> Strategy:
     stages = [
         Stage(
             model,
-            plan.of(number),
-            precision=partial(autocast, context.settings, context.runtime.device),
+            plan.pieces_of(number),
+            precision=partial(autocast, context.settings, runtime.device),
         )
         for number in range(count)
     ]
     for stage, place in zip(stages, places, strict=True):
-        put(stage, place)
+        move(stage, place)
     parameters = list(model.parameters())
 
     def forward(inputs: Tensor) -> Tensor:
@@ -71,14 +72,14 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
 
 def _devices(first: torch.device) -> list[torch.device]:
-    """Return all devices of the kind that this process was given."""
+    """Return all devices of the kind of `first`."""
     if first.type == "cpu":
         return [first]
     return [torch.device(first.type, n) for n in range(torch.accelerator.device_count())]
 
 
 def _at(place: torch.device, batch: Batch) -> Batch:
-    """Return the batch with what the loss needs at `place`."""
+    """Return the batch with targets and weights, which the loss reads, on device `place`."""
     return replace(
         batch,
         targets=batch.targets.to(place, non_blocking=True),

@@ -1,4 +1,4 @@
-"""One process, one device: what every other mode is compared with.
+"""One process, one device: every other mode is compared with this one.
 
 TRAINER_MODE=single python -m trainer
 """

@@ -1,9 +1,9 @@
 """Tensor parallel: each layer's weights split over ranks that compute one micro-batch together.
 
 Columns of a layer's first matrix and rows of its second (Shoeybi et al., 2019), norms on shares of
-the sequence (Korthikanti et al., 2022), by torch's DTensor. The model says how its layers are split
-(`trainer/models/tensor_plan.py`). The mesh's data axes, if it has some, shard what is left of each
-weight (dp_shard) or replicate it.
+the sequence (Korthikanti et al., 2022), by torch's DTensor. The model's `tensor_plan()` gives the style
+of each layer (`trainer/models/tensor_plan.py`). The mesh's data axes, if any, shard the rest of each
+weight (dp_shard) or replicate it (dp_replicate).
 
     TRAINER_TASK=charlm-gpt TRAINER_MODE=tp torchrun --nproc-per-node 2 -m trainer
     TRAINER_MODE=tp TRAINER_MESH=dp_shard=2,tp=2 torchrun --nproc-per-node 4 -m trainer
@@ -28,28 +28,24 @@ from trainer.strategies import (
     Context,
     Strategy,
     accumulate,
+    broadcast_buffers,
     clip,
     fsdp,
     inference,
-    share_buffers,
-    single,
 )
 
 
 @runtime_checkable
 class Splittable(Protocol):
-    """A model that says how its layers are split."""
+    """A model with a plan of how its layers are split."""
 
     def tensor_plan(self, *, sequence_parallel: bool, loss_parallel: bool) -> TensorPlan: ...
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    runtime, settings = context.runtime, context.settings
-    mesh = runtime.mesh
-    if mesh is None:  # a world of one has nothing to split over
-        return single.build(model, context)
+    settings, mesh = context.settings, context.mesh
     parallelize(model, mesh["tp"], settings)
-    replicas = runtime.sizing.batches.replicas
+    replicas = context.runtime.sizing.batches.replicas
     sharded = None
     if replicas > 1:
         sharded = fsdp.shard(model, fsdp.data_mesh(mesh), settings)
@@ -58,16 +54,16 @@ def build(model: nn.Module, context: Context) -> Strategy:
     forward = inference(model, context)
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
-        with computing(settings):
+        with loss_context(settings):
             loss = accumulate(
                 model,
                 micro_batches,
                 gathered,
                 # The reduce-scatter averages over the replicas, while the loss is a mean over the batch.
                 scale=replicas / weight,
-                unsynced=fsdp.unsynced(sharded) if sharded else contextlib.nullcontext,
+                no_sync=fsdp.no_sync(sharded) if sharded else contextlib.nullcontext,
             )
-        complete(parameters)
+        sum_partial_gradients(parameters)
         return loss
 
     return Strategy(
@@ -76,21 +72,21 @@ def build(model: nn.Module, context: Context) -> Strategy:
         step=step,
         clip=lambda norm: clip(parameters, norm),
         forward=lambda inputs: whole(forward(inputs)),
-        settle=lambda: share_buffers(model, mesh),
+        synchronize=lambda: broadcast_buffers(model, mesh),
     )
 
 
 def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> None:
     """Split the layers of `module` over the one-dimensional `mesh`, as the model's plan says.
 
-    Parts of the model that are not there, as in a stage of a pipeline, are passed over. Raises
-    Fault(64) when the model has no plan, or the ranks do not divide what it splits.
+    A stage of a pipeline has only some of the plan's modules. Raises Fault(64) when the model has no
+    plan, or the number of ranks does not divide what it splits.
     """
     if not isinstance(module, Splittable):
         raise Fault(
             Exit.CONFIG,
             f"task {settings.task}: its model {type(module).__name__} cannot be split over the axis tp: "
-            "it offers no tensor_plan(), which says how each of its layers is; see "
+            "it has no method tensor_plan(); see "
             "trainer/models/tensor_plan.py",
         )
     plan = module.tensor_plan(
@@ -107,25 +103,28 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> None
     for name, part in list(module.named_modules()):
         if not any(True for _ in part.parameters(recurse=False)):
             continue
-        for style in plan.of(name) or [Whole()]:
+        for style in plan.styles_for(name) or [Whole()]:
             parallelize_module(part, mesh, style)
 
 
-def computing(settings: Settings) -> contextlib.AbstractContextManager[object]:
-    """Return the context of forward, loss and backward passes."""
+def loss_context(settings: Settings) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which forward, loss and backward passes run."""
     return loss_parallel() if settings.loss_parallel else contextlib.nullcontext()
 
 
-def borders(between: Sequence[Tensor], mesh: DeviceMesh, settings: Settings) -> list[Tensor]:
-    """Return what each rank has of the tensors that go into, between and out of a model's pieces."""
+def shard_borders(borders: Sequence[Tensor], mesh: DeviceMesh, settings: Settings) -> list[Tensor]:
+    """Return each rank's part of the tensors at the borders of stages.
+
+    With `sequence_parallel` that is a share of dimension 1; the first inputs and last outputs are whole.
+    """
     if not settings.sequence_parallel:
-        return list(between)
+        return list(borders)
     ranks = mesh.size()
     shares = [
         x.detach()[:, : x.shape[1] // ranks].contiguous().requires_grad_(x.requires_grad)
-        for x in between[1:-1]
+        for x in borders[1:-1]
     ]
-    return [between[0], *shares, between[-1]]
+    return [borders[0], *shares, borders[-1]]
 
 
 def whole_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -134,14 +133,14 @@ def whole_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Te
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor with all its parts, on every rank."""
+    """Return the whole tensor, gathered on every rank if it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def complete(parameters: Sequence[nn.Parameter]) -> None:
-    """Add up what ranks hold of the gradient of a parameter that each has whole.
+def sum_partial_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Sum over the ranks a gradient of which each rank has a term, though its parameter is replicated.
 
-    A norm on a share of the sequence leaves such parts.
+    A norm that computes on a share of the sequence leaves such gradients.
     """
     for parameter in parameters:
         grad = parameter.grad

@@ -1,7 +1,7 @@
-"""What is trained: a task builds model, data, loss and metric, a file each.
+"""The tasks, a file each. A task builds the model and the data, and computes the loss and a metric.
 
-The file's name is the task's, and it offers `Task`. A task of one's own is
-TRAINER_TASK=package.module:Class.
+A built-in task is the class `Task` in a file of this folder: TRAINER_TASK=digits is digits.py. Any other
+task is a class on the Python path: TRAINER_TASK=package.module:Class.
 """
 
 import sys
@@ -17,9 +17,9 @@ from trainer.data.sets import Data
 
 
 class Task(Protocol):
-    """What every task offers; the class is called with the settings.
+    """What the trainer needs of a task. The class is called with the settings.
 
-    `metric` names what `score` counts, e.g. accuracy: 1.0 for a sample that was predicted right.
+    `metric` names the mean of `score`, e.g. accuracy: 1.0 for a sample that was predicted right.
     """
 
     metric: str

@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.augment import Augmentation
-from trainer.tasks.parts import networks
-from trainer.tasks.parts.images import Classification, Images, folder_of
+from trainer.tasks.parts import torchvision_models
+from trainer.tasks.parts.classification import Classification
+from trainer.tasks.parts.images import Images, data_folder
 
 DEFAULTS = {"epochs": 2, "global_batch": 64}
 MEASURED = "52 s (on made-up images of its size)"
 VARIES = True
 
 _FOLDER = Path("cifar-10-batches-py")
-_RECONSTRUCT = np.empty(0).__reduce__()[0]  # what makes an array, wherever numpy keeps it
+_RECONSTRUCT = np.empty(0).__reduce__()[0]  # numpy's function that a pickled array calls
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
@@ -54,14 +55,14 @@ class Task(Classification):
 
     def model(self) -> nn.Module:
         name = self._settings.model
-        return Net() if name is None else networks.build(name, classes=10)
+        return Net() if name is None else torchvision_models.build(name, classes=10)
 
     def data(self, *, train: bool) -> Images:
         """Return images, shape (n, 3, 32, 32), uint8, and labels 0 to 9.
 
         Training images are shifted by up to 4 pixels and half of them turned left to right.
         """
-        folder = folder_of(self._settings, _FOLDER, _download) / _FOLDER
+        folder = data_folder(self._settings, _FOLDER, _download) / _FOLDER
         names = [f"data_batch_{n}" for n in range(1, 6)] if train else ["test_batch"]
         parts = [_read(folder / name) for name in names]
         images = torch.cat([images for images, _ in parts])
@@ -75,18 +76,21 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
             batch = _Plain(file, encoding="bytes").load()
         images = torch.from_numpy(np.array(batch[b"data"], dtype=np.uint8)).view(-1, 3, 32, 32)
         labels = torch.tensor(batch[b"labels"], dtype=torch.long)
-    # what a damaged pickle raises is whatever its bytes happen to say
+    # a damaged pickle may raise anything
     except Exception as error:
         raise Fault(
             Exit.DATA, f"{path}: cannot be read: {error}; delete it and download it again"
         ) from error
     if len(images) != len(labels) or not (len(labels) and 0 <= labels.min() <= labels.max() <= 9):
-        raise Fault(Exit.DATA, f"{path}: {len(images)} images, {len(labels)} labels; want as many")
+        raise Fault(
+            Exit.DATA,
+            f"{path}: {len(images)} images, {len(labels)} labels; want a label, 0 to 9, for each image",
+        )
     return images, labels
 
 
 class _Plain(pickle.Unpickler):
-    """Reads a pickle of arrays and nothing else: a file from elsewhere must not run code here."""
+    """Reads a pickle of arrays and nothing else: a downloaded file must not run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_reconstruct" and module in (

@@ -21,14 +21,14 @@ from trainer.models.ops import cross_entropy
 MEASURED = "accuracy 0.98 in 10 s"
 
 _TEST = 360  # a fifth
-_SPLIT_SEED = 0  # the split is the data set's, not the run's: accuracies compare over seeds
+_SPLIT_SEED = 0  # not the run's seed: accuracies of runs with other seeds compare
 _SIDE = 28
 
 
 class Net(nn.Module):
     """The small convolutional net: conv 10, conv 20, then 320, 50, 10. Returns logits.
 
-    The loss is cross-entropy on them; a log_softmax here as well would be soft-max twice.
+    The loss is cross-entropy on them, which has the softmax in it.
     """
 
     def __init__(self) -> None:
@@ -85,12 +85,14 @@ class Task:
 def _read() -> Tensor:
     """Return the data set, shape (1797, 65): the 64 pixels of 8x8 images, 0 to 16, and the label.
 
-    The file is read where scikit-learn keeps it: importing the package for it would add the import
-    of scipy, as long as torch's own, to the start of every rank.
+    Reads scikit-learn's file without importing it: it imports scipy, which takes as long as torch.
     """
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
-        raise Fault(Exit.DATA, "task digits: its data comes with scikit-learn, which is missing")
+        raise Fault(
+            Exit.DATA,
+            "task digits: its data comes with scikit-learn, which is missing; pip install it",
+        )
     path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:
         with gzip.open(path, "rt") as file:

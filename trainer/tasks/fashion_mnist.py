@@ -5,9 +5,9 @@ TRAINER_TASK=fashion-mnist TRAINER_DATA=data TRAINER_DOWNLOAD=1 python -m traine
 
 from functools import partial
 
-from trainer.tasks.parts.mnist import IdxTask
+from trainer.tasks.parts.mnist import MnistTask
 
 DEFAULTS = {"epochs": 3, "global_batch": 64}
 MEASURED = "as mnist, whose images are of the same size"
 
-Task = partial(IdxTask, name="FashionMNIST", mean=0.2860, std=0.3530)
+Task = partial(MnistTask, name="FashionMNIST", mean=0.2860, std=0.3530)

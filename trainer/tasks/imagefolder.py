@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.augment import Augmentation
-from trainer.tasks.parts import networks
-from trainer.tasks.parts.images import Classification
+from trainer.tasks.parts import torchvision_models
+from trainer.tasks.parts.classification import Classification
 
 DEFAULTS = {"model": "resnet18"}
 VARIES = True
@@ -26,10 +26,10 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
 
 class Folder:
-    """A folder of images, decoded where they are read and cut to squares a seventh larger than `size`.
+    """A folder of images, decoded by the loader's workers to squares a seventh larger than `size`.
 
-    The rest is done on the device: training sees a window at a place of the sample's own, half of
-    them turned left to right; evaluation sees the middle.
+    The device does the rest: in training a random window, half of them flipped left to right; in
+    evaluation the window in the middle.
     """
 
     def __init__(self, root: Path, classes: list[str], size: int) -> None:
@@ -48,7 +48,7 @@ class Folder:
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return an image, shape (3, side, side), uint8, and its class.
 
-        What Pillow raises for a damaged file is told by the loader, with the path in `samples`.
+        The loader reports what Pillow raises for a damaged file, with the path from `samples`.
         """
         path, label = self.samples[index]
         return _decode(path, self._side), label
@@ -63,7 +63,9 @@ class Task(Classification):
         self._classes = _classes(settings, "train")
 
     def model(self) -> nn.Module:
-        return networks.build(self._settings.model or "resnet18", classes=len(self._classes))
+        return torchvision_models.build(
+            self._settings.model or "resnet18", classes=len(self._classes)
+        )
 
     def data(self, *, train: bool) -> Folder:
         part = "train" if train else "val"
@@ -91,7 +93,10 @@ def _classes(settings: Settings, part: str) -> list[str]:
 
 
 def _decode(path: Path, side: int) -> Tensor:
-    """Return the square in the middle of an image. By Pillow: every worker would import torchvision."""
+    """Return the middle square of an image, shape (3, side, side), uint8.
+
+    By Pillow, which saves every worker the import of torchvision.
+    """
     with Image.open(path) as image:
         square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(square)).permute(2, 0, 1)

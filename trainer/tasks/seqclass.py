@@ -1,7 +1,7 @@
 """Sequences of any length: which package of the standard library a function comes from, by its words.
 
-Reads a function word by word with an LSTM or a GRU (TRAINER_MODEL=gru) and guesses after each word.
-With TRAINER_DATA the classes are that folder's subfolders, every file in them a sequence.
+An LSTM or a GRU (TRAINER_MODEL=gru) reads a function word by word and predicts after each word. With
+TRAINER_DATA the classes are the subfolders of that folder, and every file in them is a sequence.
 
     TRAINER_TASK=seqclass torchrun --nproc-per-node 2 -m trainer
 """
@@ -25,10 +25,10 @@ DEFAULTS = {"epochs": 5, "global_batch": 128, "optimizer": "adamw", "lr": 0.01}
 MEASURED = "accuracy 0.77 after 5 epochs, 51 s (the commonest class: 0.35)"
 VARIES = True
 
-PADDING = 0  # no word's number
-NO_TARGET = -100  # what cross_entropy leaves out
+PADDING = 0  # words have numbers from 1
+NO_TARGET = -100  # targets that cross_entropy ignores
 _WORDS = 8192  # numbers that words are hashed to
-_LONGEST = 400  # words; what comes after is left out
+_LONGEST = 400  # words; the rest of a sequence is left out
 _PACKAGES = (
     "asyncio", "concurrent", "ctypes", "email", "http", "importlib",
     "json", "logging", "multiprocessing", "unittest", "urllib", "xml",
@@ -38,7 +38,7 @@ _MODELS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.G
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences of different lengths, end to end: that of sample i begins at starts[i].
+    """Sequences of different lengths, concatenated: that of sample i begins at starts[i].
 
     `words`, shape (sum of tokens,); `starts`, `tokens` and `labels`, shape (n,).
     """
@@ -66,9 +66,9 @@ class Sequences:
 class Reader(nn.Module):
     """A recurrent layer over packed sequences, `cut` words at a time (0: all at once).
 
-    The state goes on from one piece to the next, the gradient does not: truncated back-propagation
-    through time (Williams and Peng, 1990). The pieces are inside of one module: ranks differ in how many
-    they have, and fully_shard gathers the weights at each call of a module it wraps.
+    The state is passed from one piece to the next, the gradient is not: truncated back-propagation
+    through time (Williams and Peng, 1990). One call reads all pieces: ranks differ in their number,
+    and fully_shard communicates at each call of a module that it wraps.
     """
 
     def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], *, width: int, cut: int) -> None:
@@ -87,7 +87,7 @@ class Reader(nn.Module):
         pieces = []
         for start in range(0, longest, cut):
             left = (lengths - start).clamp(max=cut)
-            going = int((left > 0).sum())  # sequences that go on: the first ones
+            going = int((left > 0).sum())  # sequences that are not over: the first ones
             piece = embedded[:going, start : min(start + cut, longest)]
             outputs, state = self._read(piece, left[:going], state)
             pieces.append(F.pad(outputs, [0, 0, 0, 0, 0, len(embedded) - going]))
@@ -122,7 +122,7 @@ class Model(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         """Map words, shape (n, length), to logits, shape (n, length, classes).
 
-        What stands for the padding means nothing.
+        Logits of the padding are arbitrary.
         """
         lengths = (words != PADDING).sum(dim=1)
         order = lengths.argsort(descending=True, stable=True)
@@ -166,14 +166,14 @@ class Task:
         )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy over each sequence's words, shape (n,); padding has none."""
+        """Return the mean cross-entropy over each sequence's words, without the padding, shape (n,)."""
         losses = F.cross_entropy(
             outputs.transpose(1, 2), targets, ignore_index=NO_TARGET, reduction="none"
         )
         return losses.sum(dim=1) / (targets != NO_TARGET).sum(dim=1)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return 1.0 where the guess after a sequence's last word is right, shape (n,)."""
+        """Return 1.0 where the prediction after a sequence's last word is right, shape (n,)."""
         last = (targets != NO_TARGET).sum(dim=1) - 1
         rows = torch.arange(len(targets), device=targets.device)
         return (outputs[rows, last].argmax(dim=1) == targets[rows, last]).float()
@@ -198,7 +198,7 @@ def _classes(settings: Settings) -> dict[str, Path]:
 
 
 def _texts(folder: Path, *, whole: bool) -> Iterator[str]:
-    """Yield the files' texts, or else the functions in them, in an order that machines agree on."""
+    """Yield the files' texts, or else the functions in them, in the same order on every machine."""
     for path in sorted(folder.rglob("*" if whole else "*.py")):
         if not path.is_file():
             continue

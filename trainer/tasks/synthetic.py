@@ -4,21 +4,19 @@ TRAINER_TASK=synthetic python -m trainer
 """
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from trainer.config.settings import Settings
 from trainer.data.sets import Tensors
+from trainer.tasks.parts.classification import Classification
 
 _FEATURES = 64
 _CLASSES = 10
 _TRAIN, _TEST = 4096, 1024
-_NOISE = 2.0  # of a centre's own scale: the classes overlap a little
+_NOISE = 2.0  # times the scale of the centres: the classes overlap a little
 
 
-class Task:
-    metric = "accuracy"
-
+class Task(Classification):
     def __init__(self, _: Settings) -> None:
         pass
 
@@ -34,9 +32,3 @@ class Task:
         vectors = centres[labels] + _NOISE * noise
         chosen = slice(0, _TRAIN) if train else slice(_TRAIN, None)
         return Tensors(vectors[chosen], labels[chosen])
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, targets, reduction="none")
-
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs.argmax(dim=1) == targets).float()

@@ -148,7 +148,7 @@ def _in_each(need: Need, processes: int) -> Need:
 def _averaging(strategy: strategies.Strategy, footprint: Footprint, steps: int) -> dict[str, int]:
     """Return what averaging the weights sends, as a mean over the steps between two of them."""
     footprint.start_over()
-    strategy.settle()
+    strategy.synchronize()
     return {name: size // steps for name, size in footprint.sent.items()}
 
 

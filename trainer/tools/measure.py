@@ -157,7 +157,7 @@ def _split(
     """Return what each piece keeps of a sample on one rank, and what leaves it."""
     _, steps = _steps(model, tp.whole_loss(task.loss), batch[1])
     found = []
-    with tp.computing(settings):
+    with tp.loss_context(settings):
         kept, outputs = _kept(model, steps, batch[0])
         for n, (step, x) in enumerate(zip(steps, [batch[0], *outputs], strict=False)):
             with Footprint() as footprint:

@@ -1,1 +1,1 @@
-"""What several tasks share."""
+"""Parts of a task that several tasks use."""

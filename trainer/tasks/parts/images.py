@@ -1,15 +1,10 @@
-"""What the image tasks share: uint8 images, labels, and a loss on logits."""
+"""Data of the image tasks: uint8 images with labels, and the folder they are downloaded to."""
 
-import gzip
-import math
-import struct
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.config.exits import Exit, Fault
@@ -28,29 +23,17 @@ class Images(Tensors):
         return self.augmentation(images, keys)
 
 
-class Classification:
-    """Loss and metric of every task that tells classes apart."""
+def data_folder(settings: Settings, present: Path, download: Callable[[str], object]) -> Path:
+    """Return TRAINER_DATA, which has `present`, a file or folder; download that if the settings allow.
 
-    metric = "accuracy"
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, targets, reduction="none")
-
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs.argmax(dim=1) == targets).float()
-
-
-def folder_of(settings: Settings, present: Path, download: Callable[[str], object]) -> Path:
-    """Return TRAINER_DATA once it holds `present`, downloading into it where the settings say so.
-
-    `download` is called with the folder. Raises Fault(65) that says what to do.
+    `download` is called with the folder to download to. Raises Fault(65) when there is no `present`.
     """
     name = f"task {settings.task}"
     if settings.data is None:
         raise Fault(
             Exit.DATA,
             f"{name}: set TRAINER_DATA to the folder that holds its data, and TRAINER_DOWNLOAD=1 "
-            "to have it downloaded there",
+            "to download it there",
         )
     wanted = settings.data / present
     if not wanted.exists() and settings.download:
@@ -63,42 +46,21 @@ def folder_of(settings: Settings, present: Path, download: Callable[[str], objec
     if not wanted.exists():
         raise Fault(
             Exit.DATA,
-            f"{name}: {wanted} does not exist; set TRAINER_DOWNLOAD=1 to have it downloaded, or "
+            f"{name}: {wanted} does not exist; set TRAINER_DOWNLOAD=1 to download it, or "
             "TRAINER_DATA to the folder that holds it",
         )
     return settings.data
 
 
 def _fetch(folder: Path, present: Path, download: Callable[[str], object]) -> None:
-    """Download beside and rename: a half must not look whole, and another node may do the same."""
+    """Download to a temporary folder, then rename: nodes may do this at once, and downloads may fail."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as beside:
-        download(beside)
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
+        download(temporary)
         target = folder / present
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            (Path(beside) / present).rename(target)
+            (Path(temporary) / present).rename(target)
         except OSError:
-            if not target.exists():  # else the other one was first
+            if not target.exists():  # else another node was first
                 raise
-
-
-def idx(path: Path) -> Tensor:
-    """Return the uint8 array in a file of MNIST's format, as it is or with .gz. Raises Fault(65).
-
-    Two zero bytes, 8 for uint8, the number of dimensions, each as a big-endian uint32, the elements.
-    """
-    packed = path.with_name(path.name + ".gz")
-    try:
-        raw = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
-    except (OSError, EOFError) as error:
-        raise Fault(Exit.DATA, f"{path}: cannot be read: {error}") from error
-    shape = struct.unpack_from(f">{raw[3]}I", raw, 4) if len(raw) >= 4 + 4 * raw[3] else ()
-    start = 4 + 4 * len(shape)
-    if raw[:3] != b"\0\0\x08" or not shape or len(raw) != start + math.prod(shape):
-        raise Fault(
-            Exit.DATA,
-            f"{path}: {len(raw)} bytes beginning {raw[:4].hex()} are no idx file of uint8 {shape}; "
-            "delete it and download it again",
-        )
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8, offset=start).view(shape)

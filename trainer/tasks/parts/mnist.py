@@ -1,5 +1,8 @@
-"""What MNIST and the sets made in its image share: four idx files, 28x28 grey images, ten classes."""
+"""Tasks on MNIST and data sets in its format: four idx files, 28x28 grey images, ten classes."""
 
+import gzip
+import math
+import struct
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +13,12 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.augment import Augmentation
 from trainer.tasks.digits import Net
-from trainer.tasks.parts.images import Classification, Images, folder_of, idx
+from trainer.tasks.parts.classification import Classification
+from trainer.tasks.parts.images import Images, data_folder
 
 
-class IdxTask(Classification):
-    """Trains the small convolutional net on torchvision's data set `name`, as that keeps it."""
+class MnistTask(Classification):
+    """The small convolutional net on torchvision's data set `name`, in the files of torchvision."""
 
     def __init__(self, settings: Settings, *, name: str, mean: float, std: float) -> None:
         self._settings = settings
@@ -29,9 +33,9 @@ class IdxTask(Classification):
         raw = Path(self._name) / "raw"
         part = "train" if train else "t10k"
         download = partial(_download, self._name)
-        folder = folder_of(self._settings, raw, download) / raw
-        images = idx(folder / f"{part}-images-idx3-ubyte")
-        labels = idx(folder / f"{part}-labels-idx1-ubyte")
+        folder = data_folder(self._settings, raw, download) / raw
+        images = _read_idx(folder / f"{part}-images-idx3-ubyte")
+        labels = _read_idx(folder / f"{part}-labels-idx1-ubyte")
         if images.shape != (len(labels), 28, 28) or (len(labels) and labels.max() > 9):
             raise Fault(
                 Exit.DATA,
@@ -49,3 +53,25 @@ def _download(name: str, folder: str) -> None:
     from torchvision import datasets  # noqa: PLC0415  # as long to import as torch
 
     getattr(datasets, name)(folder, download=True)
+
+
+def _read_idx(path: Path) -> Tensor:
+    """Return the uint8 array in an idx file, or in one with .gz added. Raises Fault(65).
+
+    The format: two zero bytes, 8 for uint8, the number of dimensions, their sizes as big-endian uint32,
+    the elements.
+    """
+    compressed = path.with_name(path.name + ".gz")
+    try:
+        raw = path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes())
+    except (OSError, EOFError) as error:
+        raise Fault(Exit.DATA, f"{path}: cannot be read: {error}") from error
+    shape = struct.unpack_from(f">{raw[3]}I", raw, 4) if len(raw) >= 4 + 4 * raw[3] else ()
+    start = 4 + 4 * len(shape)
+    if raw[:3] != b"\0\0\x08" or not shape or len(raw) != start + math.prod(shape):
+        raise Fault(
+            Exit.DATA,
+            f"{path}: not an idx file of uint8 {shape}: {len(raw)} bytes that begin {raw[:4].hex()}; "
+            "delete it and download it again",
+        )
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8, offset=start).view(shape)

@@ -1,6 +1,6 @@
-"""What the character models share: windows of bytes out of any file or folder, and the task on them.
+"""Character models: windows of bytes from a file or folder, the task on them, and a recurrent model.
 
-The text is by default the running Python's own standard library source: real text, on every machine.
+Without TRAINER_DATA the text is the source of Python's standard library: real text, on every machine.
 """
 
 import sysconfig
@@ -18,7 +18,7 @@ from trainer.models import chain
 
 VOCABULARY = 256  # bytes
 LENGTH = 64  # bytes of a window
-_DEFAULT_BYTES = 50_000  # trains in under a minute on two cores; a text of one's own is read whole
+_DEFAULT_BYTES = 50_000  # trains in under a minute on two cores; TRAINER_DATA is read whole
 _TEST_SHARE = 0.1
 
 
@@ -43,7 +43,7 @@ def windows(settings: Settings, *, train: bool) -> Tensors:
 
 
 class TextTask:
-    """Predicts the next byte with the model that `build` makes."""
+    """Predicts the next byte with the model that `build` returns."""
 
     metric = "accuracy"
 
@@ -101,7 +101,7 @@ def _read(place: Path | None) -> bytes:
 
 
 def _files(folder: Path, pattern: str) -> Iterator[bytes]:
-    """Yield the files' contents in an order that every machine agrees on."""
+    """Yield the files' contents, in the same order on every machine."""
     for path in sorted(folder.glob(pattern)):
         if path.is_file():
             yield path.read_bytes()

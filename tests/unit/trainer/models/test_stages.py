@@ -33,7 +33,7 @@ def test_stages_together_are_the_model_under_its_own_names(name: str) -> None:
     names = set(model.state_dict())
     plan = stages.cut(model, inputs, 2)
     parts = [
-        stages.Stage(model, plan.of(number), precision=contextlib.nullcontext)
+        stages.Stage(model, plan.pieces_of(number), precision=contextlib.nullcontext)
         for number in range(2)
     ]
     first, second = (set(part.state_dict()) for part in parts)
@@ -58,10 +58,10 @@ def test_a_resnet_stage_runs_when_the_rest_of_the_model_is_gone() -> None:
     precision = contextlib.nullcontext
     x = images
     for number in range(3):
-        x = stages.Stage(model, plan.of(number), precision=precision)(x)
+        x = stages.Stage(model, plan.pieces_of(number), precision=precision)(x)
     assert torch.equal(x, expected)
-    last = stages.Stage(model, plan.of(2), precision=precision)
-    stages.keep_only(model, plan.of(2), of=plan.pieces)
+    last = stages.Stage(model, plan.pieces_of(2), precision=precision)
+    stages.keep_pieces(model, plan.pieces_of(2), plan.pieces)
     assert set(model.state_dict()) == set(last.state_dict())
     assert "fc.weight" in model.state_dict()
     assert last(torch.zeros_like(plan.borders[2], device="cpu")).shape == (2, 10)

@@ -19,7 +19,7 @@ from trainer.config.settings import Settings
 from trainer.data.loader import Loader
 from trainer.data.order import Samples
 from trainer.tasks import digits
-from trainer.tasks.parts import networks
+from trainer.tasks.parts import torchvision_models
 
 
 def write_idx(path: Path, array: torch.Tensor, *, pack: bool = False) -> None:
@@ -142,7 +142,7 @@ def _empty(folder: Path) -> None:
 
 
 BROKEN = [
-    ("mnist", mnist, _truncate, "bytes beginning 00000803 are no idx file of uint8 .*delete it"),
+    ("mnist", mnist, _truncate, "not an idx file of uint8 .* bytes that begin 00000803; delete it"),
     ("mnist", mnist, _empty, "train-images-idx3-ubyte: cannot be read"),
     (
         "cifar10",
@@ -275,13 +275,13 @@ def test_folders_that_do_not_fit_are_65(tmp_path: Path) -> None:
 
 def test_a_model_that_torchvision_has_not_is_64_with_what_is_close() -> None:
     with pytest.raises(Fault, match="close to it: resnet18") as caught:
-        networks.build("resnet81", classes=3)
+        torchvision_models.build("resnet81", classes=3)
     assert caught.value.code == Exit.CONFIG
 
 
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3", "vit_b_16", "mobilenet_v3_small"])
 def test_models_give_one_output_in_training(name: str) -> None:
     with torch.device("meta"):
-        model = networks.build(name, classes=7)
+        model = torchvision_models.build(name, classes=7)
         side = 299 if name == "inception_v3" else 224
         assert model(torch.empty(2, 3, side, side)).shape == (2, 7)

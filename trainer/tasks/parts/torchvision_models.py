@@ -1,4 +1,4 @@
-"""torchvision's classification models by name, untrained: the one place that builds them."""
+"""torchvision's classification models by name, with random weights."""
 
 import difflib
 from typing import Any

@@ -1,0 +1,61 @@
+"""The recipe for a task in trainer/README.md: one file adds one, outside of the trainer or inside."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+TASK = '''"""Which of two numbers is larger.
+
+TRAINER_TASK=larger python -m trainer
+"""
+
+import torch
+from torch import nn
+
+from trainer.config.settings import Settings
+from trainer.data.sets import Tensors
+from trainer.tasks.parts.classification import Classification
+
+DEFAULTS = {"epochs": 3, "lr": 0.5}
+
+
+class Task(Classification):
+    def __init__(self, settings: Settings) -> None:
+        self.seed = settings.seed
+
+    def model(self) -> nn.Module:
+        return nn.Linear(2, 2)
+
+    def data(self, *, train: bool) -> Tensors:
+        generator = torch.Generator().manual_seed(self.seed + train)
+        pairs = torch.randn(320 if train else 100, 2, generator=generator)
+        return Tensors(pairs, pairs.argmax(dim=1))
+'''
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trainer")
+COMMON = {"TRAINER_MODE": "ddp", "TRAINER_LOG": "json", "TRAINER_PREFLIGHT": "off"}
+
+
+def test_a_file_outside_is_a_task(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/larger.py").write_text(TASK)
+    path = f"{ROOT}:{tmp_path}"  # in an image or a job file: the folder with your code
+    settings = COMMON | {"TRAINER_TASK": "ours.larger:Task", "TRAINER_LR": "0.5"}
+    ended = start(*TORCHRUN, PYTHONPATH=path, **settings).end()
+    assert ended.code == 0, ended.words
+    assert ended.of("launch")[0]["world_size"] == 2
+    assert ended.of("summary")[0]["accuracy"] > 0.9
+
+
+def test_a_file_in_the_tasks_folder_is_a_built_in_task(start: Any, tmp_path: Path) -> None:
+    copied = shutil.copytree(ROOT / "trainer", tmp_path / "copy/trainer")
+    (copied / "tasks/larger.py").write_text(TASK)
+    ended = start(*TORCHRUN, PYTHONPATH=str(copied.parent), TRAINER_TASK="larger", **COMMON).end()
+    assert ended.code == 0, ended.words
+    assert ended.of("summary")[0]["steps"] == 3 * 320 // 32  # its DEFAULTS, in batches of 32
+    assert ended.of("summary")[0]["accuracy"] > 0.9

@@ -1,0 +1,16 @@
+"""What torch lacks to handle a module or tensor alike, whether a mode shards it or not."""
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor; a plain tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def move(module: nn.Module, device: torch.device) -> None:
+    """Move a module, unless it is there: the fake tensors of a dry run cannot be moved."""
+    if any(tensor.device != device for tensor in (*module.parameters(), *module.buffers())):
+        module.to(device)

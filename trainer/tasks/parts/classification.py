@@ -1,0 +1,16 @@
+"""Loss and metric of the tasks that predict a class."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Classification:
+    """A base of such a task, which adds `model` and `data`: outputs are logits, shape (n, classes)."""
+
+    metric = "accuracy"
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(dim=1) == targets).float()

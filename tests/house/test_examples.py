@@ -1,0 +1,98 @@
+"""The job files in k8s/jobs: listed, rendered for every launcher that takes them, and trained."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from k8s.cli.command import main
+from tests.conftest import ROOT, clean_environment
+from tests.rendering import LAUNCHERS
+from tests.unit.trainer.tasks.test_images import photos
+
+JOBS = ROOT / "k8s" / "jobs"
+FILES = sorted(path.name for path in JOBS.glob("*.yaml"))
+
+CPU = "resources={cpu: 1, memory: 2Gi}"
+GPT = [
+    CPU,
+    "nccl=",
+    "nodes=1",
+    "procsPerNode=2",
+    "trainer.globalBatch=16",
+    "trainer.precision=fp32",
+]
+# An example, and what is other about it where it is trained here: no GPU, few steps, data in a folder.
+TRAINED = {
+    "01-digits.yaml": [],
+    "digits-ddp.yaml": [],
+    "04-fsdp.yaml": [*GPT, "checkpoints="],
+    "05-image-folder.yaml": [
+        CPU,
+        "checkpoints=",
+        "procsPerNode=1",
+        "trainer.model=resnet18",
+        "trainer.imageSize=21",
+        "trainer.globalBatch=8",
+        "trainer.workers=1",
+        "trainer.precision=fp32",
+    ],
+    "06-text.yaml": [*GPT, "procsPerNode=1", "data=", "checkpoints=", "trainer.compile="],
+    "07-composed-mesh.yaml": [
+        *GPT,
+        "procsPerNode=4",
+        "checkpoints=",
+        "trainer.mesh=pp=2,tp=2",
+        "trainer.microBatch=4",
+    ],
+    "08-own-task.yaml": ["code="],
+    "09-own-operator.yaml": [],
+}
+
+
+def test_every_example_is_in_the_table_and_says_when_to_use_it() -> None:
+    table = (JOBS / "README.md").read_text(encoding="utf-8")
+    listed = [line.split("(")[1].split(")")[0] for line in table.splitlines() if ".yaml) |" in line]
+    assert sorted(listed) == FILES
+    assert len(FILES) == 12
+    for name in FILES:
+        assert (JOBS / name).read_text(encoding="utf-8").startswith("# When: "), name
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_example_is_rendered_for_every_launcher_that_takes_it(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(JOBS / name), "--check"]) == 0  # for its own
+    taken = []
+    for launcher in LAUNCHERS:
+        code = main([str(JOBS / name), "--launcher", launcher, "--check"])
+        refused = "not on launcher" in capsys.readouterr().err
+        assert (code, refused) in ((0, False), (64, True)), launcher
+        taken += [launcher] if code == 0 else []
+    assert len(taken) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
+def test_an_example_trains_here(name: str, tmp_path: Path) -> None:
+    settings = [*TRAINED[name], "trainer.steps=3", "trainer.epochs=", "trainer.log=json"]
+    pairs = [part for setting in settings for part in ("--set", setting)]
+    assert main([str(JOBS / name), *pairs, "--launcher", "local", "-o", str(tmp_path)]) == 0
+    environment = clean_environment(TRAINER_OUT=str(tmp_path / "run"), PYTHON=sys.executable)
+    environment["PYTHONPATH"] = f"{ROOT}:{JOBS}"
+    if "image-folder" in name:
+        environment["TRAINER_DATA"] = str(photos(tmp_path / "photos"))
+    ended = subprocess.run(
+        ["sh", str(tmp_path / "local.sh")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout.splitlines()[-1])
+    assert (summary["event"], summary["steps"]) == ("summary", 3)

@@ -55,7 +55,10 @@ def _commands(block: pages.Block) -> list[str]:
 
 def _cases() -> list[object]:
     runnable = [block for block in pages.blocks() if _commands(block)]
-    slow = {block: any(map(_SLOW.search, _commands(block))) for block in runnable}
+    slow = {
+        block: any(map(_SLOW.search, _commands(block))) or len(_commands(block)) > 5
+        for block in runnable
+    }
     return [
         pytest.param(block, id=str(block), marks=[pytest.mark.slow] if slow[block] else [])
         for block in runnable
@@ -77,7 +80,7 @@ def tree(tmp_path: Path) -> Path:
 
 def _run(tree: Path, commands: list[str], **env: str) -> None:
     """Run the lines in one shell; a line that ends unlike it should ends the shell."""
-    script = []
+    script = ["shopt -s expand_aliases"]
     for line in commands:
         command = reduce(lambda text, pair: text.replace(*pair), SHORTER.items(), line)
         code = next((code for part, code in CODES.items() if part in command), 0)

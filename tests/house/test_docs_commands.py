@@ -32,6 +32,9 @@ NOT_RUN = {
     r"\bkubectl\b": _CLUSTER,
     r"^m (?!--help)": _CLUSTER,
     r"-m k8s status": _CLUSTER,
+    r"^TRAINER_TASK=circles": "tests/house/test_readme.py trains it",
+    r"^TRAINER_MODE=(mp|pp)": "tests/parity/test_table.py trains each of these modes and meshes",
+    r"^make run JOB=": "is make run, with the job file that it has without JOB",
     r"TRAINER_DRY_RUN=1024": "takes a minute; tests/parity/test_dry_run.py runs dry runs",
 }
 
@@ -45,24 +48,27 @@ SHORTER = {
 # A line that ends otherwise than with 0, as its page says.
 CODES = {"--diff": 1}
 
+_FEW = 5  # commands that take a moment each
 _SLOW = re.compile(r"torchrun|-m trainer|make run|make sbom")
 
 
-def _commands(block: pages.Block) -> list[str]:
-    """Return the lines of a block that are run."""
-    return [line for line in block.lines if not any(re.search(one, line) for one in NOT_RUN)]
+def _bare(line: str) -> str:
+    return line.partition(" #")[0].strip()
 
 
 def _cases() -> list[object]:
-    runnable = [block for block in pages.blocks() if _commands(block)]
-    slow = {
-        block: any(map(_SLOW.search, _commands(block))) or len(_commands(block)) > 5
-        for block in runnable
-    }
-    return [
-        pytest.param(block, id=str(block), marks=[pytest.mark.slow] if slow[block] else [])
-        for block in runnable
-    ]
+    """Return the lines of each block that are run; what starts ranks is run once, not on each page."""
+    cases, seen = [], set()
+    for block in pages.blocks():
+        lines = [_bare(line) for line in block.lines]
+        run = [line for line in lines if not any(re.search(one, line) for one in NOT_RUN)]
+        run = [line for line in run if line not in seen]
+        slow = {line for line in run if _SLOW.search(line)}
+        seen |= slow
+        if run:
+            marks = [pytest.mark.slow] if slow or len(run) > _FEW else []
+            cases.append(pytest.param(block, run, id=str(block), marks=marks))
+    return cases
 
 
 @pytest.fixture
@@ -98,16 +104,13 @@ def _run(tree: Path, commands: list[str], **env: str) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("block", _cases())
-def test_every_command_works(tree: Path, block: pages.Block) -> None:
+@pytest.mark.parametrize(("block", "commands"), _cases())
+def test_every_command_works(tree: Path, block: pages.Block, commands: list[str]) -> None:
     if block.page == "trainer/CHECKPOINTS.md":  # exports what a run has saved
         _run(tree, ["python -m trainer"])
-    if "--migrate build/" in " ".join(block.lines) or "--diff build/" in " ".join(block.lines):
+    if any("build/digits-gpu/" in line for line in commands):
         _run(tree, ["python render.py k8s/jobs/digits-gpu.yaml -o build/digits-gpu"])
-    if "circles" in " ".join(block.lines):
-        (task,) = pages.fenced(pages.read(ROOT / block.page), "python")
-        (tree / "circles.py").write_text(task, encoding="utf-8")
-    _run(tree, _commands(block))
+    _run(tree, commands)
 
 
 def test_every_entry_of_the_table_is_used() -> None:

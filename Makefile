@@ -106,10 +106,11 @@ kind-down: ## remove the kind cluster
 soak: $(STAMP) ## train for SECONDS while a seeded adversary kills, stops, cuts links and resizes
 	@$(PY) -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-docs: $(STAMP) ## write the README's tables and the models' costs anew from the code
-	@$(PY) -m trainer.tools.measure
-	@$(PY) -m trainer.tools.reference README.md
-	@$(PY) render.py --schema > k8s/job.schema.json
+docs: $(STAMP) ## write the pages' tables and the job file's schema anew from the code
+	@mkdir -p build
+	@$(PY) render.py --schema > build/job.schema.json
+	@mv build/job.schema.json k8s/job.schema.json
+	@$(PY) -m trainer.tools.reference
 
 # Two at a time, whatever the machine: most of a test's time is the start of a process with torch.
 PARALLEL = -n 2 --dist worksteal

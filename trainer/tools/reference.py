@@ -1,11 +1,12 @@
-"""The README's tables, made from what the code reads: settings, modes, tasks, exit codes.
+"""Writes the tables of the pages that come from the code: settings, modes, tasks, exit codes and others.
 
-python -m trainer.tools.reference README.md      # rewrite what stands between the markers
+python -m trainer.tools.reference      # rewrite what stands between the markers on every page
 """
 
-import sys
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic.alias_generators import to_camel
 
@@ -14,6 +15,32 @@ from trainer.config.environment import variable
 from trainer.config.exits import MEANINGS, Exit
 from trainer.config.modes import MODES
 from trainer.config.settings import Settings
+
+_ROOT = Path(__file__).parents[2]
+_SCHEMA = _ROOT / "k8s" / "job.schema.json"
+
+
+def main() -> None:
+    """Rewrite the generated tables of every page."""
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        page.write_text(rewrite(text), encoding="utf-8")
+
+
+def pages() -> list[Path]:
+    """Return the pages that hold a generated table."""
+    found = [*_ROOT.glob("*.md"), *_ROOT.glob("*/*.md")]
+    return sorted(page for page in found if "<!-- /" in page.read_text(encoding="utf-8"))
+
+
+def rewrite(text: str) -> str:
+    """Return a page with the table between each pair of markers written anew."""
+    for name, table in _TABLES.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        if begin in text:
+            head, _, rest = text.partition(begin)
+            text = head + begin + table() + end + rest.partition(end)[2]
+    return text
 
 
 def settings() -> str:
@@ -64,26 +91,42 @@ def figures() -> str:
     return _table(("figure", "meaning"), rows)
 
 
+def keys() -> str:
+    """Return the table of a job file's keys, from its JSON Schema."""
+    schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
+    rows = (
+        (f"`{path}`", _default(key.get("default")), key["description"])
+        for path, key in _keys(schema, schema["$defs"], above="")
+    )
+    return _table(("key", "default", "meaning"), rows)
+
+
+def _keys(node: dict[str, Any], known: dict[str, Any], *, above: str) -> Iterator[tuple[str, Any]]:
+    """Yield each described key below a schema node, with its path; `trainer` has its own table."""
+    for name, key in node.get("properties", {}).items():
+        path = above + name
+        if "description" in key:
+            yield path, key
+        for inner in (key, key.get("items", {}), *key.get("anyOf", ()), *key.get("oneOf", ())):
+            target = known.get(inner.get("$ref", "").rpartition("/")[2], {})
+            if name != "trainer":
+                yield from _keys(target, known, above=f"{path}{'[]' if 'items' in key else ''}.")
+
+
 _TABLES = {
     "settings": settings,
     "modes": modes,
     "tasks": tasks,
     "exits": exits,
     "figures": figures,
+    "keys": keys,
 }
 
 
-def rewrite(text: str) -> str:
-    """Return a document with every table between its markers made anew."""
-    for name, table in _TABLES.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        head, _, rest = text.partition(begin)
-        text = head + begin + table() + end + rest.partition(end)[2]
-    return text
-
-
 def _default(value: object) -> str:
-    return "" if value is None or value == "" else f"`{value}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return "" if value in (None, "", [], {}) else f"`{value}`"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
@@ -92,5 +135,4 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
 
 
 if __name__ == "__main__":
-    document = Path(sys.argv[1])
-    document.write_text(rewrite(document.read_text(encoding="utf-8")), encoding="utf-8")
+    main()

@@ -1,0 +1,95 @@
+"""The pages say what is true: links lead somewhere, names exist, tables are those of the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.house import pages
+from trainer.config.environment import variable
+from trainer.config.settings import Settings
+from trainer.tools import reference
+
+# Words for which CONTRIBUTING.md has plain ones. The log of changes stays as it was.
+_NOT_USED = re.compile(
+    r"\b(keeper|the roll|farewell|in vain|for want of|whoever|of its own accord|a defect here)\b",
+    re.IGNORECASE,
+)
+_WRITTEN = [page for page in pages.PROSE if page.name != "CHANGELOG.md"]
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=_name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = pages.read(page)
+    broken = []
+    for path, anchor in pages.links(text):
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or not target.is_relative_to(ROOT):
+            broken.append(f"{path}: no such file")
+        elif anchor and anchor not in pages.anchors(pages.read(target)):
+            broken.append(f"{path}#{anchor}: no such heading")
+    assert broken == []
+
+
+def test_links_and_anchors_are_found_as_github_finds_them() -> None:
+    text = "# A `mode`, and its Test\n[x](a.md#b) [y](https://z) [z](#c)\n```sh\n[no](no.md)\n```\n"
+    assert pages.links(text) == [("a.md", "b"), ("", "c")]
+    assert pages.anchors(text) == {"a-mode-and-its-test"}
+
+
+@pytest.mark.parametrize("page", _WRITTEN, ids=_name)
+def test_every_file_setting_and_target_named_exists(page: Path) -> None:
+    text = re.sub(
+        r"\[[^]]*\]\(.*?\)", "", pages.prose(pages.read(page))
+    )  # links have a test of their own
+    recipes = re.compile(r"^## Add a .*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # files to be made
+    paths = re.findall(r"\b(?:tests|trainer|k8s|docker)/[\w./*-]*\w", recipes.sub("", text))
+    there = {path for path in paths for at in (ROOT, page.parent) if any(at.glob(path))}
+    assert set(paths) - there == set()
+    settings = {variable(name) for name in Settings.model_fields}
+    assert set(re.findall(r"TRAINER_[A-Z_]*[A-Z]", text)) <= settings
+    makefile = pages.read(ROOT / "Makefile")
+    named = set(re.findall(r"`make ([a-z-]+)", text))
+    assert named <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", reference.pages(), ids=_name)
+def test_the_tables_are_those_of_the_code(page: Path) -> None:
+    assert reference.rewrite(pages.read(page)) == pages.read(page), "make docs"
+
+
+def test_a_table_that_is_stale_or_missing_is_seen() -> None:
+    marked = {
+        name
+        for page in reference.pages()
+        for name in re.findall(r"<!-- /(\w+) -->", pages.read(page))
+    }
+    assert marked == {"settings", "modes", "tasks", "exits", "figures", "keys"}
+    stale = "<!-- exits -->\n| old |\n<!-- /exits -->\nrest"
+    assert "| old |" not in reference.rewrite(stale)
+    assert reference.rewrite(stale).endswith("<!-- /exits -->\nrest")
+    settings = pages.read(ROOT / "trainer" / "SETTINGS.md")
+    assert settings.count("| `TRAINER_") == len(Settings.model_fields)
+
+
+@pytest.mark.parametrize("page", _WRITTEN, ids=_name)
+def test_no_page_uses_a_word_that_the_glossary_has_replaced(page: Path) -> None:
+    written = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", pages.read(page), flags=re.DOTALL)
+    assert _NOT_USED.findall(written) == []
+
+
+@pytest.mark.parametrize("folder", ["docker", "k8s", "tests", "trainer"])
+def test_a_packages_page_shows_its_folders(folder: str) -> None:
+    """The annotated tree at the start names every folder, and nothing that is not there."""
+    page = ROOT / folder / "README.md"
+    (tree, *_) = pages.fenced(pages.read(page), "text")
+    named = re.findall(r"^[├└]── ([\w./-]+)", tree, re.MULTILINE)
+    assert [name for name in named if not (ROOT / folder / name).exists()] == []
+    inside = (path for path in (ROOT / folder).iterdir() if path.is_dir())
+    folders = {f"{path.name}/" for path in inside if path.name != "__pycache__"}
+    assert folders <= set(named)

@@ -1,0 +1,128 @@
+"""Every command on every page is run here, or stands in one table with the reason why not."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import reduce
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, clean_environment
+from tests.house import pages
+
+_CLUSTER = "needs a cluster; tests/unit/k8s/cluster and tests/cluster run the verbs"
+_ENGINE = "needs a container engine; tests/image builds and runs the image"
+_MINUTES = "takes minutes, or is the test suite itself; CI runs it"
+_NETWORK = "needs the network"
+
+# A line that one of these finds is not run.
+NOT_RUN = {
+    r"^git clone ": _NETWORK,
+    r"^make (lock|audit)\b": _NETWORK,
+    r"^make (test|lint)": _MINUTES,
+    r"-m pytest ": _MINUTES,
+    r"^python -m tests\.goldens": "writes into the tree; tests/unit/k8s/render compares the goldens",
+    r"^make soak": "takes minutes; tests/faults/test_soak.py runs one of them",
+    r"^make (image|docker-run|compose-run)\b": _ENGINE,
+    r"\bdocker (build|run)\b": _ENGINE,
+    r"^make kind-|^kind create": _CLUSTER,
+    r"\bkubectl\b": _CLUSTER,
+    r"^m (?!--help)": _CLUSTER,
+    r"-m k8s status": _CLUSTER,
+    r"^TRAINER_TASK=circles": "tests/house/test_readme.py trains it",
+    r"^TRAINER_MODE=(mp|pp)": "tests/parity/test_table.py trains each of these modes and meshes",
+    r"^make run JOB=": "is make run, with the job file that it has without JOB",
+    r"TRAINER_DRY_RUN=1024": "takes a minute; tests/parity/test_dry_run.py runs dry runs",
+}
+
+# What stands in for a longer or another command, so that a test of it is short.
+SHORTER = {
+    "make run": "make run SET=trainer.steps=20",
+    "step-00001348": "step-00000003",
+    ". .venv/bin/activate": ":",
+}
+
+# A line that ends otherwise than with 0, as its page says.
+CODES = {"--diff": 1}
+
+_FEW = 5  # commands that take a moment each
+_SLOW = re.compile(r"torchrun|-m trainer|make run|make sbom")
+
+
+def _bare(line: str) -> str:
+    return line.partition(" #")[0].strip()
+
+
+def _cases() -> list[object]:
+    """Return the lines of each block that are run; what starts ranks is run once, not on each page."""
+    cases, seen = [], set()
+    for block in pages.blocks():
+        lines = [_bare(line) for line in block.lines]
+        run = [line for line in lines if not any(re.search(one, line) for one in NOT_RUN)]
+        run = [line for line in run if line not in seen]
+        slow = {line for line in run if _SLOW.search(line)}
+        seen |= slow
+        if run:
+            marks = [pytest.mark.slow] if slow or len(run) > _FEW else []
+            cases.append(pytest.param(block, run, id=str(block), marks=marks))
+    return cases
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Return a folder that looks like the repository; what is written stays there."""
+    for name in ("Makefile", "pyproject.toml", "render.py", "k8s", "trainer", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    # Older than any stamp, so that make has nothing to install.
+    shutil.copytree(ROOT / "docker", tmp_path / "docker")
+    for file in (tmp_path / "docker").iterdir():
+        os.utime(file, (0, 0))
+    return tmp_path
+
+
+def _run(tree: Path, commands: list[str], **env: str) -> None:
+    """Run the lines in one shell; a line that ends unlike it should ends the shell."""
+    script = ["shopt -s expand_aliases"]
+    for line in commands:
+        command = reduce(lambda text, pair: text.replace(*pair), SHORTER.items(), line)
+        code = next((code for part, code in CODES.items() if part in command), 0)
+        script += [command, f"[ $? = {code} ] || {{ echo LINE: {command!r} >&2; exit 99; }}"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    bounded = {"TRAINER_STEPS": "3", "PATH": path, "MAKEFLAGS": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=tree,
+        env=clean_environment(**bounded | env),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize(("block", "commands"), _cases())
+def test_every_command_works(tree: Path, block: pages.Block, commands: list[str]) -> None:
+    if block.page == "trainer/CHECKPOINTS.md":  # exports what a run has saved
+        _run(tree, ["python -m trainer"])
+    if any("build/digits-gpu/" in line for line in commands):
+        _run(tree, ["python render.py k8s/jobs/digits-gpu.yaml -o build/digits-gpu"])
+    _run(tree, commands)
+
+
+def test_every_entry_of_the_table_is_used() -> None:
+    lines = [line for block in pages.blocks() for line in block.lines]
+    assert len(lines) > 50
+    for entry in NOT_RUN:
+        assert [line for line in lines if re.search(entry, line)], entry
+
+
+@pytest.mark.parametrize("page", pages.PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_command_hides_in_another_kind_of_block(page: Path) -> None:
+    text = pages.read(page)
+    assert pages.fenced(text, "bash") + pages.fenced(text, "shell") == []
+    indented = r"^ {4}(?:python|make|torchrun|kubectl|docker) .*"
+    assert re.findall(indented, pages.prose(text), re.MULTILINE) == []

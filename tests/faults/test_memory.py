@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import QUICK, ROOT
 from tests.faults.tasks import planted
 from tests.ranks import run_ranks
-from trainer.watch.cgroup import kills, words_for_a_kill
+from trainer.watch.cgroup import explain_sigkill, oom_kills
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,7 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_such(
     ).end()
     assert ended.code == 70, ended.words
     assert "rank 1: Signal 9 (SIGKILL)" in ended.words
-    assert "the kernel killed it for want of memory: raise resources.memory" in ended.words
+    assert "it was an OOM kill (cgroup memory.events): raise resources.memory" in ended.words
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_such(
     ],
 )
 def test_kills_are_read_from_either_cgroup(name: str, text: str, tmp_path: Path) -> None:
-    assert kills(tmp_path) is None
+    assert oom_kills(tmp_path) is None
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
-    assert kills(tmp_path) == 3
+    assert oom_kills(tmp_path) == 3
 
 
 def test_where_the_kernel_does_not_tell_its_log_is_named() -> None:
-    assert "dmesg" in words_for_a_kill(None)
+    assert "dmesg" in explain_sigkill(None)

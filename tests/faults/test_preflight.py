@@ -19,7 +19,7 @@ from tests.pool import carry_out, lend
 from tests.pool_rank import Case
 from tests.ranks import free_port, run_ranks
 from trainer.preflight import machine
-from trainer.preflight.links import blame
+from trainer.preflight.links import find_faulty
 from trainer.watch.cgroup import available_memory
 
 SYNTHETIC = {"task": "synthetic", "steps": "2"}
@@ -117,11 +117,11 @@ def test_who_sends_wrong_is_blamed_and_so_is_who_receives_wrong(
 ) -> None:
     culprit = data.draw(st.integers(0, world - 1))
     sends_wrong = [[culprit] for _ in range(world)]
-    assert blame(sends_wrong) == {culprit}
+    assert find_faulty(sends_wrong) == {culprit}
     others = [rank for rank in range(world) if rank != culprit]
     receives_wrong = [others if rank == culprit else [] for rank in range(world)]
-    assert blame(receives_wrong) == {culprit}
-    assert blame([[] for _ in range(world)]) == set()
+    assert find_faulty(receives_wrong) == {culprit}
+    assert find_faulty([[] for _ in range(world)]) == set()
 
 
 def test_more_memory_than_there_is_is_wrong_and_says_what_to_raise() -> None:

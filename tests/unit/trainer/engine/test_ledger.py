@@ -81,11 +81,11 @@ def test_a_line_that_is_none_is_named(tmp_path: Path) -> None:
     write(tmp_path, 1, 0, {1: [0, 1]}, length=4, batch=2, after=0)
     with (tmp_path / "logs/ledger-000001-rank0.jsonl").open("a") as file:
         file.write('{"step": 2, "sam')
-    with pytest.raises(Fault, match="rank0.jsonl, line 3: no entry") as caught:
+    with pytest.raises(Fault, match="rank0.jsonl, line 3: not a ledger entry") as caught:
         ledger.read(tmp_path)
     assert caught.value.code == Exit.DATA
 
 
-def test_a_run_without_a_ledger_is_told_how_to_keep_one(tmp_path: Path) -> None:
-    with pytest.raises(Fault, match="TRAINER_LEDGER=true keeps one"):
+def test_a_run_without_a_ledger_is_asked_to_set_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(Fault, match="TRAINER_LEDGER=true writes one"):
         ledger.read(tmp_path)

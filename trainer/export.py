@@ -19,8 +19,9 @@ precision in training, under its name in model.state_dict():
   model.load_state_dict(safetensors.torch.load_file("digits.safetensors"))
 
 The file's metadata hold task, step and samples. The mode and the number of ranks that wrote the
-checkpoint make no difference. exit codes: 0 done, 64 wrong arguments, 65 the checkpoint is damaged, 71 the file cannot
-be written.
+checkpoint make no difference.
+
+exit codes: 0 done, 64 wrong arguments, 65 the checkpoint is damaged, 71 the file cannot be written.
 """
 
 

@@ -1,4 +1,4 @@
-"""Out of memory: told as such by the rank that can, and by the launcher of one that was killed."""
+"""Out of memory: reported by the rank, or by the launcher when the kernel killed the rank."""
 
 import os
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ GREEDY = {"task": "tests.faults.tasks:Greedy", "steps": "5", "micro_batch": "8"}
 
 
 @pytest.mark.parametrize(
-    ("greed", "said"), [("torch", "can't allocate memory"), ("python", "MemoryError")]
+    ("greed", "text"), [("torch", "can't allocate memory"), ("python", "MemoryError")]
 )
 def test_more_than_the_host_has_is_70_with_a_summary_and_advice(
-    greed: str, said: str, tmp_path: Path
+    greed: str, text: str, tmp_path: Path
 ) -> None:
     events = run_ranks(1, tmp_path, planted(GREEDY=greed), code=70, **GREEDY)
     message = events[-1]["message"]
@@ -31,7 +31,7 @@ def test_more_than_the_host_has_is_70_with_a_summary_and_advice(
     summary = (tmp_path / "logs/rank-0.memory").read_text(encoding="utf-8")
     assert "peak of this process: " in summary
     assert "left in this container: " in summary
-    assert said in summary
+    assert text in summary
     assert "in loss" in summary
 
 
@@ -59,9 +59,7 @@ def small_cgroup() -> Iterator[Path]:
 INSIDE = "import os, runpy, sys; open(sys.argv[1], 'w').write(str(os.getpid())); del sys.argv[1]; "
 
 
-def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_such(
-    small_cgroup: Path, start: Any
-) -> None:
+def test_an_oom_kill_is_reported_as_such(small_cgroup: Path, start: Any) -> None:
     ended = start(
         "-c",
         INSIDE + "runpy.run_module('trainer.launch', run_name='__main__')",
@@ -89,5 +87,5 @@ def test_kills_are_read_from_either_cgroup(name: str, text: str, tmp_path: Path)
     assert oom_kills(tmp_path) == 3
 
 
-def test_where_the_kernel_does_not_tell_its_log_is_named() -> None:
+def test_without_a_count_of_oom_kills_dmesg_is_named() -> None:
     assert "dmesg" in explain_sigkill(None)

@@ -16,8 +16,8 @@ from trainer.launcher.orphans import die_with_the_agent
 
 _HELP = """usage: python -m trainer
 
-Trains a model, in the mode and with the settings that environment variables name. Without any it
-trains the digits task in this process; under torchrun or trainer.launch it is one rank of many.
+Trains a model with the settings in the environment variables below. Without any it trains the digits
+task in this process; under torchrun or trainer.launch it is one rank of many.
 
 settings:
 {settings}
@@ -36,13 +36,13 @@ def main() -> int:
 
 
 def train(*, is_forked: bool) -> int:
-    """Train as the environment says and return the exit code; a forked rank has its parent already."""
+    """Train as the environment says and return the exit code. `is_forked`: a rank of the fork server."""
     log_to_stderr()
     try:
         if not is_forked:
             die_with_the_agent()
         settings = from_environment()
-        # torch takes seconds to import; a wrong setting is told at once.
+        # torch takes seconds to import; a wrong setting is reported before.
         if settings.dry_run is not None:
             from trainer.tools import dry_run  # noqa: PLC0415
 

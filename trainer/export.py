@@ -12,15 +12,16 @@ from pathlib import Path
 from trainer.config.exits import Exit, Fault
 
 _HELP = """
-Reads the checkpoint through, compares its checksums, and writes every tensor of the model whole and in
-the precision that it was trained in, under the names that model.state_dict() gives them:
+Reads the checkpoint, compares its checksums, and writes every tensor of the model, whole and in its
+precision in training, under its name in model.state_dict():
 
   import safetensors.torch
   model.load_state_dict(safetensors.torch.load_file("digits.safetensors"))
 
-The file's metadata say task, step and samples. What mode and how many ranks wrote the checkpoint makes
-no difference. exit codes: 0 done, 64 wrong arguments, 65 the checkpoint is damaged, 71 the file cannot
-be written.
+The file's metadata hold task, step and samples. The mode and the number of ranks that wrote the
+checkpoint make no difference.
+
+exit codes: 0 done, 64 wrong arguments, 65 the checkpoint is damaged, 71 the file cannot be written.
 """
 
 
@@ -53,13 +54,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
-    """Write a checkpoint's weights to `out`, which appears only once it is whole.
+    """Write a checkpoint's weights to `out`, which appears only when it is complete.
 
-    `averaged` takes those that the run averaged (TRAINER_EMA_DECAY) in place of the last step's.
+    `averaged` writes the weights averaged with TRAINER_EMA_DECAY instead of the last step's.
     Raises Fault(64) when there are none, Fault(65) for a damaged checkpoint and Fault(71) when the
     file cannot be written.
     """
-    # torch takes seconds to import; --help and wrong arguments do without.
+    # torch takes seconds to import; --help and wrong arguments do not need it.
     from safetensors import SafetensorError  # noqa: PLC0415
     from safetensors.torch import save_file  # noqa: PLC0415
 
@@ -67,22 +68,25 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
     from trainer.checkpoint.read import whole  # noqa: PLC0415
 
     found = complete(checkpoint)
-    keys = _below("model.", found.manifest.tensors)
+    keys = _with_prefix("model.", found.manifest.tensors)
     if averaged:
-        average = _below("extra.ema.", found.manifest.tensors)
+        average = _with_prefix("extra.ema.", found.manifest.tensors)
         if not average:
-            raise Fault(Exit.CONFIG, f"{found.where}: its run kept no averaged weights")
+            raise Fault(
+                Exit.CONFIG,
+                f"{found.where}: its run had no TRAINER_EMA_DECAY, so there are no averaged weights",
+            )
         keys |= average
     progress = found.manifest.progress
-    described = {"format": "pt", "task": progress.task, "step": str(progress.step)}
-    described["samples"] = str(progress.samples)
+    metadata = {"format": "pt", "task": progress.task, "step": str(progress.step)}
+    metadata["samples"] = str(progress.samples)
     partial = out.with_name(f".{out.name}.partial")
     try:
         tensors = {name: whole(found, key) for name, key in keys.items()}
         out.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial, described)
+        save_file(tensors, partial, metadata)
         partial.replace(out)
-    except (OSError, SafetensorError) as error:  # the latter is what a full disk amounts to there
+    except (OSError, SafetensorError) as error:  # safetensors raises its own error on a full disk
         with contextlib.suppress(OSError):
             partial.unlink()
         reason = getattr(error, "strerror", None) or error
@@ -91,8 +95,8 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
     print(f"{out}: {len(tensors)} tensors, {size:,} bytes, of {found.where}")
 
 
-def _below(prefix: str, keys: Iterable[str]) -> dict[str, str]:
-    """Return the keys that begin with `prefix`, by what follows it."""
+def _with_prefix(prefix: str, keys: Iterable[str]) -> dict[str, str]:
+    """Return the keys that begin with `prefix`, by the rest of the key."""
     return {key.removeprefix(prefix): key for key in keys if key.startswith(prefix)}
 
 

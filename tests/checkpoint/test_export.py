@@ -53,7 +53,7 @@ def test_averaged_weights_take_the_place_of_the_last_ones(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["CHECKPOINT", "-o", "OUT", "--ema"], 64, "its run kept no averaged weights"),
+        (["CHECKPOINT", "-o", "OUT", "--ema"], 64, "its run had no TRAINER_EMA_DECAY"),
         (["DAMAGED", "-o", "OUT"], 65, "not a complete checkpoint: rank-00000.data has 63 bytes"),
         (["missing", "-o", "OUT"], 65, "not a complete checkpoint: .*No such file"),
         (

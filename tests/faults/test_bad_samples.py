@@ -1,4 +1,4 @@
-"""Pictures that cannot be read: named, left out of the means, too many of them refused."""
+"""Pictures that cannot be read: reported, left out of the means, too many of them refused."""
 
 from pathlib import Path
 from typing import Any

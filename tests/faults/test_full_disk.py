@@ -58,7 +58,7 @@ def test_a_full_disk_costs_warnings_and_lines_but_no_checkpoint(
     assert 5 <= len(ledger.read(run).steps) < 10
 
 
-def test_events_that_find_no_room_are_missing_and_tear_no_others(
+def test_events_without_room_are_missing_and_no_others_are_torn(
     tiny_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tiny_disk / "metrics.jsonl"
@@ -70,8 +70,7 @@ def test_events_that_find_no_room_are_missing_and_tear_no_others(
             write({"number": number})
         (tiny_disk / "ballast").unlink()
         write({"number": 1000})
-    said = caplog.text
-    assert said.count(f"{file}: No space left on device; events are missing there") == 1
+    assert caplog.text.count(f"{file}: No space left on device; events are missing there") == 1
     *_, before, torn, last = file.read_text(encoding="utf-8").splitlines()
     assert json.loads(last) == {"number": 1000}
     assert f'{{"number": {json.loads(before)["number"] + 1}}}'.startswith(torn)
@@ -89,7 +88,7 @@ print(log.stat().st_size)
 """
 
 
-def test_a_log_that_finds_no_room_costs_the_log_only(start: Any, tiny_disk: Path) -> None:
+def test_a_full_disk_ends_the_log_and_not_the_run(start: Any, tiny_disk: Path) -> None:
     with contextlib.suppress(OSError):
         (tiny_disk / "ballast").write_bytes(bytes(2**20 - 3 * 4096))
     process = start("-c", SPEAKING.replace('"logs"', repr(str(tiny_disk))), PYTHONPATH=str(ROOT))
@@ -97,9 +96,9 @@ def test_a_log_that_finds_no_room_costs_the_log_only(start: Any, tiny_disk: Path
     *lines, size = process.read(process.out).splitlines()
     assert lines == [str(number) for number in range(3000)]
     assert 0 < int(size) < 2**15
-    said = process.read(process.words)
-    (told,) = re.findall("launch: .*: No space left on device; words are missing there\n", said)
-    assert said.replace(told, "").splitlines() == lines
+    text = process.read(process.words)
+    (warning,) = re.findall("launch: .*: No space left on device; words are missing there\n", text)
+    assert text.replace(warning, "").splitlines() == lines
 
 
 def test_at_the_end_there_is_no_next_attempt_so_it_is_71(tiny_disk: Path, tmp_path: Path) -> None:

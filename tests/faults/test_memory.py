@@ -1,4 +1,4 @@
-"""Out of memory: told as such by the rank that can, and by the launcher of one that was killed."""
+"""Out of memory: reported by the rank, or by the launcher when the kernel killed the rank."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import QUICK, ROOT
 from tests.faults.tasks import planted
 from tests.ranks import run_ranks
-from trainer.watch.cgroup import kills, words_for_a_kill
+from trainer.watch.cgroup import explain_sigkill, oom_kills
 
 pytestmark = pytest.mark.slow
 
@@ -19,10 +19,10 @@ GREEDY = {"task": "tests.faults.tasks:Greedy", "steps": "5", "micro_batch": "8"}
 
 
 @pytest.mark.parametrize(
-    ("greed", "said"), [("torch", "can't allocate memory"), ("python", "MemoryError")]
+    ("greed", "text"), [("torch", "can't allocate memory"), ("python", "MemoryError")]
 )
 def test_more_than_the_host_has_is_70_with_a_summary_and_advice(
-    greed: str, said: str, tmp_path: Path
+    greed: str, text: str, tmp_path: Path
 ) -> None:
     events = run_ranks(1, tmp_path, planted(GREEDY=greed), code=70, **GREEDY)
     message = events[-1]["message"]
@@ -31,7 +31,7 @@ def test_more_than_the_host_has_is_70_with_a_summary_and_advice(
     summary = (tmp_path / "logs/rank-0.memory").read_text(encoding="utf-8")
     assert "peak of this process: " in summary
     assert "left in this container: " in summary
-    assert said in summary
+    assert text in summary
     assert "in loss" in summary
 
 
@@ -59,9 +59,7 @@ def small_cgroup() -> Iterator[Path]:
 INSIDE = "import os, runpy, sys; open(sys.argv[1], 'w').write(str(os.getpid())); del sys.argv[1]; "
 
 
-def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_such(
-    small_cgroup: Path, start: Any
-) -> None:
+def test_an_oom_kill_is_reported_as_such(small_cgroup: Path, start: Any) -> None:
     ended = start(
         "-c",
         INSIDE + "runpy.run_module('trainer.launch', run_name='__main__')",
@@ -72,7 +70,7 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_such(
     ).end()
     assert ended.code == 70, ended.words
     assert "rank 1: Signal 9 (SIGKILL)" in ended.words
-    assert "the kernel killed it for want of memory: raise resources.memory" in ended.words
+    assert "it was an OOM kill (cgroup memory.events): raise resources.memory" in ended.words
 
 
 @pytest.mark.parametrize(
@@ -83,11 +81,11 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_such(
     ],
 )
 def test_kills_are_read_from_either_cgroup(name: str, text: str, tmp_path: Path) -> None:
-    assert kills(tmp_path) is None
+    assert oom_kills(tmp_path) is None
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
-    assert kills(tmp_path) == 3
+    assert oom_kills(tmp_path) == 3
 
 
-def test_where_the_kernel_does_not_tell_its_log_is_named() -> None:
-    assert "dmesg" in words_for_a_kill(None)
+def test_without_a_count_of_oom_kills_dmesg_is_named() -> None:
+    assert "dmesg" in explain_sigkill(None)

@@ -1,4 +1,4 @@
-"""Gradients and losses that are no numbers: skipped, gone back from, given up on."""
+"""NaN and infinite gradients: the step is skipped, the run rolls back, or ends with 72."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def faults(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def leave_out_the_sixth_update() -> None:
-    """Make the optimiser forget one step: what a run must equal that skipped it."""
+    """Leave out one update: a run that skips the step must equal this one."""
     step, calls = torch.optim.SGD.step, 0
 
     def all_but_one(self: torch.optim.SGD, closure: None = None) -> None:
@@ -56,7 +56,7 @@ def test_one_bad_step_on_one_rank_is_skipped_by_all(
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-def test_a_fault_that_passes_is_gone_back_from_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_passing_fault_is_rolled_back_and_leaves_no_trace(tmp_path: Path) -> None:
     plant = planted(NUMBERLESS="gradient:9,10,11")
     wrong = run_ranks(2, tmp_path / "wrong", plant, nonfinite_allowance="3", **NUMBERLESS)
     plain = QUICK | {"task": "synthetic"}
@@ -69,7 +69,7 @@ def test_a_fault_that_passes_is_gone_back_from_and_leaves_no_trace(tmp_path: Pat
     assert wrong[-1]["accuracy"] == right[-1]["accuracy"]
 
 
-def test_the_same_end_after_going_back_is_72(tmp_path: Path) -> None:
+def test_the_same_failure_after_a_rollback_is_72(tmp_path: Path) -> None:
     plant = planted(POISONED="9,10,11")
     events = run_ranks(2, tmp_path, plant, code=72, nonfinite_allowance="3", **POISONED)
     assert [fault["step"] for fault in faults(events, "nonfinite")] == [9, 10, 11, 9, 10, 11]
@@ -86,14 +86,14 @@ def test_within_the_allowance_training_goes_on_and_statistics_stay_clean(tmp_pat
     events = run_ranks(1, tmp_path, plant, nonfinite_allowance="3", **POISONED)
     assert events[-1]["skipped_steps"] == 3
     text = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
-    assert "NaN" not in text  # which is no JSON
+    assert "NaN" not in text  # which is not JSON
     assert events[-1]["accuracy"] > 0.2
     saved = weights(tmp_path)
     assert all(value.isfinite().all() for value in saved.values())
     assert saved["0.num_batches_tracked"] == 13  # of 16 steps
 
 
-def test_without_a_checkpoint_to_go_back_to_it_is_72_at_once(tmp_path: Path) -> None:
+def test_without_an_earlier_checkpoint_it_is_72_at_once(tmp_path: Path) -> None:
     plant = planted(POISONED="2,3,4")
     events = run_ranks(1, tmp_path, plant, code=72, nonfinite_allowance="3", **POISONED)
     assert "there is no checkpoint from before step 1" in events[-1]["message"]

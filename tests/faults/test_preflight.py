@@ -1,4 +1,4 @@
-"""Preflight: every kind of unfit machine is really made, found before the first step, and named."""
+"""Preflight: every fault of a machine or link is planted, found before the first step, and named."""
 
 import os
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from tests.pool import carry_out, lend
 from tests.pool_rank import Case
 from tests.ranks import free_port, run_ranks
 from trainer.preflight import machine
-from trainer.preflight.links import blame
+from trainer.preflight.links import find_faulty
 from trainer.watch.cgroup import available_memory
 
 SYNTHETIC = {"task": "synthetic", "steps": "2"}
 
 
 def corrupt(operation: str) -> None:
-    """Make rank 1 send other numbers than it holds, wherever many are sent."""
+    """Make rank 1 send wrong numbers whenever it sends many."""
     whole = getattr(dist, operation)
 
     def corrupted(first: Any, *arguments: Any, **named: Any) -> Any:
@@ -62,9 +62,7 @@ CASES: list[tuple[dict[str, str], str]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("settings", "message"), CASES)
-def test_what_the_machine_lacks_is_71(
-    settings: dict[str, str], message: str, tmp_path: Path
-) -> None:
+def test_a_missing_resource_is_71(settings: dict[str, str], message: str, tmp_path: Path) -> None:
     events = run_ranks(1, tmp_path, code=71, **(SYNTHETIC | settings))
     assert message in error_of(events)
 
@@ -112,19 +110,19 @@ def test_alone_it_prints_its_table_once_and_takes_under_five_seconds(
 
 
 @given(st.integers(3, 9), st.data())
-def test_who_sends_wrong_is_blamed_and_so_is_who_receives_wrong(
+def test_a_rank_that_sends_or_receives_wrong_numbers_is_found(
     world: int, data: st.DataObject
 ) -> None:
     culprit = data.draw(st.integers(0, world - 1))
     sends_wrong = [[culprit] for _ in range(world)]
-    assert blame(sends_wrong) == {culprit}
+    assert find_faulty(sends_wrong) == {culprit}
     others = [rank for rank in range(world) if rank != culprit]
     receives_wrong = [others if rank == culprit else [] for rank in range(world)]
-    assert blame(receives_wrong) == {culprit}
-    assert blame([[] for _ in range(world)]) == set()
+    assert find_faulty(receives_wrong) == {culprit}
+    assert find_faulty([[] for _ in range(world)]) == set()
 
 
-def test_more_memory_than_there_is_is_wrong_and_says_what_to_raise() -> None:
+def test_too_little_memory_is_wrong_and_names_the_key_to_raise() -> None:
     assert "raise resources.memory" in str(machine.host_memory(2**60).wrong)
     assert machine.host_memory(0).wrong is None
 
@@ -152,7 +150,7 @@ class NoSupportError(Exception):
 
 
 def gpu(errors: int, remapping_failed: int, reasons: int) -> Any:
-    """Return what stands in for NVML, since the tests' machine need not have a GPU."""
+    """Return a fake NVML: the tests' machine may have no GPU."""
 
     def rows(_: object) -> tuple[int, int, int, int]:
         if remapping_failed < 0:

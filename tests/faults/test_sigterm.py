@@ -1,4 +1,4 @@
-"""SIGTERM at a moment of the run's choosing: all ranks save the same step, and go on from it."""
+"""SIGTERM at a chosen moment: all ranks save the same step, and the run resumes from it."""
 
 import json
 from pathlib import Path

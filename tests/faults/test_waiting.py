@@ -48,7 +48,7 @@ def test_a_rank_slowed_tenfold_is_named_within_thirty_seconds(mode: str, tmp_pat
 
 
 def closes_slowly() -> None:
-    """Let the watch speak between a run's summary and its end."""
+    """Give the watchdog time to report between a run's summary and its end."""
     from trainer.engine import loop
 
     requests = loop.stop_requests
@@ -63,7 +63,7 @@ def closes_slowly() -> None:
 
 
 @pytest.mark.slow
-def test_the_summary_is_the_last_word(tmp_path: Path) -> None:
+def test_the_summary_is_the_last_event(tmp_path: Path) -> None:
     events = run_ranks(2, tmp_path, closes_slowly, task="synthetic", steps="3")
     assert events[-1]["event"] == "summary"
 
@@ -130,7 +130,7 @@ GRID = {"mode": "pp", "mesh": "pp=2,dp_shard=2", "micro_batch": "8"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["stuck", "killed"])
-def test_a_peer_lost_in_a_mesh_is_told_from_those_that_wait_for_it(
+def test_a_peer_lost_in_a_mesh_is_named_and_not_the_ranks_that_wait_for_it(
     how: str, tmp_path: Path
 ) -> None:
     """Rank 0 never talks to rank 3, and waits for the two that do; it must not name those."""
@@ -155,7 +155,7 @@ def test_a_peer_lost_in_a_mesh_is_told_from_those_that_wait_for_it(
 
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_is_named_by_the_others(start: Any, tmp_path: Path) -> None:
-    """And the launcher ends with 69 soon, though a stopped rank hears no SIGTERM."""
+    """And the launcher ends with 69 soon, though a stopped rank gets no SIGTERM."""
     started = start(
         "-m",
         "trainer.launch",
@@ -176,7 +176,7 @@ def test_a_rank_that_is_stopped_is_named_by_the_others(start: Any, tmp_path: Pat
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
-def test_what_tells_work_from_waiting_is_where_it_is_looked_for() -> None:
+def test_the_files_that_position_knows_exist() -> None:
     for prefix in (*position._COLLECTIVE, *position._DEVICE, *position._BETWEEN):  # noqa: SLF001
         assert list(Path(prefix).parent.glob(f"{Path(prefix).name}*")), prefix
 
@@ -205,10 +205,10 @@ def test_a_rank_that_works_ten_times_as_long_is_found(world: int, data: st.DataO
     assert found.rank == culprit
 
 
-def test_it_takes_two_windows_in_a_row_and_is_told_once() -> None:
+def test_it_takes_two_windows_in_a_row_and_is_reported_once() -> None:
     detector, named = StragglerDetector(), []
     seconds = [0.0, 0.0]
-    slow = [1, 0, 1, 1, 1, 1]  # who is slow in each window
+    slow = [1, 0, 1, 1, 1, 1]  # the slow rank of each window
     assert detector.update({0: Work(), 1: Work()}, 0.0) is None
     for window, culprit in enumerate(slow, start=1):
         seconds[culprit] += 5.5

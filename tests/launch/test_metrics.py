@@ -1,4 +1,4 @@
-"""A run's figures, scraped from a running trainer, and its curves, read back from the event files."""
+"""A run's metrics, scraped while it trains, and its curves, read back from the event files."""
 
 import os
 import shutil
@@ -77,7 +77,7 @@ def test_figures_are_served_and_curves_are_written(start: Any, tmp_path: Path) -
     assert all(value > 0 for value in curve(run, "checkpoint/seconds").values())
 
 
-def test_a_run_that_goes_on_within_a_second_keeps_its_newest_steps(tmp_path: Path) -> None:
+def test_a_run_resumed_within_a_second_keeps_its_newest_steps(tmp_path: Path) -> None:
     for steps in (range(1, 4), range(3, 6)):
         with writing(tmp_path / "tensorboard") as take:
             for step in steps:

@@ -1,1 +1,1 @@
-"""One rank's place among the others: process group, precision, optimiser."""
+"""What each rank sets up: process group and device, precision, optimiser."""

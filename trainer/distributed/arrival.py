@@ -1,7 +1,7 @@
-"""The ranks come together before the process group is made, so that who does not come is named.
+"""Wait for all ranks before the process group is made, so that an error can name a missing one.
 
-A rank that hangs while it starts, or was never started, would have the others wait in the group's own
-store for a key that tells nobody anything.
+Without it, a rank that hangs at its start, or was never started, would make the others wait in
+init_process_group, whose error does not say which rank is missing.
 
     await_all(store, rank=0, world_size=8, seconds=300)
 """
@@ -13,24 +13,24 @@ import torch.distributed as dist
 
 from trainer.config.exits import Exit, Fault
 
-_TOLD = 3  # ranks that are named
+_NAMED = 3  # ranks that a message names
 
 
 def await_all(store: dist.Store, *, rank: int, world_size: int, seconds: int) -> None:
-    """Wait until every rank has come here. Raises Fault(69) after `seconds`, naming who has not."""
-    roll = dist.PrefixStore("arrival", store)
-    roll.set(str(rank), "")
-    if roll.add("count", 1) == world_size:
-        roll.set("all", "")
+    """Wait until every rank has called this. Raises Fault(69) after `seconds`, naming missing ranks."""
+    arrived = dist.PrefixStore("arrival", store)
+    arrived.set(str(rank), "")
+    if arrived.add("count", 1) == world_size:
+        arrived.set("all", "")
     try:
-        roll.wait(["all"], timedelta(seconds=seconds))
+        arrived.wait(["all"], timedelta(seconds=seconds))
     except dist.DistStoreError:
-        missing = [number for number in range(world_size) if not roll.check([str(number)])]
+        missing = [number for number in range(world_size) if not arrived.check([str(number)])]
         if not missing:
-            return  # the last one came at the last moment
+            return  # the last one came after the wait had ended
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        names = ", ".join(f"rank {one} (node {one // per_node})" for one in missing[:_TOLD])
-        more = f" and {len(missing) - _TOLD} more" if len(missing) > _TOLD else ""
+        names = ", ".join(f"rank {one} (node {one // per_node})" for one in missing[:_NAMED])
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise Fault(
             Exit.PEER,
             f"{names}{more} did not come to the start within {seconds} s "

@@ -1,4 +1,4 @@
-"""Optimiser and learning rate; the rate is a pure function of the step, so it needs no state."""
+"""Optimiser and learning rate. The rate is a function of the step alone, so it has no state to save."""
 
 import math
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ from trainer.config.settings import Settings
 def peak_rate(settings: Settings) -> float:
     """Return the peak learning rate for the global batch.
 
-    `lr` is for `lr_base_batch` samples a step; more of them allow a larger rate, in proportion (Goyal
-    et al., 2017) or to its square root (Krizhevsky, 2014).
+    `lr` is meant for `lr_base_batch` samples per step. A larger batch allows a larger rate:
+    in proportion (Goyal et al., 2017) or by the square root (Krizhevsky, 2014).
     """
     ratio = settings.global_batch / settings.lr_base_batch
     return settings.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.lr_scale]
@@ -30,7 +30,7 @@ def lr_reason(settings: Settings) -> str:
 
 
 def recipe(settings: Settings) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Return the optimiser's class that the settings name, and its arguments."""
+    """Return the class and the arguments of the optimiser that the settings name."""
     common = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.optimizer == "sgd":
         return torch.optim.SGD, common | {"momentum": settings.momentum}
@@ -64,6 +64,6 @@ def learning_rate(step: int, total: int, settings: Settings) -> float:
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Give every parameter group the rate."""
+    """Set the rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -1,6 +1,6 @@
-"""What numbers a run computes with: the setting `precision`, in one place.
+"""The setting `precision`: the dtype of parameters and inputs, autocast, TF32 and loss scaling.
 
-`fp32` and `fp64` are what parameters, inputs and every product are made of. With `tf32`, `bf16` and
+With `fp32` and `fp64`, parameters, inputs and computation have that dtype. With `tf32`, `bf16` and
 `fp16` parameters stay float32: tf32 rounds the factors of matrix products, the other two compute
 under autocast.
 
@@ -23,12 +23,12 @@ _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def dtype_of(settings: Settings) -> torch.dtype:
-    """Return what parameters and inputs are made of, autocast aside."""
+    """Return the dtype of parameters and inputs."""
     return torch.float64 if settings.precision == "fp64" else torch.float32
 
 
 def half(settings: Settings) -> torch.dtype | None:
-    """Return what is computed with in half precision; None in the others."""
+    """Return the dtype of autocast, None for the precisions without."""
     return _HALF.get(settings.precision)
 
 
@@ -39,9 +39,9 @@ def autocast(settings: Settings, device: torch.device) -> contextlib.AbstractCon
 
 
 def set_tf32(settings: Settings, device: torch.device) -> None:
-    """Let a GPU's matrix products and convolutions round to TF32, or not: fp32 means fp32.
+    """Switch TF32 on for `tf32` and off for all others, in matrix products and convolutions.
 
-    Raises Fault(64) where tf32 is asked for and there is none.
+    Raises Fault(64) for `tf32` on a device without it.
     """
     asked = settings.precision == "tf32"
     if device.type != "cuda":
@@ -57,17 +57,17 @@ def set_tf32(settings: Settings, device: torch.device) -> None:
             "GPUs from Ampere on have; fp32 would do",
         )
     torch.set_float32_matmul_precision("high" if asked else "highest")
-    # cudnn's default is TF32, whatever was said of matrix products. Not by `conv.fp32_precision`: after
-    # that who reads this flag, as torch.backends.cudnn.flags() does, gets an error (torch 2.15).
+    # cudnn has its own flag, on by default. Setting `conv.fp32_precision` instead makes every later
+    # read of this flag an error, as in torch.backends.cudnn.flags() (torch 2.15).
     torch.backends.cudnn.allow_tf32 = asked
 
 
 class LossScale:
-    """What the loss is multiplied by, so that fp16 gradients do not vanish; 1 in other precisions.
+    """The factor of the loss that keeps fp16 gradients from underflow; 1 for other precisions.
 
-    Halved whenever the gradient overflowed, doubled after 2000 steps without (Micikevicius et al.,
-    2018). torch's GradScaler decides on each rank by the gradients which that rank holds; here the norm
-    that clipping returns decides, for it is the same on every rank, of shards and stages too.
+    It is halved when a gradient overflows and doubled after 2000 steps without (Micikevicius et al.,
+    2018). torch's GradScaler decides by the gradients that each rank holds. Here the norm that clipping
+    returns decides: it is the same on every rank, with shards and pipeline stages too.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -81,14 +81,14 @@ class LossScale:
             gradients = [p.grad for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, 1 / self.value)  # as torch.optim does
 
-    def succeeded(self) -> None:
-        """Note a step whose gradient was finite."""
+    def count_success(self) -> None:
+        """Count a step with a finite gradient."""
         self._steps_since += 1
         if self._adapts and self._steps_since >= _STEPS_TO_DOUBLE:
             self.value, self._steps_since = self.value * 2, 0
 
     def back_off(self) -> bool:
-        """Halve the scale after a gradient that was not finite; False when the scale is not to blame."""
+        """Halve the scale after a gradient that was not finite; return False if it is 1 already."""
         self._steps_since = 0
         if not self._adapts or self.value <= 1:
             return False

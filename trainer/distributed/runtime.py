@@ -1,4 +1,4 @@
-"""The process group, the device and the mesh of one rank, taken down again however the run ends.
+"""The process group, the device and the mesh of one rank, destroyed again when the run ends.
 
 with join(settings) as runtime: ...
 """
@@ -27,9 +27,9 @@ from trainer.plan.sizing import Sizing, data_rank
 
 _T = TypeVar("_T")
 
-_LATER = 15  # seconds that the watch has to speak before a collective times out by itself
+_MARGIN = 15  # seconds that the watchdog has to report before a collective times out by itself
 
-# What gloo says, in a plain RuntimeError, when the other end of a connection is gone or mute.
+# Messages of gloo, in a plain RuntimeError, when a peer is gone or does not answer.
 _GLOO_LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -44,7 +44,7 @@ _GLOO_LOST_PEER = (
 
 @dataclass(frozen=True)
 class Runtime:
-    """This rank's place. `control` is a gloo group for flags and sums that live on the CPU."""
+    """This rank's place in the run. `control` is a gloo group for collectives of CPU tensors."""
 
     rank: int
     local_rank: int
@@ -61,27 +61,27 @@ class Runtime:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank speaks for all."""
+        """Whether this is rank 0, which reports for all."""
         return self.rank == 0
 
     @property
-    def draw_rank(self) -> int:
-        """Decides what a layer draws: another number for other samples, and for other layers."""
+    def seed_rank(self) -> int:
+        """The rank for random numbers in layers: it differs by share of the data and pipeline stage."""
         stage = self.mesh.get_local_rank("pp") if self.mesh else 0
         return int(stage * self.sizing.batches.replicas + self.data_rank)
 
     @property
     def counts(self) -> bool:
-        """Whether this rank counts its samples; along tp others hold the same ones."""
+        """Whether this rank counts its samples; the ranks of one tp group have the same ones."""
         return self.mesh is None or self.mesh.get_local_rank("tp") == 0
 
 
 @contextlib.contextmanager
 def join(settings: Settings) -> Iterator[Runtime]:
-    """Join the process group that the agent prepared, or be a world of one without an agent.
+    """Join the process group that the launcher prepared; without a launcher the world size is 1.
 
-    RANK and WORLD_SIZE are read only when torch's agent has set them: the PyTorchJob operator leaves
-    node counts of its own meaning in the same names (kubeflow/trainer 1790, 1947).
+    RANK and WORLD_SIZE are read only when a launcher has set them: the PyTorchJob operator sets the
+    same names to counts of nodes (kubeflow/trainer 1790, 1947).
     """
     agent = "TORCHELASTIC_RUN_ID" in os.environ
     world_size = int(os.environ["WORLD_SIZE"]) if agent else 1
@@ -96,8 +96,8 @@ def join(settings: Settings) -> Iterator[Runtime]:
         yield Runtime(rank, local_rank, device, "none", sizing, None, None, 0)
         return
     backend = dist.get_default_backend_for_device(device)
-    # The watch speaks first, and says who is missing; this is for when it cannot.
-    timeout = timedelta(seconds=settings.collective_timeout + _LATER)
+    # The watchdog reports first and names the missing rank; this timeout is for when it cannot.
+    timeout = timedelta(seconds=settings.collective_timeout + _MARGIN)
     store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
     store.set_timeout(timeout)
     await_all(store, rank=rank, world_size=world_size, seconds=settings.collective_timeout)
@@ -123,20 +123,20 @@ def join(settings: Settings) -> Iterator[Runtime]:
             control,
             share,
         )
-        # Leaving while another rank still talks aborts it: 7 of 52 runs without this barrier, 0 of 52
-        # with it, gloo, torch 2.13.
+        # A rank that leaves while another still communicates aborts that one: 7 of 52 runs without this
+        # barrier, 0 of 52 with it (gloo, torch 2.13).
         dist.barrier(group=control)
         together = True
     finally:
-        # A rank that fails would wait here for those that wait for it, without a bound: NCCL lets nobody
-        # go alone (pytorch 119250, nccl 1777). The end of the process takes the group along
+        # With NCCL, a rank that fails would wait here forever for ranks that wait for it (pytorch
+        # 119250, nccl 1777). The end of the process ends the group too
         # (`ending.exit_process`).
         if together or backend != "nccl":
             dist.destroy_process_group()
 
 
 def place(sizing: Sizing, device: torch.device) -> tuple[DeviceMesh, int]:
-    """Return the mesh of the process group's ranks, and which share of the data this one reads."""
+    """Return the mesh of all ranks, and the share of the data that this one reads."""
     extents = tuple(sizing.mesh[axis] for axis in AXES)
     mesh = init_device_mesh(device.type, extents, mesh_dim_names=AXES)
     coordinates = {axis: mesh.get_local_rank(axis) for axis in AXES}
@@ -159,12 +159,12 @@ def _device(local_rank: int) -> torch.device:
 
 
 def _memory_of(device: torch.device) -> int | None:
-    """Return the bytes of an accelerator; None for the host, whose memory the ranks share."""
+    """Return the bytes of an accelerator's memory; None for the CPU, whose memory the ranks share."""
     return None if device.type == "cpu" else torch.accelerator.get_memory_info(device)[1]
 
 
 def total(values: list[float], runtime: Runtime) -> list[float]:
-    """Return the sum of `values` over all samples, in float64, from what each rank has of its own."""
+    """Return the sums of `values` over all ranks, in float64; ranks with the same samples count once."""
     if runtime.control is None:
         return values
     tensor = torch.tensor(values, dtype=torch.float64)
@@ -193,16 +193,16 @@ def from_all(value: _T, runtime: Runtime) -> list[_T]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes this rank ever held: of the device's memory, on a CPU of the machine's."""
+    """Return the largest memory use of this rank so far, in bytes: of its device, or of the host."""
     if device.type == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
     return torch.accelerator.max_memory_allocated(device)
 
 
 def as_fault(error: BaseException) -> Fault:
-    """Return the fault that an exception amounts to: which exit code, and one line of why.
+    """Return the fault for an exception: its exit code, and the reason in one line.
 
-    What it was raised from counts as well: a pipeline's schedule wraps whatever its stage raises.
+    The exceptions that caused it count too: a pipeline's schedule wraps the error of its stage.
     """
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
@@ -210,12 +210,12 @@ def as_fault(error: BaseException) -> Fault:
     for link in chain:
         if fault := _recognised(link):
             return fault
-    telling = next((link for link in chain if str(link).partition("\n")[0].strip()), error)
-    return Fault(Exit.CODE, _line(telling))
+    with_text = next((link for link in chain if str(link).partition("\n")[0].strip()), error)
+    return Fault(Exit.CODE, _line(with_text))
 
 
 def _recognised(error: BaseException) -> Fault | None:
-    """Return the fault of an exception that says more than that the code raised."""
+    """Return the fault of an exception with an exit code of its own; None for any other."""
     if isinstance(error, Fault):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -225,7 +225,7 @@ def _recognised(error: BaseException) -> Fault | None:
     if isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(sign in str(error) for sign in _GLOO_LOST_PEER)
     ):
-        # gloo begins with a source line of its own and ends with advice
+        # gloo's text begins with a line of its source and ends with advice
         text = re.sub(r"\[\S+:\d+\] ", "", _line(error)).partition(". This is")[0]
         return Fault(Exit.PEER, f"lost a peer: {text}")
     return None

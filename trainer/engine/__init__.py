@@ -1,1 +1,1 @@
-"""The training run: the loop and what follows a step."""
+"""The training run: the loop (`loop.py`), and the parts that it calls."""

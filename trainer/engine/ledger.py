@@ -1,7 +1,7 @@
-"""Which samples every optimiser step has used, as each rank has written it down.
+"""Record which samples every optimiser step has used, on each rank, and check the record.
 
-With it a history of stops, losses and resizes can be proved to have used each sample of each epoch
-once. What a later attempt did again after going back to a checkpoint replaces what was done before.
+It proves that a run with stops, lost ranks and resizes has used each sample once per epoch. A step
+that was repeated from a checkpoint replaces the same step of an earlier attempt.
 
     TRAINER_LEDGER=true python -m trainer && python -m trainer.engine.ledger runs/digits
 """
@@ -25,9 +25,9 @@ log = logging.getLogger("trainer")
 
 
 class Ledger:
-    """This rank's part of one attempt, in `logs/`; all ranks open it together.
+    """This rank's record of one attempt, in `logs/`, if TRAINER_LEDGER is set.
 
-    Without the setting nothing is written.
+    All ranks make it together.
     """
 
     def __init__(self, run: Run) -> None:
@@ -40,22 +40,22 @@ class Ledger:
             self._file = folder / f"ledger-{attempt:06d}-rank{run.runtime.rank}.jsonl"
             self._write(length=len(run.training), batch=run.batch, after=run.step)
 
-    def noting(self, shares: Iterator[Samples]) -> Iterator[Samples]:
-        """Yield `shares`, remembering them until their step is done."""
+    def track(self, shares: Iterator[Samples]) -> Iterator[Samples]:
+        """Yield `shares`, and keep them until their step is done."""
         for samples in shares:
             if self._file:
                 self._drawn.append(samples)
             yield samples
 
-    def done(self, step: int) -> None:
-        """Write down the samples of a step whose update has been made."""
+    def write_step(self, step: int) -> None:
+        """Record the samples of a step that is done."""
         if self._file:
             used = [self._drawn.popleft() for _ in range(self._count)]
             found = [index for one in used for index in one.indices[one.weights > 0].tolist()]
             self._write(step=step, samples=found)
 
     def _write(self, **entry: object) -> None:
-        """Append a line; a disk that takes none costs the proof, and not the run."""
+        """Append a line. A full disk ends the ledger, not the run."""
         if self._file is None:
             return
         try:
@@ -69,7 +69,7 @@ class Ledger:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Append the whole line or nothing of it."""
+    """Append the whole line or nothing."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         before = os.fstat(file).st_size
@@ -90,7 +90,7 @@ def _attempt(path: Path) -> int:
 
 @dataclass(frozen=True)
 class History:
-    """What has survived: the samples of every step, in order, and by how many attempts."""
+    """The samples of every step, in order, and in how many attempts the steps were taken."""
 
     length: int
     batch: int
@@ -100,7 +100,7 @@ class History:
 
 
 def read(run_folder: Path) -> History:
-    """Return the history that the ledgers of a run amount to. Raises Fault(65) when there are none."""
+    """Return the history in a run's ledgers. Raises Fault(65) when there are none."""
     newest: dict[int, tuple[int, list[int]]] = {}
     attempts: set[int] = set()
     repeated = 0
@@ -112,26 +112,26 @@ def read(run_folder: Path) -> History:
             try:
                 entry = json.loads(line)
             except ValueError as error:
-                raise Fault(Exit.DATA, f"{path}, line {number}: no entry of a ledger") from error
+                raise Fault(Exit.DATA, f"{path}, line {number}: not a ledger entry") from error
             if "step" not in entry:
                 head = entry
                 continue
             before, samples = newest.get(entry["step"], (attempt, []))
-            if before < attempt:  # done again; files come in the order of attempts
+            if before < attempt:  # repeated; files come in the order of attempts
                 samples = []
                 repeated += 1
             newest[entry["step"]] = (attempt, samples + entry["samples"])
     if not head:
-        raise Fault(Exit.DATA, f"{run_folder}/logs: no ledger here; TRAINER_LEDGER=true keeps one")
+        raise Fault(Exit.DATA, f"{run_folder}/logs: no ledger here; TRAINER_LEDGER=true writes one")
     steps = {step: samples for step, (_, samples) in sorted(newest.items())}
     return History(head["length"], head["batch"], len(attempts), repeated, steps)
 
 
 def check(history: History) -> str:
-    """Return in a line what the history proves. Raises Fault(65) naming the first step that is wrong.
+    """Check that every epoch used each sample once, and return the result in one line.
 
-    After any step no sample may have been used less often than there are whole epochs so far, and
-    none more than once more: that is what every epoch holding every sample once comes to.
+    After any step each sample must have been used once per whole epoch so far, or once more. Raises
+    Fault(65) naming the first step that is wrong.
     """
     used = [0] * history.length
     total = epochs = 0
@@ -161,7 +161,7 @@ def check(history: History) -> str:
 
 
 def main() -> int:
-    """Check the run folder that is named and return the exit code."""
+    """Check the run folder given on the command line and return the exit code."""
     if len(sys.argv) != 2:
         print("usage: python -m trainer.engine.ledger RUN_FOLDER", file=sys.stderr)
         return Exit.CONFIG

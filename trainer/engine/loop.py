@@ -1,4 +1,4 @@
-"""The training loop: from the launch table to the summary, resumable at every step.
+"""The training run in the order in which it happens: prepare, announce, resume, train, sum up.
 
 python -m trainer
 """
@@ -41,7 +41,7 @@ log = logging.getLogger("trainer")
 
 
 def run(settings: Settings) -> Exit:
-    """Train as the settings say and return the exit code; raises whatever went wrong."""
+    """Train as the settings say and return the exit code. Every error is reported and raised again."""
     with (
         dump_stacks_after_timeout(settings),
         nullcontext(tasks.load(settings)) as task,
@@ -169,7 +169,7 @@ def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
     steps = run.step + run.remaining
     ledger = Ledger(run)
     shares = training_shares(order, runtime.sizing.batches, runtime.data_rank, start=run.samples)
-    batches = run.training_batches(ledger.noting(shares))
+    batches = run.training_batches(ledger.track(shares))
     report_began, report_samples = time.monotonic(), run.samples
     while run.step < steps:
         report_saved(run)
@@ -178,7 +178,7 @@ def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
 
         # Forward and backward. What a layer draws depends on this seed alone, so a resumed run draws
         # the same.
-        torch.manual_seed(mix(settings.seed, run.step, runtime.draw_rank))
+        torch.manual_seed(mix(settings.seed, run.step, runtime.seed_rank))
         rate = optim.learning_rate(run.step, steps, settings)
         optim.set_learning_rate(strategy.optimizer, rate)
         samples = min(run.batch, order.end - run.samples)
@@ -198,7 +198,7 @@ def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
         strategy.optimizer.zero_grad()
         epoch = run.samples // order.length
         run.step, run.samples = run.step + 1, run.samples + samples
-        ledger.done(run.step)
+        ledger.write_step(run.step)
 
         # What follows a step: compare replicas, report, save, evaluate.
         last = run.step == steps

@@ -1,9 +1,9 @@
-"""Keeps updates that are no numbers away from the weights: skips them, goes back, gives up.
+"""Keep NaN and infinity out of the weights: skip the step, then roll back, then end with 72.
 
-A step whose loss or gradient is not finite leaves weights, optimiser and buffers as they were. Its
-samples count as used all the same, so the order of the data stays what it would have been. After
-`TRAINER_NONFINITE_ALLOWANCE` such steps in a row the run goes back to a checkpoint from before them;
-when it comes to the same end from there, it ends with 72.
+A step whose loss or gradient is not finite leaves weights, optimiser and buffers unchanged. Its
+samples count as used, so the order of the data does not change. After TRAINER_NONFINITE_ALLOWANCE
+such steps in a row the run goes back to a checkpoint from before them. If it fails again from there,
+it ends with 72.
 
     guard = NonfiniteGuard(run)
     if guard.accepts(norm): ...
@@ -22,9 +22,9 @@ log = logging.getLogger("trainer")
 
 
 class NonfiniteGuard:
-    """What one rank knows of the steps that were skipped: the same as every other rank.
+    """Counts the skipped steps, alike on every rank.
 
-    `skipped` counts those of this process, `in_a_row` those since the last finite step.
+    `skipped` counts all of this process, `in_a_row` those since the last finite step.
     """
 
     def __init__(self, run: Run) -> None:
@@ -38,16 +38,16 @@ class NonfiniteGuard:
     def accepts(self, norm: Tensor) -> bool:
         """Return whether the step may update the weights; `norm` is the global gradient's.
 
-        The norm is the same on every rank, so all answer alike without asking each other. A loss that
-        is no number makes the gradient none (`weighted_loss`).
+        The norm is the same on every rank, so all ranks decide alike without a collective. A loss that
+        is not finite makes the norm not finite (`weighted_loss`).
         """
         if math.isfinite(norm):
             self.in_a_row = 0
-            self._run.loss_scale.succeeded()
+            self._run.loss_scale.count_success()
             for kept, buffer in zip(self._kept, self._buffers, strict=True):
                 kept.copy_(buffer)
             return True
-        # The forward pass has already put the batch into the running statistics of a BatchNorm.
+        # The forward pass has already updated the running statistics of BatchNorm.
         for kept, buffer in zip(self._kept, self._buffers, strict=True):
             buffer.copy_(kept)
         if self._run.loss_scale.back_off():
@@ -76,14 +76,14 @@ class NonfiniteGuard:
 
     @property
     def exhausted(self) -> bool:
-        """Whether so many steps in a row were skipped that it is time to go back."""
+        """Whether as many steps in a row were skipped as are allowed."""
         return self.in_a_row >= self._run.settings.nonfinite_allowance
 
     def go_back(self) -> None:
         """Load the newest checkpoint from before the skipped steps; all ranks call it together.
 
-        One that was saved just before the first of them holds the weights that they failed with, so an
-        older one is taken. Raises Fault(72) when there is none, or none newer than at the last time.
+        The weights of a checkpoint saved just before the first of them are the ones that failed, so an
+        older one is loaded. Raises Fault(72) when there is none, or none newer than the last time.
         """
         run, last = self._run, self._run.step
         first = last - self.in_a_row + 1

@@ -1,7 +1,7 @@
-"""Whether replicas of the model are still the same, bit by bit: a fingerprint compared between ranks.
+"""Check that the model's replicas are still equal, bit by bit, by a fingerprint of each.
 
-Averaged gradients keep replicas equal. One that is not any more was corrupted, by a fault in memory,
-on a link or in the code, and training would go on as if nothing had happened.
+Averaged gradients keep replicas equal. A fault in memory, on a link or in the code makes them differ,
+and training would go on unaware.
 
     TRAINER_FINGERPRINT_STEPS=100 TRAINER_MODE=ddp torchrun --nproc-per-node 2 -m trainer
 """
@@ -25,8 +25,8 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def compare(run: Run) -> None:
     """Compare this rank's parameters, or its shards, with those of the ranks that hold the same.
 
-    All ranks call it together. Raises Fault(70) naming the first tensor that differs and the rank: a
-    retry starts from a checkpoint with equal replicas, and is counted, should it come again.
+    All ranks call it together. Raises Fault(70) naming the first tensor that differs and the rank. A
+    retry starts from a checkpoint with equal replicas.
     """
     mesh = run.runtime.mesh
     if mesh is None or mesh[_AXIS].size() == 1:
@@ -50,21 +50,21 @@ def compare(run: Run) -> None:
     prints = {rank: seen[3] for rank, seen in enumerate(everyones) if seen and rank in ranks}
     raise Fault(
         Exit.CODE,
-        f"step {run.step}: the replicas differ, first in {name}: {_who(prints)}; a fault in memory, "
-        "on a link or in the code",
+        f"step {run.step}: the replicas differ, first in {name}: {_describe(prints)}; a fault in "
+        "memory, on a link or in the code",
     )
 
 
 def fingerprint(tensor: Tensor) -> Tensor:
-    """Return the sum of the bits of this rank's part of a tensor, read as whole numbers; shape ()."""
+    """Return the sum of a tensor's bits, read as integers; shape (). A DTensor counts its local part."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     bits = local.detach().contiguous().view(_BITS[local.element_size()])
     return bits.sum(dtype=torch.int64)
 
 
-def _who(prints: Mapping[int, int]) -> str:
+def _describe(prints: Mapping[int, int]) -> str:
     common, count = Counter(prints.values()).most_common(1)[0]
     if count * 2 <= len(prints):
         return f"ranks {', '.join(map(str, prints))} do not agree, and there is no majority"
-    odd = [rank for rank, print_ in prints.items() if print_ != common]
+    odd = [rank for rank, fingerprint in prints.items() if fingerprint != common]
     return f"rank {', '.join(map(str, odd))} is unlike the {count} others that hold it"

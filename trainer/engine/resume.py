@@ -1,4 +1,4 @@
-"""How a run is saved and gone on with: its progress, beside the checkpoint's weights."""
+"""Save a run, and resume it: the weights, and its progress in steps and samples."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ log = logging.getLogger("trainer")
 
 
 def saving_to(settings: Settings, runtime: Runtime) -> AbstractContextManager[Saver]:
-    """Return what saves to the place that the settings name, for a `with`."""
+    """Return the context of a saver for the folder or bucket that the settings name."""
     return saving(
         store_at(settings.checkpoints or settings.run_folder / "checkpoints"),
         Keep(
@@ -34,7 +34,7 @@ def saving_to(settings: Settings, runtime: Runtime) -> AbstractContextManager[Sa
 
 
 def resume(run: Run) -> None:
-    """Go on from the checkpoint that TRAINER_RESUME means, if there is one."""
+    """Load the checkpoint that TRAINER_RESUME asks for, if there is one."""
     if run.saver is None:
         return
     if not is_shared(run.saver.store, runtime=run.runtime):
@@ -58,7 +58,7 @@ def resume(run: Run) -> None:
 def roll_back(run: Run, *, before: int) -> bool:
     """Go back to the newest complete checkpoint of less than `before` steps; False if there is none.
 
-    All ranks call it together; batches that were fetched for later steps are the caller's to drop.
+    All ranks call it together. The caller drops the batches that it has fetched for later steps.
     """
     if run.saver is None:
         return False
@@ -86,11 +86,10 @@ def _load(run: Run, found: Found) -> None:
 
 
 def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
-    """Save the run as it stands; all ranks call it together, and none waits for the disk.
+    """Begin to save the run; all ranks call it together, and none waits for the disk.
 
-    Storage that refuses costs a warning, the next attempt comes with its time. With `last` there is
-    none, so the checkpoint is waited for, and a refusal is Fault(71): a retry elsewhere goes on from
-    the one before.
+    A save that fails costs a warning: the next one comes with its time. With `last` there is none, so
+    wait for it and raise Fault(71) if it fails: a retry on another machine resumes from the one before.
     """
     if run.saver is None:
         return
@@ -119,7 +118,7 @@ def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
 
 
 def report_saved(run: Run) -> None:
-    """Report the save that has ended since the last call, if one has."""
+    """Report the save that has ended since the last call, if any."""
     if run.saver is not None:
         _report(run, run.saver.ended())
 

@@ -1,4 +1,4 @@
-"""The state of a training run on one rank: what loop, evaluation and checkpoints share."""
+"""The state of a training run on one rank, shared by loop, evaluation and checkpoints."""
 
 import logging
 import math
@@ -28,12 +28,11 @@ log = logging.getLogger("trainer")
 
 @dataclass
 class Run:
-    """What the loop works on. `step` optimiser steps are done, `samples` of the stream used.
+    """The run after `step` optimiser steps, which have used `samples` samples of the stream.
 
-    `parameters` counts the whole model's; `fitness` holds the figures of preflight, `bad` the samples
-    that could not be read.
-    `extra` is saved and loaded with the model and the optimiser, each under its name. There is no
-    `saver` where the nodes share no folder.
+    `parameters`: of the whole model, on all ranks. `fitness`: the figures of preflight. `bad`: the
+    samples that could not be read, as (part, index). `extra`: saved and loaded with model and optimiser,
+    by name. `saver`: None when the nodes share no folder. `save_began`: when the last save began.
     """
 
     settings: Settings
@@ -85,7 +84,7 @@ class Run:
 
     @property
     def order(self) -> Order:
-        """The stream of training samples; an epoch is never cut short, nor a step count."""
+        """The stream of training samples: whole epochs, or as many samples as the steps need."""
         length = len(self.training)
         end = self.samples + self.remaining * self.batch
         if self.settings.steps is None:
@@ -94,19 +93,19 @@ class Run:
 
     @cached_property
     def training_batches(self) -> Loader:
-        """What brings training samples to this rank's device."""
+        """The loader of training samples to this rank's device."""
         return self._loader(self.training, name="training")
 
     @cached_property
     def test_batches(self) -> Loader:
-        """What brings test samples to this rank's device; its workers outlive an evaluation."""
+        """The loader of test samples to this rank's device; its workers outlive an evaluation."""
         return self._loader(self.test, name="test")
 
     def _loader(self, data: Data, *, name: str) -> Loader:
         device = self.runtime.device
-        data, why = resident(data, device, free=free_memory(device))
-        if why and self.runtime.is_main:
-            log.info("the %s set %s", name, why)
+        data, reason = resident(data, device, free=free_memory(device))
+        if reason and self.runtime.is_main:
+            log.info("the %s set %s", name, reason)
         return Loader(
             data,
             device=device,
@@ -118,7 +117,7 @@ class Run:
 
 
 def example(data: Data, settings: Settings, batches: Batches) -> Tensor:
-    """Return the inputs of a micro-batch, for their shape and type: the first sample many times."""
+    """Return a micro-batch's inputs, for shape and dtype only: the first sample repeated."""
     samples = Samples(torch.zeros(batches.micro, dtype=torch.long), torch.ones(batches.micro))
     loader = Loader(data, device=torch.device("cpu"), dtype=dtype_of(settings))
     return next(loader(iter([samples]))).inputs

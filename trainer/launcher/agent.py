@@ -39,7 +39,7 @@ from trainer.launcher.fork_server import ForkServer
 from trainer.launcher.output import Output, carried
 from trainer.launcher.process import take_from
 from trainer.rendezvous.rendezvous import Rendezvous
-from trainer.watch.cgroup import kills
+from trainer.watch.cgroup import oom_kills
 
 # Nodes end within seconds of each other: the ranks' last act is a barrier.
 _EXIT_BARRIER_SECONDS = 30
@@ -87,7 +87,7 @@ class Ranks(LocalElasticAgent):
         self._stopping = False
         self._pids: list[int] = []
         self._settings = settings
-        self._kills = kills()
+        self._kills = oom_kills()
 
     def run_to_end(self, sign: Callable[[], None]) -> Exit:
         """Start the ranks, see them through, and return the code that speaks for them.

@@ -1,6 +1,6 @@
 """Why this node's ranks failed: told once, the cause with its traceback.
 
-code = tell(agent.run(), kills())
+code = tell(agent.run(), oom_kills())
 """
 
 import signal
@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from trainer.config.exits import Exit, combine
 from trainer.config.lines import of_rank
-from trainer.watch.cgroup import words_for_a_kill
+from trainer.watch.cgroup import explain_sigkill
 
 
 def tell(result: RunResult, kills_before: int | None) -> Exit:
@@ -27,7 +27,7 @@ def tell(result: RunResult, kills_before: int | None) -> Exit:
     for rank in sorted(failures, key=lambda rank: rank != first):
         failure = failures[rank]
         trace = failure.trace.splitlines() if rank == first else []
-        killed = words_for_a_kill(kills_before) if failure.code == -signal.SIGKILL else ""
+        killed = explain_sigkill(kills_before) if failure.code == -signal.SIGKILL else ""
         told = [of_rank(rank) + line for line in trace]
         told.append(f"launch: rank {rank}: {failure.message}{killed} (exit {failure.code})")
         print("\n".join(told), file=sys.stderr, flush=True)

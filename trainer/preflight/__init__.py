@@ -1,1 +1,1 @@
-"""Whether the machines and the links between them are fit for a run."""
+"""Check the machines and the links between them before a run."""

@@ -1,4 +1,4 @@
-"""Preflight by itself: `python -m trainer.preflight`, see `check.py`."""
+"""Preflight without a run: `python -m trainer.preflight`, see `check.py`."""
 
 from trainer.config.ending import exit_process
 from trainer.preflight.check import main

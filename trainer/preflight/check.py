@@ -1,6 +1,6 @@
-"""Whether the machines and the links between them are fit for a run, asked before its first step.
+"""Check the machines and the links between them before the first step.
 
-A machine that is not ends with 71 and says what it lacks; the others end with 69.
+A machine that is not fit ends with 71 and an error that says why; the others end with 69.
 
     python -m trainer.preflight                                     # this machine alone
     torchrun --nproc-per-node 2 -m trainer.preflight                # and the links between ranks
@@ -24,18 +24,18 @@ from trainer.config.log import log_to_stderr
 from trainer.config.settings import Settings
 from trainer.data.sets import Data, InMemory
 from trainer.distributed.runtime import Runtime, as_fault, from_all, join
-from trainer.preflight.links import Exchange, blame, exchange
-from trainer.preflight.machine import Finding, Needs, look_at, look_over
+from trainer.preflight.links import Exchange, exchange, find_faulty
+from trainer.preflight.machine import Finding, Needs, check_device, check_machine
 
 log = logging.getLogger("trainer")
 
-_CLOCKS_APART = 1.0  # seconds that are worth a word; no more, since nothing here depends on them
+_CLOCKS_APART = 1.0  # seconds that are shown as odd; not an error, since nothing depends on clocks
 _SLOW_LINK = 0.1  # of the median link's speed
 
 
 @dataclass(frozen=True)
-class Report:
-    """What one rank found. A machine is known by its node's number: names need not be unique."""
+class RankReport:
+    """The findings of one rank. `node` identifies its machine: host names need not be unique."""
 
     rank: int
     node: int
@@ -45,18 +45,18 @@ class Report:
 
 
 def preflight(settings: Settings, runtime: Runtime, data: Data) -> dict[str, float]:
-    """Look over every machine and link, print the table once, and return its figures.
+    """Check every machine and link, print the table once, and return its figures.
 
-    All ranks call it together. Raises Fault(71) on the machine that is unfit, Fault(69) on the others.
+    All ranks call it together. Raises Fault(71) on a machine that is not fit, Fault(69) on the others.
     """
     if settings.preflight == "off":
         return {}
     began = time.monotonic()
-    found = list(look_at(runtime.device))
-    if runtime.local_rank == 0:  # what belongs to the machine is looked at by one of its ranks
-        found = [*look_over(_needs(settings, runtime, data), settings.run_folder), *found]
+    found = list(check_device(runtime.device))
+    if runtime.local_rank == 0:  # one rank checks the machine for all of its ranks
+        found = [*check_machine(_needs(settings, runtime, data), settings.run_folder), *found]
     node = int(os.environ.get("GROUP_RANK", "0"))
-    report = Report(runtime.rank, node, socket.gethostname(), tuple(found), exchange(runtime))
+    report = RankReport(runtime.rank, node, socket.gethostname(), tuple(found), exchange(runtime))
     reports = from_all(report, runtime)
     figures, links = _judge_links(reports)
     reports = [replace(r, findings=(*r.findings, *links[r.rank])) for r in reports]
@@ -78,19 +78,19 @@ def _needs(settings: Settings, runtime: Runtime, data: Data) -> Needs:
 
 
 def _batch_bytes(runtime: Runtime, data: Data) -> int:
-    """Return the bytes of a micro-batch that workers hand over by shared memory, by the first sample."""
+    """Return the bytes of a micro-batch in shared memory, estimated from the first sample."""
     if isinstance(data, InMemory) or not len(data):
         return 0
     try:
         sample = data[0]
-    except Exception:  # noqa: BLE001  # a bad sample is told when it is its turn
+    except Exception:  # noqa: BLE001  # a bad sample is reported when it is used
         return 0
     arrays = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(sample))
     return runtime.sizing.batches.micro * arrays
 
 
-def _judge_links(reports: Sequence[Report]) -> tuple[dict[str, float], list[list[Finding]]]:
-    """Return the figures of the links, and what each rank's exchange amounts to."""
+def _judge_links(reports: Sequence[RankReport]) -> tuple[dict[str, float], list[list[Finding]]]:
+    """Return the figures of the links, and each rank's findings."""
     seen = [report.exchange for report in reports if report.exchange]
     if len(seen) < len(reports):
         return {}, [[] for _ in reports]
@@ -100,7 +100,7 @@ def _judge_links(reports: Sequence[Report]) -> tuple[dict[str, float], list[list
     before = reports[slow - 1]
     apart = [one.clock - seen[0].clock for one in seen]
     findings: list[list[Finding]] = [[] for _ in reports]
-    for rank in blame([one.wrong for one in seen]):
+    for rank in find_faulty([one.wrong for one in seen]):
         at = [str(observer) for observer, one in enumerate(seen) if rank in one.wrong]
         findings[rank].append(
             Finding(
@@ -133,17 +133,17 @@ def _judge_links(reports: Sequence[Report]) -> tuple[dict[str, float], list[list
     return figures, findings
 
 
-def _table(reports: Sequence[Report]) -> Iterator[str]:
-    """Yield the lines of the table: all of the main rank's, and of the others what is remarkable."""
+def _table(reports: Sequence[RankReport]) -> Iterator[str]:
+    """Yield the lines of the table: all findings of rank 0, and what is wrong or odd on others."""
     for report in reports:
         for finding in report.findings:
             mark = "WRONG" if finding.wrong else "odd" if finding.odd else ""
             if mark or report.rank == 0:
-                where = "" if report.rank == 0 else f" ({report.host}, rank {report.rank})"
-                yield f"  {finding.what:16}{finding.seen}{where} {mark}".rstrip()
+                place = "" if report.rank == 0 else f" ({report.host}, rank {report.rank})"
+                yield f"  {finding.name:16}{finding.seen}{place} {mark}".rstrip()
 
 
-def _refuse(reports: Sequence[Report], rank: int) -> None:
+def _refuse(reports: Sequence[RankReport], rank: int) -> None:
     wrong = [
         (report, finding) for report in reports for finding in report.findings if finding.wrong
     ]
@@ -151,12 +151,12 @@ def _refuse(reports: Sequence[Report], rank: int) -> None:
         return
     here = [pair for pair in wrong if pair[0].node == reports[rank].node]
     report, finding = (here or wrong)[0]
-    text = f"preflight: {report.host}, rank {report.rank}: {finding.what}: {finding.seen}"
+    text = f"preflight: {report.host}, rank {report.rank}: {finding.name}: {finding.seen}"
     raise Fault(Exit.MACHINE if here else Exit.PEER, f"{text}; {finding.wrong}")
 
 
 def main() -> int:
-    """Look over this machine, or all ranks' under torchrun, for the settings in the environment."""
+    """Check this machine, or all ranks' under torchrun, for the settings in the environment."""
     if len(sys.argv) > 1:
         print(__doc__, file=sys.stdout if sys.argv[1] in ("-h", "--help") else sys.stderr)
         return Exit.DONE if sys.argv[1] in ("-h", "--help") else Exit.CONFIG

@@ -1,6 +1,6 @@
-"""Whether what ranks send each other arrives, and how fast: the half of preflight that is shared.
+"""Check the links between ranks: whether numbers arrive as they were sent, and how fast.
 
-exchange(runtime) on every rank, then blame(...) over what all of them saw.
+Call exchange(runtime) on every rank, then find_faulty(...) with the results of all.
 """
 
 import time
@@ -18,10 +18,10 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one rank saw. `wrong` lists the ranks whose numbers arrived here as others.
+    """The results of one rank. `wrong` lists the ranks whose numbers arrived here changed.
 
-    Speeds are in bytes a second: of the sum over all ranks, and of receiving from the rank before.
-    `clock` is this machine's, at a moment that is the same on all to within `within` seconds.
+    Speeds are in bytes per second: of the sum over all ranks, and of receiving from the rank before.
+    `clock` is this machine's time at a moment that all ranks share to within `within` seconds.
     """
 
     wrong: tuple[int, ...]
@@ -34,13 +34,13 @@ class Exchange:
 def exchange(runtime: Runtime) -> Exchange | None:
     """Sum known numbers over all ranks, pass them round the ring, and compare clocks.
 
-    All ranks call it together; a world of one has no links and gets None.
+    All ranks call it together. Returns None for a world size of 1, which has no links.
     """
     if runtime.control is None:
         return None
     rank, world = runtime.rank, runtime.world_size
-    # Every rank fills one row and leaves the others 0, so a wrong sum tells whose numbers went wrong.
-    # Whole numbers this small are exact in float32, in whatever order they are summed.
+    # Every rank fills one row and leaves the others 0: a wrong sum shows whose numbers are wrong.
+    # Whole numbers this small are exact in float32, summed in any order.
     row = torch.arange(max(1, _ELEMENTS // world), device=runtime.device) % 1021
     expected = (row + torch.arange(world, device=runtime.device).unsqueeze(1)).float()
     wrong: set[int] = set()
@@ -81,16 +81,16 @@ def _now(runtime: Runtime) -> float:
     return time.monotonic()
 
 
-def blame(seen: Sequence[Sequence[int]]) -> set[int]:
-    """Return the ranks at fault, where `seen[r]` lists those whose numbers arrived wrong at rank r.
+def find_faulty(seen: Sequence[Sequence[int]]) -> set[int]:
+    """Return the faulty ranks; `seen[r]` lists the ranks whose numbers arrived wrong at rank r.
 
-    Whose numbers are wrong for more than half of the others has sent them wrong. Who sees others'
-    numbers wrong that most see right has received them wrong. Of two ranks the sender is blamed.
+    A rank whose numbers are wrong for more than half of the others sends them wrong. A rank that sees
+    numbers wrong that most others see right receives them wrong. Of two ranks it is the sender.
     """
-    guilty = set()
+    senders = set()
     for rank in range(len(seen)):
         votes = [rank in wrong for observer, wrong in enumerate(seen) if observer != rank]
         if 2 * sum(votes) > len(votes):
-            guilty.add(rank)
-    receivers = {observer for observer, wrong in enumerate(seen) if set(wrong) - guilty}
-    return guilty | receivers
+            senders.add(rank)
+    receivers = {observer for observer, wrong in enumerate(seen) if set(wrong) - senders}
+    return senders | receivers

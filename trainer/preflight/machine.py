@@ -1,6 +1,6 @@
-"""What this machine has for a run, each part against what the run needs: the local half of preflight.
+"""Check this machine's devices, memory, disk and GPU health against what the run needs.
 
-from trainer.preflight.machine import Needs, look_at, look_over
+for finding in check_machine(Needs(devices=8), folder): ...
 """
 
 import math
@@ -20,21 +20,21 @@ from trainer.watch.cgroup import available_memory
 
 MIB = 2**20
 
-_HOST_MEMORY_PER_RANK = 64 * MIB  # for a first step; torch itself is loaded by now
-_DISK = 64 * MIB  # less holds no checkpoint worth the name
+_HOST_MEMORY_PER_RANK = 64 * MIB  # for a first step, besides torch, which is loaded by now
+_DISK = 64 * MIB  # less has no room for a checkpoint
 _PROBE = 8 * MIB
 _SHARE_OF_DEVICE = 0.1  # less free memory than this: another process has the device
-_SLOW_DISK = 10 * MIB  # bytes a second
+_SLOW_DISK = 10 * MIB  # bytes per second
 
-# NVML's reasons for a lower clock that tell of a fault, not of a full load.
+# NVML's reasons for a lower clock that show a fault and not a full load.
 _THROTTLES = {0x08: "hardware slowdown", 0x40: "overheated", 0x80: "power brake"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `wrong` says what would help; None: fit. `odd` is told, but no fault."""
+    """The result of one check. `wrong` says what would help, None if fit; `odd` is no error."""
 
-    what: str
+    name: str
     seen: str
     wrong: str | None = None
     odd: bool = False
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run needs of each machine: devices, and bytes of host memory, /dev/shm and disk."""
+    """The needs of a run on each machine: devices, and bytes of host memory, /dev/shm and disk."""
 
     devices: int = 0
     host_memory: int = _HOST_MEMORY_PER_RANK
@@ -50,16 +50,16 @@ class Needs:
     disk: int = _DISK
 
 
-def look_over(needs: Needs, folder: Path) -> Iterator[Finding]:
-    """Yield what was found on this machine; `folder` is the run's."""
+def check_machine(needs: Needs, folder: Path) -> Iterator[Finding]:
+    """Yield the findings of this machine; `folder` is the run's."""
     yield devices(needs.devices)
     yield host_memory(needs.host_memory)
     yield shared_memory(needs.shm)
     yield disk(folder, needs.disk)
 
 
-def look_at(device: torch.device) -> Iterator[Finding]:
-    """Yield what was found on one rank's device."""
+def check_device(device: torch.device) -> Iterator[Finding]:
+    """Yield the findings of one rank's device."""
     if device.type != "cpu":
         yield device_memory(device)
     if device.type == "cuda":
@@ -71,8 +71,8 @@ def devices(needed: int) -> Finding:
     wrong = None
     if count < needed:
         wrong = (
-            f"TRAINER_DEVICES={needed} are planned: check the driver, what the container may see, and "
-            "that its torch is built for this kind"
+            f"TRAINER_DEVICES={needed} are planned: check the driver, the container's devices, and "
+            "that torch is built for this kind of device"
         )
     return Finding("devices", str(count), wrong)
 
@@ -98,7 +98,7 @@ def shared_memory(needed: int, folder: Path = Path("/dev/shm")) -> Finding:  # n
 
 
 def disk(folder: Path, needed: int) -> Finding:
-    """Write to the run folder as a checkpoint does, flushed, and look how much is left."""
+    """Check the run folder's free space, and write and flush a file as a checkpoint does."""
     probe = folder / f".preflight-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,17 +132,17 @@ def device_memory(device: torch.device) -> Finding:
 
 
 def health(device: torch.device) -> Iterator[Finding]:
-    """Yield what NVML knows of a GPU's errors and clocks, where nvidia-ml-py is installed."""
+    """Yield a GPU's errors and clocks as NVML reports them, if nvidia-ml-py is installed."""
     if find_spec("pynvml") is None:
         return
     pynvml = import_module("pynvml")
     try:
         pynvml.nvmlInit()
-        # By its UUID: CUDA_VISIBLE_DEVICES gives devices other numbers than NVML does.
+        # By UUID: NVML does not number devices as CUDA_VISIBLE_DEVICES does.
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         yield _health(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid), device)
     except pynvml.NVMLError as error:
-        yield Finding("GPU health", f"{device}: NVML does not tell: {error}", odd=True)
+        yield Finding("GPU health", f"{device}: no data from NVML: {error}", odd=True)
 
 
 def _health(pynvml: ModuleType, handle: object, device: torch.device) -> Finding:

@@ -1,1 +1,1 @@
-"""What a run reports: events, and where they go."""
+"""Report a run's events: to a file, stdout, a terminal, Prometheus and TensorBoard."""

@@ -1,8 +1,10 @@
-"""What a run reports: events, one JSON object a line, to `metrics.jsonl` and to who is watching.
+"""Send a run's events to `metrics.jsonl`, one JSON object a line, and where the settings ask for.
 
-Only the main rank reports. Off a terminal the lines go to standard output as well; on one a progress
-bar shows them. Human words go to standard error. Who asks for it has figures served to Prometheus, on
-every node, and curves written for TensorBoard.
+Only rank 0 reports. A terminal shows the events as a progress bar; otherwise stdout has them as JSON
+lines. Messages for people go to stderr. TRAINER_METRICS_PORT serves metrics to Prometheus on every
+node, TRAINER_TENSORBOARD writes curves.
+
+    with reporting(settings, runtime) as report: report("step", step=1, loss=2.3)
 """
 
 import contextlib
@@ -29,33 +31,33 @@ _Sink = Callable[[Event], None]
 
 @contextlib.contextmanager
 def reporting(settings: Settings, runtime: Runtime) -> Iterator[Report]:
-    """Open what events go to and yield `report(event, **fields)`; on most ranks it does nothing.
+    """Yield `report(event, **fields)`, which does nothing on most ranks.
 
-    The summary is the last event, but for an error.
+    After the summary only an error is reported.
     """
     with contextlib.ExitStack() as stack:
         sinks = [stack.enter_context(sink) for sink in _sinks(settings, runtime)]
-        one_at_a_time = threading.Lock()  # the watch reports from its own thread
-        summed_up = False
+        lock = threading.Lock()  # the watchdog reports from its own thread
+        has_summary = False
 
         def report(event: str, **fields: Any) -> None:
-            nonlocal summed_up
+            nonlocal has_summary
             record = {"event": event, "time": time.time(), **fields}
-            with one_at_a_time:
-                if summed_up and event != "error":
-                    return  # the watch, which ends a little later
-                summed_up = summed_up or event == "summary"
+            with lock:
+                if has_summary and event != "error":
+                    return  # the watchdog ends a little later
+                has_summary = has_summary or event == "summary"
                 for sink in sinks:
                     sink(record)
 
         yield report
 
 
-# What only some runs ask for is imported for them alone.
+# Imported inside: only some runs need it.
 def _sinks(
     settings: Settings, runtime: Runtime
 ) -> Iterator[contextlib.AbstractContextManager[_Sink]]:
-    """Yield what this rank's events go to."""
+    """Yield the destinations of this rank's events."""
     if settings.metrics_port and runtime.local_rank == 0:
         from trainer.report.prometheus import serving  # noqa: PLC0415
 
@@ -77,7 +79,7 @@ def _sinks(
 
 @contextlib.contextmanager
 def to_file(path: Path) -> Iterator[_Sink]:
-    """Append events to `path`. Raises Fault(71) when it cannot be opened; a full disk costs lines."""
+    """Append events to `path`. Raises Fault(71) if it cannot be opened; a full disk loses lines."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -85,17 +87,17 @@ def to_file(path: Path) -> Iterator[_Sink]:
         raise Fault(
             Exit.MACHINE, f"{path}: {error.strerror}; set a TRAINER_OUT that can be written"
         ) from error
-    torn = told = False
+    torn = warned = False
 
     def write(event: Event) -> None:
-        nonlocal torn, told
+        nonlocal torn, warned
         line = f"{chr(10) * torn}{_line(event)}\n".encode()
         try:
             torn = os.write(file, line) < len(line)
         except OSError as error:
-            if not told:
+            if not warned:
                 log.warning("%s: %s; events are missing there", path, error.strerror)
-            told = True
+            warned = True
 
     try:
         yield write
@@ -108,10 +110,10 @@ def _to_stdout(event: Event) -> None:
 
 
 def _line(event: Event) -> str:
-    """Return the event as JSON, which has no word for nan: such a number becomes null."""
-    finite = {k: None if _is_no_number(value) else value for k, value in event.items()}
+    """Return the event as JSON. It has no NaN and no infinity: they become null."""
+    finite = {k: None if _is_not_finite(value) else value for k, value in event.items()}
     return json.dumps(finite, allow_nan=False)
 
 
-def _is_no_number(value: object) -> bool:
+def _is_not_finite(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)

@@ -1,4 +1,4 @@
-"""A run's figures at a port of every node, for Prometheus to read (TRAINER_METRICS_PORT).
+"""Serve a run's metrics on a port of every node, for Prometheus (TRAINER_METRICS_PORT).
 
 TRAINER_METRICS_PORT=9400 python -m trainer &  curl localhost:9400/metrics
 """
@@ -44,19 +44,24 @@ FIGURES = (
         "muster_checkpoint_blocked_seconds",
         "checkpoint",
         "blocked_s",
-        "what training waited for it",
+        "seconds that training waited for the last checkpoint",
     ),
-    Figure("muster_checkpoint_seconds", "checkpoint", "seconds", "how long its writing took"),
-    Figure("muster_checkpoint_bytes", "checkpoint", "bytes", "its size"),
+    Figure(
+        "muster_checkpoint_seconds",
+        "checkpoint",
+        "seconds",
+        "seconds that the last checkpoint took",
+    ),
+    Figure("muster_checkpoint_bytes", "checkpoint", "bytes", "bytes of the last checkpoint"),
 )
-# Name, label and meaning of what is no gauge of one number.
+# Name, label and description of the metrics that are not such a gauge.
 EVALUATION = ("muster_eval_metric", "metric", "the task's metric over the test set")
 CHECKPOINTS = ("muster_checkpoints_total", "action", "checkpoints saved, refused or resumed from")
 FAULTS = ("muster_faults_total", "kind", "fault events, by kind")
 
 
 class _Latest(Collector):
-    """The figures so far; what one event says is seen together, or not yet."""
+    """The gauges. A scrape sees all fields of an event, or none of them yet."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
@@ -70,9 +75,9 @@ class _Latest(Collector):
 
 @contextlib.contextmanager
 def serving(port: int) -> Iterator[Callable[[Event], None]]:
-    """Serve at `port`, at any path, what the yielded function is given.
+    """Serve the events that the yielded function gets as metrics on `port`, at any path.
 
-    A port that is taken costs a warning: a run is worth more than its figures.
+    A port that is taken costs a warning, not the run.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -84,8 +89,8 @@ def serving(port: int) -> Iterator[Callable[[Event], None]]:
 
     def take(event: Event) -> None:
         kind = event["event"]
-        told = {one.name: event.get(one.field) for one in FIGURES if one.event == kind}
-        latest.values = latest.values | {k: v for k, v in told.items() if v is not None}
+        values = {one.name: event.get(one.field) for one in FIGURES if one.event == kind}
+        latest.values = latest.values | {k: v for k, v in values.items() if v is not None}
         if kind == "eval":
             metric.labels(event["metric"]).set(event[event["metric"]])
         elif kind == "checkpoint":
@@ -107,8 +112,8 @@ def serving(port: int) -> Iterator[Callable[[Event], None]]:
 
 
 def _any_address() -> str:
-    """Return what stands for every address of this machine: IPv6 as well where there is any."""
+    """Return the address that binds all interfaces; the one of IPv6 serves IPv4 too."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
         probe.bind(("::", 0))
         return "::"
-    return "0.0.0.0"  # noqa: S104  # Prometheus asks from another machine
+    return "0.0.0.0"  # noqa: S104  # Prometheus is on another machine

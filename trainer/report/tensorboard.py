@@ -1,4 +1,4 @@
-"""A run's curves as TensorBoard's event files, in `tensorboard/` of the run folder.
+"""Write a run's curves as TensorBoard event files, in `tensorboard/` of the run folder.
 
 TRAINER_TENSORBOARD=true python -m trainer && tensorboard --logdir runs
 """
@@ -36,9 +36,9 @@ _FLUSH = 10  # seconds
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
-    """Write to `folder` what the yielded function is given; steps that are done again replace others.
+    """Write the events that the yielded function gets to `folder`; a repeated step replaces the first.
 
-    A disk that is full costs a warning and the rest of the curves, not the run.
+    A full disk costs a warning and the rest of the curves, not the run.
     """
     writer: SummaryWriter | None = None
     broken = False
@@ -53,7 +53,7 @@ def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
             return
         try:
             if writer is None:
-                _wait_for_a_second_of_our_own(folder)
+                _wait_for_unused_second(folder)
                 writer = SummaryWriter(folder, purge_step=event["step"], flush_secs=_FLUSH)
             for curve, value in points.items():
                 writer.add_scalar(curve, value, event["step"], walltime=event["time"])
@@ -69,11 +69,11 @@ def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
                 writer.close()
 
 
-def _wait_for_a_second_of_our_own(folder: Path) -> None:
-    """Return when no event file of `folder` bears the present second, at most a second later.
+def _wait_for_unused_second(folder: Path) -> None:
+    """Wait, at most a second, until no event file of `folder` has the current second in its name.
 
-    Files are read by name, and of two with the same second the process number's digits decide which
-    one is first: steps done again would count as the older ones, and the newer ones be dropped.
+    TensorBoard reads files in order of name. With the same second in two names the process number
+    would decide: the repeated steps could come first and be dropped.
     """
     now = time.time()
     if any(folder.glob(f"events.out.tfevents.{int(now):010d}.*")):

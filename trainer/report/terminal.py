@@ -1,4 +1,4 @@
-"""A run on a terminal: the launch table, a progress bar, a closing summary."""
+"""Show a run on a terminal: the launch table, a progress bar, a summary."""
 
 import contextlib
 from collections.abc import Iterator
@@ -48,10 +48,10 @@ class Display:
             case "checkpoint" if event["action"] != "refused":
                 self._numbers["checkpoint"] = str(event["step"])
             case "fault":
-                words = (f"{k} {_text(v)}" for k, v in event.items() if k not in ("event", "time"))
-                self._bar.console.print("fault:", ", ".join(words), markup=False)
+                fields = (f"{k} {_text(v)}" for k, v in event.items() if k not in ("event", "time"))
+                self._bar.console.print("fault:", ", ".join(fields), markup=False)
             case "usage":
-                pass  # every few seconds, for who asks: `python -m k8s top`
+                pass  # for `python -m k8s top`
             case "summary":
                 self.close()
                 self._console.print(_table("summary", event))
@@ -67,13 +67,13 @@ class Display:
         self._bar.update(self._task, completed=event["step"], numbers=numbers)
 
     def close(self) -> None:
-        """Take the bar off the terminal, leaving its last state."""
+        """Stop the progress bar; its last state stays on the terminal."""
         self._bar.stop()
 
 
 @contextlib.contextmanager
 def display() -> Iterator[Display]:
-    """Yield a display that is closed however the block ends."""
+    """Yield a display, closed at the end of the block."""
     shown = Display(Console())
     try:
         yield shown

@@ -1,1 +1,1 @@
-"""What watches a run: the machine, the links, the other ranks, the numbers, the memory."""
+"""Watch a run while it trains: hanging and slow ranks, stop signals, memory, usage."""

@@ -1,6 +1,6 @@
-"""What the kernel says of this container's memory, by cgroup v2 or v1: what is left, who was killed.
+"""Read from cgroup v2 or v1 how much memory is free and how many processes were OOM-killed.
 
-before = kills(); ...; words_for_a_kill(before)
+before = oom_kills(); ...; explain_sigkill(before)
 """
 
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 
-# Of v2 and v1: limit, usage, and the line of memory.stat that counts what can be given back.
+# For v2 and v1: limit, usage, and the field of memory.stat that counts reclaimable page cache.
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -32,8 +32,8 @@ def available_memory(root: Path = _ROOT, meminfo: Path = Path("/proc/meminfo")) 
     return free
 
 
-def kills(root: Path = _ROOT) -> int | None:
-    """Return how many processes of this container the kernel has killed for want of memory."""
+def oom_kills(root: Path = _ROOT) -> int | None:
+    """Return how many processes of this container the kernel has OOM-killed; None if unknown."""
     for folder in _folders(root):
         for name in ("memory.events", "memory.oom_control"):
             try:
@@ -43,21 +43,21 @@ def kills(root: Path = _ROOT) -> int | None:
     return None
 
 
-def words_for_a_kill(before: int | None) -> str:
-    """Return what to say of a process that got SIGKILL, when `kills()` was `before` at its start."""
-    now = kills()
+def explain_sigkill(before: int | None) -> str:
+    """Return the probable reason of a SIGKILL; `before` is `oom_kills()` at the process's start."""
+    now = oom_kills()
     if before is None or now is None:
-        return "; if nobody killed it, the kernel did for want of memory: its log tells (dmesg)"
+        return "; if nobody killed it, it was an OOM kill: see the kernel's log (dmesg)"
     if now == before:
-        return "; not for want of memory, says the kernel"
+        return "; not an OOM kill (cgroup memory.events)"
     return (
-        "; the kernel killed it for want of memory: raise resources.memory, or lower "
+        "; it was an OOM kill (cgroup memory.events): raise resources.memory, or lower "
         "TRAINER_MICRO_BATCH or TRAINER_WORKERS"
     )
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """Yield where this process's numbers may stand: its own cgroup, or what a container sees of it."""
+    """Yield the folders that may hold the numbers: this process's cgroup, or the container's root."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,8 @@
-"""Stop requests: a signal sets a flag, and all ranks agree on the step after which they stop."""
+"""Stop requests: a signal sets a flag, and all ranks agree on the step after which they stop.
+
+with stop_requests(runtime) as stop:
+    while not stop.agreed(): ...
+"""
 
 import contextlib
 import logging
@@ -16,20 +20,23 @@ log = logging.getLogger("trainer")
 
 
 class Stop:
-    """Whether this run was asked to stop, and whether it is time to save."""
+    """Whether a signal asked this run to stop, and whether all ranks are to save now.
+
+    `calls` counts the calls of `agreed`, for the watchdog.
+    """
 
     def __init__(self, runtime: Runtime, sign: Callable[[], None]) -> None:
         self.signal: signal.Signals | None = None
         self.save = False
         self._runtime = runtime
-        self.calls = 0  # of `agreed`: the run's pulse
+        self.calls = 0
         self._sign = sign
         self._flags = torch.zeros(2)
         self._pending: dist.Work | None = None
 
     @property
     def name(self) -> str | None:
-        """The signal this rank got; None when another rank got it."""
+        """The signal that this rank received; None when another rank received it."""
         return self.signal.name if self.signal else None
 
     def request(self, number: int, _: FrameType | None) -> None:
@@ -44,9 +51,9 @@ class Stop:
     def agreed(self, *, save: bool = False) -> bool:
         """Return whether any rank had been asked to stop at the last call, the same on every rank.
 
-        `save` asks for a checkpoint in the same way; the answer is left in the attribute. A
-        collective: every rank calls it equally often. The flags travel while the step computes, so
-        the answer is one call old and costs no waiting.
+        `save` asks all ranks for a checkpoint in the same way; the attribute `save` has the answer.
+        It is a collective: every rank calls it equally often. The all-reduce runs while the step
+        computes, so the answer is that of the call before and no rank waits for it.
         """
         self.calls += 1
         self._sign()
@@ -58,14 +65,14 @@ class Stop:
             self._pending.wait()
             asked, self.save = map(bool, self._flags.tolist())
         self._flags[0] = self.signal is not None
-        self._flags[1] = save and not self.save  # once is enough
+        self._flags[1] = save and not self.save  # just granted: do not ask again
         self._pending = dist.all_reduce(
             self._flags, dist.ReduceOp.MAX, group=self._runtime.control, async_op=True
         )
         return asked
 
-    def settle(self) -> None:
-        """Wait for the flags that still travel; to be called before the group goes away."""
+    def finish(self) -> None:
+        """Wait for the last all-reduce; it must end before the process group is destroyed."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -73,20 +80,21 @@ class Stop:
 
 @contextlib.contextmanager
 def stop_requests(runtime: Runtime, sign: Callable[[], None] = lambda: None) -> Iterator[Stop]:
-    """Turn SIGTERM and SIGINT into a flag within the block; `sign` is called with every pulse.
+    """Turn SIGTERM and SIGINT into a stop request within the block; each `agreed` calls `sign`.
 
-    Before it they keep their defaults: there is nothing to save, and a handler would not run anyway
-    while the process group waits for its peers in C++. After it SIGTERM is ignored if it was heard.
+    Before the block they keep their defaults: there is nothing to save, and Python runs no handler
+    while the process group waits for its peers in C++. After it, a rank that has received a signal
+    ignores SIGTERM, so that it can finish.
     """
     stop = Stop(runtime, sign)
     before = {number: signal.signal(number, stop.request) for number in _SIGNALS}
     try:
         yield stop
-        stop.settle()
+        stop.finish()
     except KeyboardInterrupt:
         raise Fault(Exit.CODE, "interrupted a second time, before the checkpoint") from None
     finally:
-        if stop.signal is not None:  # who is stopping is not to be killed on its last steps
+        if stop.signal is not None:
             before[signal.SIGTERM] = signal.SIG_IGN
         for number, handler in before.items():
             signal.signal(number, handler)

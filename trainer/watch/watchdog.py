@@ -133,12 +133,8 @@ def watching(settings: Settings, runtime: Runtime, report: Report) -> Iterator[W
         ),
     )
     end = threading.Event()
-    thread = threading.Thread(
-        target=_watch,
-        args=(watched, store, end, Meter(runtime.device)),
-        name="watchdog",
-        daemon=True,
-    )
+    arguments = (watched, store, end, Meter(runtime.device))
+    thread = threading.Thread(target=_watch, args=arguments, name="watchdog", daemon=True)
     thread.start()
     try:
         yield watched
@@ -178,8 +174,8 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
                 if watched.current_step and complete and now - last_usage >= usage_every:
                     last_usage = now
                     ranks = [
-                        {"rank": number, "host": status["host"], **status["usage"]}
-                        for number, status in sorted(statuses.items())
+                        {"rank": number, "host": one["host"], **one["usage"]}
+                        for number, one in sorted(statuses.items())
                     ]
                     watched.report("usage", step=watched.step, ranks=ranks)
                 _report_straggler(watched, statuses, detector, now)
@@ -226,16 +222,11 @@ def _report_straggler(
         median_s=found.median,
         at=line,
     )
-    log.warning(
-        "rank %s on %s is slow: %.3f s of its own work per step, others %.3f s, so they wait "
-        "%.0f%% of the time; it is mostly at %s",
-        found.rank,
-        host,
-        found.own,
-        found.median,
-        100 * found.lost,
-        line,
+    text = (
+        f"rank {found.rank} on {host} is slow: {found.own:.3f} s of its own work per step, others "
+        f"{found.median:.3f} s, so they wait {found.lost:.0%} of the time; it is mostly at {line}"
     )
+    log.warning("%s", text)
 
 
 def _end_hanging_run(watched: Watched, store: dist.Store, rank: _Rank) -> NoReturn:
@@ -244,9 +235,8 @@ def _end_hanging_run(watched: Watched, store: dist.Store, rank: _Rank) -> NoRetu
     logs = watched.settings.run_folder / "logs"
     answers = {number: _status(rank)}
     try:
-        answers[number]["issued"] = write_dump(
-            logs, rank=number, device=watched.runtime.device.type
-        )
+        device = watched.runtime.device.type
+        answers[number]["issued"] = write_dump(logs, rank=number, device=device)
         store.set("hang", "")
         store.set(f"answer/{number}", json.dumps(answers[number]))
         statuses = _read(store, "status", world_size)

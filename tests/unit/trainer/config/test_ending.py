@@ -1,4 +1,4 @@
-"""How a process ends: with its code, whatever would hold it up or be in the way of telling."""
+"""A process ends with its exit code, in time, even when its report or a process group fails."""
 
 import subprocess
 import sys
@@ -11,14 +11,14 @@ from trainer.config.ending import report_fault
 from trainer.config.exits import Exit, Fault
 
 
-def test_a_full_disk_does_not_cost_the_code(
+def test_an_unwritable_error_file_does_not_change_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "missing" / "error.json"))
     assert report_fault(Fault(Exit.DATA, "no data"), None) == Exit.DATA
 
 
-_HELD_UP = """
+_WITH_GROUP = """
 import atexit, time
 import torch.distributed as dist
 from trainer.config.ending import exit_process
@@ -30,9 +30,9 @@ exit_process(70)
 
 
 @pytest.mark.slow
-def test_a_process_group_that_is_left_behind_holds_nobody_up() -> None:
+def test_a_process_group_does_not_delay_the_end() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", _HELD_UP],
+        [sys.executable, "-c", _WITH_GROUP],
         cwd=ROOT,
         env=clean_environment(),
         timeout=60,

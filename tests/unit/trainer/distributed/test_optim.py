@@ -14,9 +14,7 @@ from trainer.distributed.optim import learning_rate, lr_reason, peak_rate
         ("sqrt", 0.2, "0.1 x sqrt 128/32 samples per step"),
     ],
 )
-def test_the_rate_grows_with_the_batch_it_was_not_found_for(
-    scale: str, peak: float, reason: str
-) -> None:
+def test_the_rate_grows_with_the_batch(scale: str, peak: float, reason: str) -> None:
     settings = Settings(lr=0.1, lr_scale=scale, global_batch=128, warmup_steps=10)
     assert peak_rate(settings) == pytest.approx(peak)
     assert learning_rate(9, 100, settings) == pytest.approx(peak)

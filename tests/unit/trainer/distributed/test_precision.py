@@ -1,4 +1,4 @@
-"""What a GPU is told of TF32, by flags that torch keeps without one too."""
+"""TF32: the flags are set, and can be set and read without a GPU."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from trainer.config.settings import Settings
 from trainer.distributed.precision import set_tf32
 
 
-def test_fp32_is_said_so_that_torch_can_be_asked_what_was_said(
+def test_fp32_switches_tf32_off_and_the_flags_stay_readable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(

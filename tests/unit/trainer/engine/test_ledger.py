@@ -1,4 +1,4 @@
-"""The ledger: what a history of attempts amounts to, and that it sees what is lost or used twice."""
+"""The ledger: it accepts every right history of attempts, and finds samples lost or used twice."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def shares(length: int, batch: int, ranks: int, epochs: int) -> list[dict[int, l
 
 @settings(deadline=None)
 @given(st.integers(2, 30), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.data())
-def test_a_history_of_any_worlds_holds_every_sample_once(
+def test_a_history_of_any_world_sizes_has_every_sample_once(
     length: int, batch: int, ranks: int, later: int, data: Any
 ) -> None:
     import tempfile
@@ -70,22 +70,24 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("steps", "message"), WRONG)
-def test_what_is_wrong_is_named(steps: dict[int, list[int]], message: str, tmp_path: Path) -> None:
+def test_the_first_error_is_named(
+    steps: dict[int, list[int]], message: str, tmp_path: Path
+) -> None:
     write(tmp_path, 1, 0, steps, length=4, batch=2, after=0)
     with pytest.raises(Fault, match=message) as caught:
         ledger.check(ledger.read(tmp_path))
     assert caught.value.code == Exit.DATA
 
 
-def test_a_line_that_is_none_is_named(tmp_path: Path) -> None:
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     write(tmp_path, 1, 0, {1: [0, 1]}, length=4, batch=2, after=0)
     with (tmp_path / "logs/ledger-000001-rank0.jsonl").open("a") as file:
         file.write('{"step": 2, "sam')
-    with pytest.raises(Fault, match="rank0.jsonl, line 3: no entry") as caught:
+    with pytest.raises(Fault, match="rank0.jsonl, line 3: not a ledger entry") as caught:
         ledger.read(tmp_path)
     assert caught.value.code == Exit.DATA
 
 
-def test_a_run_without_a_ledger_is_told_how_to_keep_one(tmp_path: Path) -> None:
-    with pytest.raises(Fault, match="TRAINER_LEDGER=true keeps one"):
+def test_a_run_without_a_ledger_is_asked_to_set_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(Fault, match="TRAINER_LEDGER=true writes one"):
         ledger.read(tmp_path)

@@ -4,8 +4,8 @@
     python -m tests.house.planted_faults --only 7      # one, by its number
     python -m tests.house.planted_faults --list        # the table; starts no test
 
-Exit code 0 when every fault was seen, else 1. Where the text of a fault is no longer in its file, write that
-fault anew.
+Exit code 0 when every fault was seen, else 1. A fault whose text is no longer in its
+file is to be written anew.
 """
 
 import argparse

@@ -25,7 +25,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin kind-up kind-e2e kind-down torchx soak docs lock image docker-run compose-run sbom audit clean
+.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage kind-up kind-e2e kind-down torchx soak docs lock image docker-run compose-run sbom audit clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -76,6 +76,14 @@ test-fast: $(STAMP) ## the tests that take seconds
 
 test-parity: $(STAMP) ## every mode in every task with every optimiser, accumulation and precision (test: a choice of them)
 	@MUSTER_TEST_PARITY=whole $(PY) -m pytest $(PARALLEL) tests/parity/test_table.py
+
+coverage: $(STAMP) ## which lines and branches of k8s and trainer TESTS run, their processes included; build/coverage/index.html
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@-$(PY) -m coverage run -m pytest $(TESTS)
+	@$(PY) -m coverage combine --quiet
+	@$(PY) -m coverage html --quiet --directory build/coverage
+	@$(PY) -m coverage report
+TESTS ?= tests
 
 torchx: $(STAMP) ## put TorchX 0.7 into build/torchx, so that make test compares the rendering with it
 	@$(UV) venv --quiet --allow-existing build/torchx

@@ -1,7 +1,7 @@
 """An operator of one's own in a task: swish, x * sigmoid(beta * x), with a beta that is trained.
 
-09-own-operator.yaml trains it. torch needs three things of an operator: what it computes, the
-shape of the result (to trace and compile it without data), and its gradient. The first may call a compiled kernel.
+09-own-operator.yaml trains it. torch needs three things of an operator: what it computes (a compiled
+kernel is called there), the shape of the result (to trace it without data), and its gradient.
 """
 
 from typing import Any

@@ -163,7 +163,8 @@ _KINDS = {*_SOURCES, "claim", "ephemeral", "csi"}
 def warnings(spec: JobSpec) -> Iterator[str]:
     """Yield what people should know of a cluster's volumes."""
     kept = spec.checkpoints
-    if kept is None or kept.empty_dir is not None:
+    url = "://" in str(spec.trainer.get("checkpoints"))
+    if not url and (kept is None or kept.empty_dir is not None):
         yield "checkpoints: kept in the pod only; a pod that is replaced starts over at step 0"
     volumes: list[tuple[str, Any]] = [("data", spec.data), ("checkpoints", kept)]
     volumes += [(f"volumes[{index}]", one) for index, one in enumerate(spec.volumes)]

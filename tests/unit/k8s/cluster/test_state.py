@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from k8s.cluster.progress import newest
-from k8s.cluster.state import exit_code, find_kind, kinds, pod, read
+from k8s.cluster.state import CANCELLED, exit_code, find_kind, kinds, pod, read
 from k8s.plan.status import Kind, Phase
 from trainer.config.exits import Exit, Fault
 
@@ -178,3 +178,16 @@ def test_progress_is_the_newest_step_among_other_words() -> None:
     assert found is not None
     assert (found.step, found.seconds_left) == (2, 4.0)
     assert newest(["nothing"]).progress is None
+
+
+@pytest.mark.parametrize(
+    ("status", "phase"),
+    [(true("Complete"), Phase.SUCCEEDED), (true("Failed"), Phase.FAILED), ({}, Phase.CANCELLED)],
+)
+def test_a_job_that_has_ended_is_not_shown_as_cancelled(
+    status: dict[str, Any], phase: Phase
+) -> None:
+    """Its last pod may end between the mark and the stop."""
+    cancelled = {"annotations": {CANCELLED: "2026-01-01T00:00:00Z"}}
+    job = {"metadata": cancelled, "spec": {"suspend": phase is Phase.CANCELLED}, "status": status}
+    assert read(KINDS["job"], job).phase is phase

@@ -181,6 +181,11 @@ def test_warning(values: dict[str, Any], says: str) -> None:
     assert says in "\n".join(planned(job(**values)).warnings)
 
 
+def test_no_warning_of_checkpoints_in_a_bucket() -> None:
+    kept = job(trainer={"checkpoints": "s3://bucket/run"})
+    assert "kept in the pod only" not in "\n".join(planned(kept).warnings)
+
+
 @pytest.mark.parametrize(
     ("launcher", "scheduling", "says"),
     [

@@ -16,7 +16,7 @@ import hypothesis
 import psutil
 import pytest
 
-# How long an example takes says nothing on a machine that does something else as well.
+# The machine runs other tests at the same time, so an example has no deadline.
 hypothesis.settings.register_profile("muster", deadline=None)
 hypothesis.settings.load_profile("muster")
 
@@ -27,7 +27,7 @@ QUICK = {"TRAINER_TASK": "synthetic", "TRAINER_STEPS": "12", "TRAINER_LOG_STEPS"
 
 
 def clean_environment(**added: str) -> dict[str, str]:
-    """Return this process's environment without what would change a run, and with `added`."""
+    """Return this process's environment with `added`, without variables that would change a run."""
     prefixes = ("TRAINER_", "PET_", "MUSTER_", "TORCHELASTIC_")
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(prefixes) and k not in names}
@@ -36,7 +36,7 @@ def clean_environment(**added: str) -> dict[str, str]:
 
 @dataclass
 class Ended:
-    """A process that has ended: its code, its events, and what it told people."""
+    """A process that has ended: its code, its events, and its standard error."""
 
     code: int
     events: list[dict[str, Any]]
@@ -71,12 +71,12 @@ class Started:
         file.flush()
         return Path(file.name).read_text(encoding="utf-8")
 
-    def wait_for(self, what: str, *, timeout: float = 180) -> None:
-        """Wait until `what` stands in either output."""
+    def wait_for(self, text: str, *, timeout: float = 180) -> None:
+        """Wait until `text` is in either output."""
         end = time.monotonic() + timeout
-        while what not in self.read(self.out) + self.read(self.words):
+        while text not in self.read(self.out) + self.read(self.words):
             assert self.process.poll() is None, self.read(self.words)
-            assert time.monotonic() < end, f"no {what!r} in {timeout} s: {self.read(self.words)}"
+            assert time.monotonic() < end, f"no {text!r} in {timeout} s: {self.read(self.words)}"
             time.sleep(0.02)
 
     def family(self) -> list[psutil.Process]:
@@ -106,7 +106,7 @@ class Started:
 
 
 def ranks_below(launcher: int) -> list[psutil.Process]:
-    """Return the ranks of a launcher: what is called so below its fork server."""
+    """Return the ranks of a launcher: the processes below it that are named so."""
     found = {}
     for process in psutil.Process(launcher).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -118,9 +118,9 @@ def ranks_below(launcher: int) -> list[psutil.Process]:
 
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
-    """Let what tests start be interrupted, also where a shell started them in the background.
+    """Let SIGINT end the processes of tests, also where a shell runs the tests in the background.
 
-    Such a shell ignores SIGINT, and so would all below it.
+    Such a shell ignores SIGINT, and so would all processes below it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

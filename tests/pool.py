@@ -27,7 +27,7 @@ from pathlib import Path
 from tests.pool_rank import Case, serve
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# torch._dynamo is what the first optimiser imports, in every rank anew otherwise
+# torch._dynamo is imported by the first optimizer, otherwise in every rank anew
 _CONTEXT.set_forkserver_preload(
     [
         "trainer.engine.loop",
@@ -43,17 +43,17 @@ _CONTEXT.set_forkserver_preload(
 _GRACE = 30.0
 _FIT_FOR_MORE = (0, 64)
 
-# A rank that does not listen by now will not: it fails, or waits for something else first.
+# A rank that does not listen by then fails, or waits for something else first.
 _LISTENING = 5.0
 
 # Then new ones take over: a process group never gives its threads back, nor DTensor and the compiler
-# what they remember. After some hundred cases a rank has 500 threads, and takes twice the time.
+# their caches. After some hundred cases a rank has 500 threads, and takes twice the time.
 _CASES = 40
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rank ended a case: its exit code (None: not at all, below 0: a signal), and its words."""
+    """How a rank ended a case: exit code (None: did not end; below 0: a signal), standard error."""
 
     code: int | None
     words: str
@@ -81,7 +81,7 @@ class Rank:
             self.line.send(case)
 
     def end(self) -> Ending:
-        """Return what the rank has answered; what it has not answered by now, it never will."""
+        """Return how the rank has ended the case; it does not wait for an answer."""
         code, answered = None, False
         if self.process.is_alive() and not self.line.poll():
             self._signal(signal.SIGUSR1)  # it writes where its threads are
@@ -170,7 +170,7 @@ def carry_out(case: Case, ranks: Sequence[Rank], *, timeout: float) -> list[Endi
 
 
 def _wait_until_it_listens(port: int, first: Rank, *, end: float) -> None:
-    """Wait for the store at rank 0: who comes before it tries again, a third of a second later."""
+    """Wait for the store at rank 0: a rank that connects earlier loses a third of a second."""
     listening = f":{port:04X} "
     tables = [table for name in ("tcp", "tcp6") if (table := Path("/proc/net") / name).exists()]
     while tables and not first.line.poll() and first.process.is_alive() and time.monotonic() < end:
@@ -184,7 +184,7 @@ def _wait_until_it_listens(port: int, first: Rank, *, end: float) -> None:
 
 
 def start_server() -> None:
-    """Start the fork server now, so that no one else does with less loaded."""
+    """Start the fork server now, before another part of the tests starts it with fewer modules."""
     forkserver.ensure_running()
 
 

@@ -1,6 +1,6 @@
 """The rank's side of tests/pool.py: a process that carries out cases and forgets each.
 
-serve(line, words)      # until nobody is at the other end of the line
+serve(connection, errors)      # until the other end is closed
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from trainer.config.log import log_to_stderr
 
 @dataclass(frozen=True)
 class Case:
-    """One run of the trainer: the TRAINER_* variables, and what runs in every rank first."""
+    """One run of the trainer: the TRAINER_* variables, and a function that every rank calls first."""
 
     variables: dict[str, str]
     before: Callable[[], None] | None = None
@@ -39,16 +39,16 @@ class Case:
         return self.world_size, [self.variables.get(name) for name in names]
 
 
-def serve(line: Connection, words: str) -> None:
-    """Be a rank: carry out case after case until nobody is at the other end of `line`."""
-    _redirect(words)
+def serve(connection: Connection, errors: str) -> None:
+    """Carry out case after case until the other end is closed; `errors` is standard error's file."""
+    _redirect(errors)
     _end_with_parent()
-    gc.freeze()  # what the fork brought along is never garbage; collecting goes by it fast
+    gc.freeze()  # objects from before the fork are never garbage; collecting skips them
     variables, path = dict(os.environ), list(sys.path)
     layout: object = None
     while True:
         try:
-            case: Case = line.recv()
+            case: Case = connection.recv()
         except EOFError:
             return
         _forget(variables, path)
@@ -57,13 +57,13 @@ def serve(line: Connection, words: str) -> None:
         layout = case.layout
         code = _run(case)
         gc.collect()  # a process group closes its connections when nothing refers to it any more
-        line.send(code)
+        connection.send(code)
 
 
 def _end_with_parent() -> None:
-    """Be killed when the fork server ends: who is stopped sees nothing else (prctl(2), Linux).
+    """Be killed when the fork server ends: a stopped process sees nothing else (prctl(2), Linux).
 
-    The server ends when nobody has the other end of its pipe any more, of which every child has one.
+    The server ends when the last copy of its pipe's other end is closed; every child has one.
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -72,8 +72,8 @@ def _end_with_parent() -> None:
     server._forkserver_alive_fd = None  # noqa: SLF001
 
 
-def _redirect(words: str) -> None:
-    with Path(words).open("ab", buffering=0) as file, Path(os.devnull).open("wb") as nowhere:
+def _redirect(errors: str) -> None:
+    with Path(errors).open("ab", buffering=0) as file, Path(os.devnull).open("wb") as nowhere:
         os.dup2(file.fileno(), 2)
         os.dup2(nowhere.fileno(), 1)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
@@ -102,7 +102,7 @@ def _run(case: Case) -> int:
         if case.before is not None:
             case.before()
         return int(run(from_environment(case.variables)))
-    except Exception as error:  # noqa: BLE001  # the code says what it was
+    except Exception as error:  # noqa: BLE001  # the exit code stands for it
         if not isinstance(error, Fault):
             traceback.print_exc()
         fault = as_fault(error)
@@ -111,7 +111,7 @@ def _run(case: Case) -> int:
 
 
 def _forget(variables: dict[str, str], path: list[str]) -> None:
-    """Put back what a case may have changed in this process, to what a new one starts with."""
+    """Reset what a case may have changed in this process."""
     import numpy as np
     import torch
 
@@ -131,7 +131,7 @@ def _forget(variables: dict[str, str], path: list[str]) -> None:
 
 
 def _forget_meshes() -> None:
-    """Clear what DTensor remembers: results by equal meshes, and with them their groups' names.
+    """Clear DTensor's cache: results by equal meshes, and with them their groups' names.
 
     A name leads to the same ranks again as long as the groups are made in the same order. To keep this
     where it is right halves the time of a case: two of its three seconds were such results.

@@ -1,9 +1,8 @@
-"""What every process of a job is doing: for a test that has waited for it in vain.
+"""What every process of a job is doing, for the message of a test that has waited too long.
 
     raise AssertionError(account(job))
 
-Processes with `SITE` as their sitecustomize are asked for their stacks as well, which they write to
-their standard error; one that is stopped, or has not come that far, is not.
+Processes with `SITE` as their sitecustomize also write their stacks to their standard error.
 """
 
 import contextlib
@@ -20,13 +19,13 @@ import faulthandler, signal
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 """
 
-_ANSWER = 1.0  # seconds for a process to write down its stacks
+_ANSWER = 1.0  # seconds for a process to write its stacks
 
 
 def account(hosts: dict[int, list[int]], nodes: list[Started]) -> str:
-    """Return a paragraph for each process of `hosts`, process numbers by the host's number.
+    """Return a paragraph for each process of `hosts`: process numbers by the host's number.
 
-    `nodes` are the launchers, whose standard error is what all that is below them writes to.
+    `nodes` are the launchers; all processes below one write to its standard error.
     """
     parts = []
     for host, pids in hosts.items():
@@ -38,44 +37,33 @@ def account(hosts: dict[int, list[int]], nodes: list[Started]) -> str:
 
 
 def _process(process: psutil.Process, nodes: list[Started]) -> str:
-    with process.oneshot():
-        status, age = process.status(), time.time() - process.create_time()
-        cpu, command = process.cpu_times(), " ".join(process.cmdline())
-        name = process.name()
-    with contextlib.suppress(psutil.Error):
-        rank = process.environ().get("RANK")
-    if name.startswith(("rank ", "fork ")):  # as the launcher's fork server calls them
-        role = name
-    else:
-        role = f"rank {rank}" if rank else "launcher" if "trainer.launch" in command else "other"
+    name, command, cpu = process.name(), " ".join(process.cmdline()), process.cpu_times()
+    rank = process.environ().get("RANK")
+    if not name.startswith(("rank ", "fork ")):  # as the launcher's fork server calls them
+        name = f"rank {rank}" if rank else "launcher" if "trainer.launch" in command else "other"
     waits = Path(f"/proc/{process.pid}/wchan").read_text(encoding="ascii") or "?"
     return (
-        f"{role}, process {process.pid} of {process.ppid()}, {status} in {waits}, "
-        f"{cpu.user + cpu.system:.1f} s of CPU time in {age:.1f} s, "
+        f"{name}, process {process.pid} of {process.ppid()}, {process.status()} in {waits}, "
+        f"{cpu.user + cpu.system:.1f} s of CPU time in {time.time() - process.create_time():.1f} s, "
         f"{process.num_threads()} threads: {command}\n{_stacks(process, nodes)}"
     )
 
 
 def _stacks(process: psutil.Process, nodes: list[Started]) -> str:
-    """Return what the process writes when it is asked where it is."""
+    """Return the stacks that the process writes when it gets SIGUSR1."""
     if process.status() == psutil.STATUS_STOPPED:
         return "  (stopped, so it cannot be asked)"
-    if not _catches(process.pid, signal.SIGUSR1):
-        return "  (has not come as far as Python's start, so it cannot be asked)"
-    families = {process.pid, *(parent.pid for parent in process.parents())}
-    words = [Path(n.words.name) for n in nodes if n.process.pid in families]
-    if not words:
-        return "  (nobody's child: its standard error is not known)"
-    before = words[-1].stat().st_size
+    status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    if not caught >> (signal.SIGUSR1 - 1) & 1:
+        return "  (has no handler, so it cannot be asked)"
+    family = {process.pid, *(parent.pid for parent in process.parents())}
+    files = [Path(node.words.name) for node in nodes if node.process.pid in family]
+    if not files:
+        return "  (below none of the launchers: its standard error is not known)"
+    before = files[-1].stat().st_size
     process.send_signal(signal.SIGUSR1)
     time.sleep(_ANSWER)
-    with words[-1].open(encoding="utf-8", errors="replace") as file:
+    with files[-1].open(encoding="utf-8", errors="replace") as file:
         file.seek(before)
         return file.read().rstrip() or f"  (no answer in {_ANSWER} s)"
-
-
-def _catches(pid: int, number: signal.Signals) -> bool:
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False

@@ -1,4 +1,4 @@
-"""What clusters do to a job, one thing after another, as dice decide."""
+"""Faults as clusters have them, injected one after the other in random order."""
 
 import contextlib
 import signal
@@ -14,12 +14,12 @@ PEER_TIMEOUT = 3.0  # the default of TRAINER_PEER_TIMEOUT
 
 
 def kill_a_rank(job: Controlled, host: Host) -> None:
-    """SIGKILL to what a launcher has started."""
+    """SIGKILL to a launcher's ranks."""
     signal_to(job, host, signal.SIGKILL, ranks=True)
 
 
 def kill_a_fork_server(job: Controlled, host: Host) -> None:
-    """SIGKILL to what forks a launcher's ranks; they go with it."""
+    """SIGKILL to the process that forks a launcher's ranks; they end with it."""
     for launcher in processes(job, host, ranks=False):
         with contextlib.suppress(psutil.NoSuchProcess):
             send(
@@ -39,13 +39,13 @@ def kill_a_host(job: Controlled, host: Host) -> None:
 
 
 def cut_a_link(job: Controlled, host: Host) -> None:
-    """A silent cut, longer than what is forgiven."""
+    """A silent cut, longer than the peer timeout."""
     host.cut()
     job.later(PEER_TIMEOUT * job.dice.uniform(1.5, 2.5), host.mend)
 
 
 def cut_a_link_briefly(job: Controlled, host: Host) -> None:
-    """A silent cut that need not cost anything."""
+    """A silent cut, shorter than the peer timeout."""
     host.cut()
     job.later(PEER_TIMEOUT * job.dice.uniform(0.1, 0.4), host.mend)
 
@@ -130,5 +130,5 @@ def disturb(job: Controlled, seconds: float, *, interval: int, links: bool) -> N
         job.faults[fault.__name__] += 1
         fault(job, host)
         job.tick()
-        time.sleep(0.3)  # what was under way when the fault came is no recovery
+        time.sleep(0.3)  # a step that was under way when the fault came is no recovery
         job.recoveries.append(job.wait_for_steps(job.dice.randrange(3, 40)))

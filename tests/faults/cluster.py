@@ -1,4 +1,4 @@
-"""What starts and restarts a job on hosts, as a controller would, and how its history is read."""
+"""Starts a job on hosts, as a controller would, and reads its events."""
 
 import json
 import time
@@ -45,7 +45,7 @@ class Job:
     def events(self) -> list[dict[str, Any]]:
         """Every event of every attempt so far."""
         file = self.folder / "run" / "metrics.jsonl"
-        if file.exists():  # what was read before is not read again: a soak asks ten times a second
+        if file.exists():  # only new lines: a soak reads ten times a second
             with file.open("rb") as lines:
                 lines.seek(self._read)
                 whole, newline, _ = lines.read().rpartition(b"\n")
@@ -60,7 +60,7 @@ class Job:
         self.set_pace(self.pace)
 
     def set_pace(self, seconds: float) -> None:
-        """Let every step from now on take that long, beside what it takes anyway."""
+        """Make every step from now on longer by this time."""
         written = self.folder / "pace.new"
         written.write_text(str(seconds), encoding="utf-8")
         written.rename(self.folder / "pace")

@@ -33,7 +33,7 @@ class Controlled:
     _late: list[Started] = field(default_factory=list)
 
     def tick(self) -> None:
-        """Do what a controller does: see who has ended, and start again who is wanted."""
+        """Do what a controller does: start again the wanted nodes that have ended."""
         now = time.monotonic()
         for late, act in [one for one in self.due if one[0] <= now]:
             self.due.remove((late, act))
@@ -45,9 +45,9 @@ class Controlled:
                 self.endings[code] += 1
                 if code == 0 and self.succeeded is None:
                     self.succeeded = now
-                # A SIGTERM before Python has come to our handlers ends it, which a shell calls 143.
-                unborn = code == -signal.SIGTERM and not node.read(node.words)
-                assert unborn or code in (0, 69, 70, 143, -signal.SIGKILL), (number, code)
+                # A SIGTERM before our handlers are set ends it; a shell calls that 143.
+                early = code == -signal.SIGTERM and not node.read(node.words)
+                assert early or code in (0, 69, 70, 143, -signal.SIGKILL), (number, code)
         for number in sorted(self.wanted - self.running.keys()):
             if not self.finished:
                 self.running[number] = self.job.start_one(self.job.hosts[number])
@@ -55,7 +55,7 @@ class Controlled:
             self._stop_the_late()
 
     def _stop_the_late(self) -> None:
-        """End who came when all was done, as the manifests' success policies do: its master is gone."""
+        """End nodes that came after the end, as success policies do: their master is gone."""
         for number, node in self.running.items():
             if node not in self._late:
                 assert not node.ranks(), (number, node.read(node.words))  # nothing is left to train
@@ -89,14 +89,14 @@ class Controlled:
             time.sleep(0.1)
         return first or 0.0
 
-    def note(self, what: str) -> None:
-        """Say what is done to the job, and remember when."""
-        say(what)
-        self.history.append(f"{time.strftime('%H:%M:%S')} {what}")
+    def note(self, text: str) -> None:
+        """Print what is done to the job, and keep it with the time."""
+        report(text)
+        self.history.append(f"{time.strftime('%H:%M:%S')} {text}")
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator["Controlled"]:
-        """Add to a failure what was done to the job, and what its processes said and are doing."""
+        """Add to a failure the history of faults, the processes' output, and their stacks."""
         try:
             yield self
         except Exception as error:
@@ -107,6 +107,6 @@ class Controlled:
             ) from error
 
 
-def say(text: str) -> None:
-    """Write a line for whoever watches a soak."""
+def report(text: str) -> None:
+    """Print a line of a soak's progress."""
     print(f"soak: {text}", flush=True)

@@ -53,7 +53,7 @@ def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 
 
 class Host:
-    """One host: its `address`, its link, and what it runs."""
+    """One host: its `address`, its link, and its processes."""
 
     def __init__(self, net: "Network", number: int, wire: "Wire | None") -> None:
         self.number = number
@@ -87,28 +87,27 @@ class Host:
         return self.started[-1]
 
     def knows(self, name: str, *addresses: str) -> None:
-        """Let a name lead to these addresses, in this order, for what is started from now on."""
+        """Resolve a name to these addresses, in this order, in processes that start from now on."""
         folder = Path("/etc/netns") / self.name  # which `ip netns exec` lays over /etc
         folder.mkdir(parents=True)
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address in addresses)]
         (folder / "hosts").write_text("\n".join(lines) + "\n", encoding="ascii")
 
     def cut(self) -> None:
-        """Take the link down at the switch: what is sent is lost, and nobody is told."""
+        """Take the link down at the switch: frames are lost, without an error."""
         _run("ip", "-n", self._net.name, "link", "set", self._port, "down")
 
     def mend(self) -> None:
         _run("ip", "-n", self._net.name, "link", "set", self._port, "up")
 
     def die(self) -> None:
-        """Lose the power: every process is killed, and the link is down first."""
+        """Lose power: the link goes down, then every process is killed."""
         self.cut()
         self.kill_all()
 
     def kill_all(self) -> None:
         for _ in range(20):
-            pids = [int(pid) for pid in _run("ip", "netns", "pids", self.name).stdout.split()]
-            if not pids:
+            if not (pids := self.processes()):
                 break
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -118,7 +117,7 @@ class Host:
             started.process.wait(10)
 
     def processes(self) -> list[int]:
-        """Return the process numbers of all that runs on this host."""
+        """Return the numbers of the processes on this host."""
         return [int(pid) for pid in _run("ip", "netns", "pids", self.name).stdout.split()]
 
     def remove(self) -> None:
@@ -132,7 +131,7 @@ class Host:
 
 
 class Loopback:
-    """A host as good as there is without namespaces: processes of its own at the loopback address."""
+    """A host without namespaces: processes of its own at the loopback address."""
 
     address = "127.0.0.1"
 

@@ -24,7 +24,7 @@ class Return:
         """Return how many of them were taken while the save due before the last was being written.
 
         None, when that save had been reported as complete. The one due at the last step itself cannot
-        have begun before that step was told, and begins only when the one before it is complete.
+        have begun before that step was reported, and begins only when the one before it is complete.
         """
         due = self.done - 1 - (self.done - 1) % interval
         return 0 if self.saved >= due else self.done - due

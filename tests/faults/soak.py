@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.faults.adversary import disturb
 from tests.faults.cluster import Job
-from tests.faults.controller import LONGEST_RECOVERY, Controlled, say
+from tests.faults.controller import LONGEST_RECOVERY, Controlled, report
 from tests.faults.hosts import Host, Loopback, network, why_not
 from tests.faults.lost import returns
 from tests.ranks import run_ranks, weights
@@ -47,10 +47,8 @@ def compare(folder: Path, run: Path, settings: dict[str, str], *, timeout: float
 def three_hosts() -> Iterator[tuple[list[Host], bool]]:
     """Yield the hosts, and whether they have links that can be cut."""
     if reason := why_not():
-        say(f"no network namespaces, so processes on one host and no cut links: {reason}")
-        hosts: Any = [
-            Loopback(number) for number in range(3)
-        ]  # do all that the soak asks of a Host
+        report(f"no network namespaces, so processes on one host and no cut links: {reason}")
+        hosts: Any = [Loopback(number) for number in range(3)]  # do all that the soak asks of a Host
         try:
             yield hosts, False
         finally:
@@ -62,7 +60,7 @@ def three_hosts() -> Iterator[tuple[list[Host], bool]]:
 
 
 def soak(seconds: float, seed: int) -> int:
-    """Run and return the exit code; raises AssertionError with what was not as it must be."""
+    """Run and return the exit code. Raises AssertionError for a broken promise."""
     epochs = max(1, round(seconds * STEPS_A_SECOND / STEPS_PER_EPOCH))
     settings = {
         "epochs": str(epochs),
@@ -72,7 +70,7 @@ def soak(seconds: float, seed: int) -> int:
     }
     variables = {f"TRAINER_{name.upper()}": value for name, value in settings.items()}
     variables |= {"TRAINER_LEDGER": "true", "TRAINER_LAST_CALL": "2"}
-    say(f"seed {seed}, {seconds:.0f} s, {epochs} epochs of {STEPS_PER_EPOCH} steps")
+    report(f"seed {seed}, {seconds:.0f} s, {epochs} epochs of {STEPS_PER_EPOCH} steps")
     with (
         tempfile.TemporaryDirectory(prefix="muster-soak-") as name,
         three_hosts() as (hosts, links),
@@ -92,19 +90,21 @@ def soak(seconds: float, seed: int) -> int:
         proof = ledger.check(ledger.read(job.folder / "run"))
         gone_back = returns(job.events)
         for fault, count in sorted(ours.faults.items()):
-            say(f"{count:4d} x {fault}")
+            report(f"{count:4d} x {fault}")
         lost = [went.lost for went in gone_back]
         late = [went.in_flight(INTERVAL) for went in gone_back if went.lost > INTERVAL]
-        say(f"exit codes {dict(ours.endings)}; gone back {len(lost)} times, lost {lost} steps")
-        say(
+        report(f"exit codes {dict(ours.endings)}; gone back {len(lost)} times, lost {lost} steps")
+        report(
             f"steps lost at one return: at most {max(lost, default=0)} (interval {INTERVAL}); more than "
             f"the interval {len(late)} times, by the {late} steps taken while a save was being written"
         )
         times = ours.recoveries or [0.0]
-        say(f"time to recover: median {statistics.median(times):.1f} s, worst {max(times):.1f} s")
+        report(
+            f"time to recover: median {statistics.median(times):.1f} s, worst {max(times):.1f} s"
+        )
         bound = LONGEST_RECOVERY + seconds
         difference = compare(folder, job.folder / "run", settings, timeout=bound)
-        say(f"weights differ by {difference:.1e}; {proof}; seed {seed}")
+        report(f"weights differ by {difference:.1e}; {proof}; seed {seed}")
         # A checkpoint is written while the next steps are taken. Those, and no other, may be lost
         # beside the interval's.
         assert not [went for went in gone_back if went.beyond(INTERVAL)]

@@ -1,4 +1,4 @@
-"""Tasks with a fault in them; what goes wrong and when is in variables of the environment."""
+"""Tasks with a fault in them; variables of the environment say which and when."""
 
 import atexit
 import contextlib
@@ -26,7 +26,7 @@ from trainer.tasks import synthetic
 
 
 def planted(**fault: str) -> Callable[[], None]:
-    """Return what gives a rank of `run_ranks` the variables that the tasks here read."""
+    """Return a function that sets the variables of the tasks here in a rank of `run_ranks`."""
     return partial(_plant, fault)
 
 
@@ -187,7 +187,7 @@ class Greedy(synthetic.Task):
                 torch.empty(2**50)
             elif os.environ["GREEDY"] == "python":
                 bytearray(2**50)
-            else:  # really takes it, bit by bit, until the kernel says no
+            else:  # really takes it, bit by bit, until the kernel kills it
                 kept = []
                 while True:
                     kept.append(bytearray(os.urandom(2**20)) * 8)
@@ -216,7 +216,7 @@ class Pictures:
 
 
 class Disturbed(synthetic.Task):
-    """Rank 0 has its agent told to stop, twice, in the middle of what MOMENT names.
+    """Rank 0 sends SIGTERM to its launcher, twice, in the middle of MOMENT.
 
     That is a step, an evaluation or a checkpoint; without MOMENT nothing happens.
     """

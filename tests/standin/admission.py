@@ -1,4 +1,4 @@
-"""What a cluster refuses: fields that Kubernetes does not know, and pods that break `restricted`.
+"""Refuses what a cluster would: unknown fields, and pods that break Pod Security `restricted`.
 
 The checks of Pod Security are those of the policy's page for Linux pods, as far as a pod of the kit
 could break them; left out are the host's ports, SELinux, AppArmor, sysctls, the proc mount and
@@ -24,7 +24,7 @@ kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.sche
 
 
 def check(server: Server, one: Object) -> None:
-    """Raise Refusal for an object that a cluster would not take."""
+    """Raise Refusal for an object that a cluster would refuse."""
     _schema(one)
     if one["kind"] == "Pod":
         namespace = server.get("v1", "Namespace", "", one["metadata"]["namespace"])
@@ -39,7 +39,7 @@ def check(server: Server, one: Object) -> None:
 
 
 def _schema(one: Object) -> None:
-    """Check Kubernetes' own kinds against its schema, strictly; those of others are not looked at."""
+    """Check Kubernetes' own kinds against its schema, strictly; objects of other APIs pass."""
     group = one["apiVersion"].partition("/")[0] if "/" in one["apiVersion"] else ""
     if "." in group.removesuffix(".k8s.io"):
         return
@@ -62,11 +62,11 @@ def violations(spec: Object) -> Iterator[str]:
             yield f'restricted volume types (volume "{volume["name"]}" uses {", ".join(types)})'
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
         own = container.get("securityContext", {})
-        broken = _of_a_container(own, whole | own)
-        yield from (f'{words} (container "{container["name"]}")' for words in broken)
+        broken = _in_container(own, whole | own)
+        yield from (f'{text} (container "{container["name"]}")' for text in broken)
 
 
-def _of_a_container(own: Object, both: Object) -> Iterator[str]:
+def _in_container(own: Object, both: Object) -> Iterator[str]:
     """Yield how a container breaks `restricted`: by its own context, and by that with the pod's."""
     if own.get("privileged"):
         yield "privileged"

@@ -15,7 +15,8 @@ import pytest
 from tests.conftest import ROOT, clean_environment
 from tests.faults.hosts import why_not
 
-PICKED = "[job] and (killed or configuration)"
+# Its Jobs are a JobSet's: two controllers, and no wait of 10 s before a failed pod is replaced.
+PICKED = "[jobset] and (killed or configuration)"
 
 
 pytestmark = [
@@ -38,7 +39,7 @@ time.sleep(600)
 
 def test_the_cluster_suite_passes_on_the_stand_in() -> None:
     suite = ["pytest", "-p", "no:cacheprovider", "tests/cluster/test_jobs.py", "-k", PICKED]
-    told = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-m", "tests.standin", sys.executable, "-m", *suite],
         cwd=ROOT,
         env=clean_environment(MUSTER_TEST_CLUSTER="1"),
@@ -46,11 +47,11 @@ def test_the_cluster_suite_passes_on_the_stand_in() -> None:
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "2 passed" in told.stdout
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "2 passed" in ran.stdout
 
 
-def test_told_to_stop_it_leaves_nothing() -> None:
+def test_sigterm_leaves_no_process_and_no_host() -> None:
     seconds = str(10**6 + os.getpid())  # by which its processes are known
 
     def running() -> list[str]:

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from k8s.__main__ import app
 from tests.conftest import ROOT, clean_environment
 from tests.house import pages
 
@@ -49,14 +52,14 @@ SHORTER = {
 CODES = {"--diff": 1}
 
 _FEW = 5  # commands that take a moment each
-_SLOW = re.compile(r"torchrun|-m trainer|make run|make sbom")
+_SLOW = re.compile(r"torchrun|-m trainer|make run|make sbom|--plan")  # they import torch
 
 
 def _bare(line: str) -> str:
     return line.partition(" #")[0].strip()
 
 
-def _cases() -> list[object]:
+def _cases() -> list[Any]:
     """Return the lines of each block that are run; what starts ranks is run once, not on each page."""
     cases, seen = [], set()
     for block in pages.blocks():
@@ -126,3 +129,15 @@ def test_no_command_hides_in_another_kind_of_block(page: Path) -> None:
     assert pages.fenced(text, "bash") + pages.fenced(text, "shell") == []
     indented = r"^ {4}(?:python|make|torchrun|kubectl|docker) .*"
     assert re.findall(indented, pages.prose(text), re.MULTILINE) == []
+
+
+def test_every_verb_shown_has_the_options_shown() -> None:
+    shown = 0
+    command: Any = typer.main.get_command(app)
+    for block in pages.blocks():
+        for line in map(_bare, block.lines):
+            for verb, rest in re.findall(r"^(?:m|.*-m k8s) ([a-z]+(?:-[a-z]+)*)([^;|]*)", line):
+                known = {one for param in command.commands[verb].params for one in param.opts}
+                assert set(re.findall(r" (--?[a-z][a-z-]*)", rest)) <= known, line
+                shown += 1
+    assert shown > 10

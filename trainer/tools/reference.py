@@ -78,7 +78,7 @@ def tasks() -> str:
 def exits() -> str:
     """Return the table of exit codes."""
     rows = ((str(int(code)), MEANINGS[code].text, MEANINGS[code].action) for code in Exit)
-    return _table(("code", "meaning", "what a launcher is told to do"), rows)
+    return _table(("code", "meaning", "what a launcher does"), rows)
 
 
 def figures() -> str:

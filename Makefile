@@ -106,8 +106,7 @@ kind-down: ## remove the kind cluster
 soak: $(STAMP) ## train for SECONDS while a seeded adversary kills, stops, cuts links and resizes
 	@$(PY) -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-docs: $(STAMP) ## write the README's tables and the models' costs anew from the code
-	@$(PY) -m trainer.tools.measure
+docs: $(STAMP) ## write the README's tables and the job file's schema anew from the code
 	@$(PY) -m trainer.tools.reference README.md
 	@$(PY) render.py --schema > k8s/job.schema.json
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch
 from trainer.distributed import optim
 from trainer.distributed.runtime import say
@@ -35,12 +34,6 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
 def over_devices(module: nn.Module, context: Context) -> nn.Module:
     """Return the module as a replica on each visible GPU; on none or one it stays as it is."""
-    if context.settings.compile:
-        raise Fault(
-            Exit.CONFIG,
-            f"TRAINER_COMPILE=true: not with mode {context.settings.mode}, whose replicas would all run "
-            "what was compiled for the first; ddp would do",
-        )
     count = torch.cuda.device_count() if context.runtime.device.type == "cuda" else 0
     if count < 2:
         say(f"mode {context.settings.mode}: {count} GPUs here, so one replica")

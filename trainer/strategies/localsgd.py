@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed import optim
@@ -31,7 +30,6 @@ def build(model: nn.Module, context: Context) -> Strategy:
     if mesh is None:  # a world of one has nobody to average with
         return single.build(model, context)
     group, settings = mesh.get_group("dp_replicate"), context.settings
-    _refuse(settings)
     parameters = list(model.parameters())
     optimizer = optim.build(parameters, settings)
     outer = Outer(model, settings) if settings.outer_lr else None
@@ -58,21 +56,6 @@ def build(model: nn.Module, context: Context) -> Strategy:
         settle=period.end,
         extra={"outer": outer} if outer else {},
     )
-
-
-def _refuse(settings: Settings) -> None:
-    """Raise Fault(64) for what supposes that ranks agree after every step."""
-    for name, value in (
-        ("ema_decay", settings.ema_decay),
-        ("fingerprint_steps", settings.fingerprint_steps),
-        ("sync_batchnorm", settings.sync_batchnorm),
-    ):
-        if value:
-            raise Fault(
-                Exit.CONFIG,
-                f"TRAINER_{name.upper()}={value}: not with mode localsgd, whose ranks have weights of "
-                "their own between two averagings; ddp would do",
-            )
 
 
 class Outer:

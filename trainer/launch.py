@@ -28,7 +28,8 @@ from trainer.config.settings import Settings
 from trainer.launcher.fork_server import ForkServer, begin
 from trainer.launcher.init import stand_in
 from trainer.launcher.log import kept
-from trainer.plan.choice import settle
+from trainer.plan import auto
+from trainer.plan.sizing import size
 from trainer.rendezvous.connect import connect
 from trainer.rendezvous.interface import choice
 
@@ -63,16 +64,22 @@ def main() -> int:
 
 def _launch(settings: Settings, retry_offset: int) -> int:
     contract = resolve(os.environ, devices=_count_devices)
-    for nodes in range(contract.min_nodes, contract.max_nodes + 1):  # not refused by every rank
-        uneven = contract.min_nodes != contract.max_nodes
-        sizing = settle(settings, nodes * contract.ranks_per_node, label=variable, uneven=uneven)
+    uneven = contract.min_nodes != contract.max_nodes
+    sizings = [  # what does not fit is refused here, once, and not by every rank
+        size(settings, nodes * contract.ranks_per_node, label=variable, uneven=uneven)
+        for nodes in range(contract.min_nodes, contract.max_nodes + 1)
+    ]
+    mode = sizings[-1].mode
+    if choice := auto.choose_on_node(settings, sizings):
+        mode = choice.mode
+        os.environ |= auto.as_variable(choice)
     if not contract.port:
         contract = replace(contract, port=_free_port())
     threads = _share_cores(contract.ranks_per_node)
     server = None
     if sys.platform == "linux":
         # It takes seconds; refusals do without it, and nodes that wait for the master have it done.
-        server = begin([*_NEEDED, f"trainer.strategies.{sizing.mode.replace('-', '_')}"])
+        server = begin([*_NEEDED, f"trainer.strategies.{mode.replace('-', '_')}"])
         if server is None:
             from trainer.__main__ import train  # noqa: PLC0415
 

@@ -124,9 +124,9 @@ def _show(planned: list[Planned], asked: argparse.Namespace) -> int:
     elif asked.check:
         print(f"{planned[0][0].name}: ok for {', '.join(p.launcher for p, _, _ in planned)}")
     elif asked.plan:
-        from k8s.cli import report  # noqa: PLC0415  # its estimate takes time to load
+        from k8s.cli import report  # noqa: PLC0415  # needed here alone
 
-        report.tell(planned, as_json=asked.json)
+        report.print_plans(planned, as_json=asked.json)
     elif asked.diff:
         return _diff(planned, asked.diff)
     elif asked.output:

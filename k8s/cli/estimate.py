@@ -1,51 +1,79 @@
-"""What the ranks of a job will hold, against what their devices have; free of torch.
+"""What a rank of the job will hold, against what its device has, by a dry run where torch is installed.
 
 render.py k8s/jobs/digits-gpu.yaml --set resources.gpuMemory=80Gi --plan
 """
 
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.util import find_spec
 
 from k8s.base import quantity
 from k8s.plan.model import Plan
-from trainer.plan import costs, memory
+from trainer.config.exits import Fault
+from trainer.config.settings import Settings
+from trainer.plan.memory import DryRun, Need, dry_run
+
+_SECONDS = 60
+_UNKNOWN = "TRAINER_DRY_RUN={ranks} python -m trainer in the image says it"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of the worst rank by what they are for, and of its device; None where that is not said."""
+    """Bytes of the rank that needs most, and of its device (None where the job file does not say).
 
-    parts: dict[str, int]
-    total: int
+    `mode` and `reason` are those of the dry run: `auto` chooses by it.
+    """
+
+    mode: str
+    reason: str
+    need: Need
     device: int | None
 
     @property
     def saved(self) -> int:
         """Bytes of it that a checkpoint holds."""
-        return self.parts["parameters"] + self.parts["optimizer"]
+        return self.need.parameters + self.need.optimizer
 
     @property
-    def too_much(self) -> bool:
-        return self.device is not None and self.total > self.device
+    def is_too_much(self) -> bool:
+        return self.device is not None and self.need.peak > self.device
 
 
-def of(plan: Plan) -> Estimate | str:
-    """Return the estimate, or why there is none."""
-    pieces = costs.pieces_of(plan.settings.task)
-    if pieces is None:
-        return "not known for a task of your own; try TRAINER_DRY_RUN"
-    if not costs.can_split(pieces, tp := plan.sizing.mesh["tp"]):
-        return f"there is none: the model of task {plan.settings.task} cannot be split over tp={tp}"
-    threads = int(plan.environment.get("OMP_NUM_THREADS", "1"))
+def estimate(plan: Plan) -> Estimate | str:
+    """Return the estimate, or the reason why there is none and how to get one."""
+    remedy = _UNKNOWN.format(ranks=plan.sizing.world_size)
+    if find_spec("torch") is None:
+        return f"not known, torch is not installed here; {remedy}"
+    device = _device(plan)
     try:
-        need = memory.estimate(pieces, plan.sizing, plan.settings, threads=threads)
-    except ValueError as error:
-        return f"there is none: {error}"
-    parts = {name: size for name, size in asdict(need).items() if name != "sent"}
-    return Estimate(parts, need.total, _device(plan))
+        found = dry_run_of_job(
+            plan.settings,
+            plan.sizing.world_size,
+            f"{plan.min_nodes}:{plan.nodes}" if plan.elastic else "",
+            plan.environment.get("OMP_NUM_THREADS", "1"),
+            device if plan.gpu else None,
+        )
+    except Fault as fault:
+        return f"not known, {fault}; {remedy}"
+    return Estimate(found.mode, found.reason, found.worst, device)
+
+
+@cache  # for several launchers of a job
+def dry_run_of_job(
+    settings: Settings, world_size: int, nodes: str, threads: str, gpu_bytes: int | None
+) -> DryRun:
+    return dry_run(
+        settings,
+        world_size,
+        seconds=_SECONDS,
+        device_bytes=gpu_bytes,
+        # The GPUs of this machine, if any, are not the job's.
+        environment={"OMP_NUM_THREADS": threads, "PET_NNODES": nodes, "CUDA_VISIBLE_DEVICES": ""},
+    )
 
 
 def _device(plan: Plan) -> int | None:
-    """Return what one rank's device has: of a GPU as said, of a CPU its share beside /dev/shm."""
+    """Return the bytes of one rank's device: a GPU's as set, or its share of the node's memory."""
     if plan.gpu:
         return plan.gpu_memory
     if "memory" not in plan.limits:
@@ -53,21 +81,25 @@ def _device(plan: Plan) -> int | None:
     return (quantity.size(plan.limits["memory"]) - plan.shm_bytes) // plan.procs
 
 
-def in_words(estimate: Estimate | str) -> str:
+def as_text(found: Estimate | str) -> str:
     """Return an estimate for people."""
-    if isinstance(estimate, str):
-        return estimate
-    parts = ", ".join(f"{name} {in_binary(size)}" for name, size in estimate.parts.items())
-    of_device = f" of {in_binary(estimate.device)}" if estimate.device else ""
-    return f"{in_binary(estimate.total)}{of_device}: {parts}"
+    if isinstance(found, str):
+        return found
+    need = asdict(found.need)
+    parts = ", ".join(
+        f"{name} {binary(need[name])}"
+        for name in ("parameters", "gradients", "optimizer", "average", "activations")
+    )
+    of_device = f" of {binary(found.device)}" if found.device else ""
+    return f"about {binary(found.need.peak)}{of_device}: {parts}"
 
 
-def as_json(estimate: Estimate | str) -> object:
+def as_json(found: Estimate | str) -> object:
     """Return an estimate for programs: null where there is none."""
-    return None if isinstance(estimate, str) else asdict(estimate)
+    return None if isinstance(found, str) else asdict(found)
 
 
-def in_binary(count: int) -> str:
+def binary(count: int) -> str:
     """Return bytes in the binary unit that keeps them short."""
     for suffix, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:

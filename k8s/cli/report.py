@@ -1,6 +1,6 @@
-"""The plan for people and for programs: what a job file amounts to before anything runs.
+"""The plan of a job for people and for programs, before anything runs.
 
-It is what these print:
+These print it:
 
     render.py job.yaml --plan
     render.py job.yaml --plan --json
@@ -12,15 +12,28 @@ from dataclasses import asdict
 
 from k8s.base import quantity
 from k8s.cli import estimate
+from k8s.cli.estimate import Estimate
 from k8s.plan.launcher import Launcher, RunsIn
 from k8s.plan.model import Plan
 from k8s.render.manifests import Rendered
 
 
-def rows(plan: Plan, launcher: Launcher, rendered: Rendered) -> list[tuple[str, str]]:
-    """Return the plan as pairs of a label and words."""
-    held = estimate.of(plan)
-    words = estimate.in_words(held)
+def print_plans(planned: list[tuple[Plan, Launcher, Rendered]], *, as_json: bool) -> None:
+    """Print plans as JSON, or for people."""
+    found = [estimate.estimate(plan) for plan, _, _ in planned]
+    if as_json:
+        print(to_json(planned, found))
+        return
+    for (plan, launcher, rendered), memory in zip(planned, found, strict=True):
+        _print_table(plan.name, rows(plan, launcher, rendered, memory))
+
+
+def rows(
+    plan: Plan, launcher: Launcher, rendered: Rendered, memory: Estimate | str
+) -> list[tuple[str, str]]:
+    """Return the plan as pairs of a label and a text."""
+    mode = memory if isinstance(memory, Estimate) else plan.sizing
+    too_much = isinstance(memory, Estimate) and memory.is_too_much
     mesh = " x ".join(f"{axis} {n}" for axis, n in plan.sizing.mesh.items() if n > 1)
     found = [
         ("launcher", f"{launcher.name}: {launcher.summary}"),
@@ -29,40 +42,36 @@ def rows(plan: Plan, launcher: Launcher, rendered: Rendered) -> list[tuple[str, 
         ("nodes", f"{plan.min_nodes} to {plan.nodes}" if plan.elastic else f"{plan.nodes}"),
         ("hosts", f"up to {plan.longest_host}" if rendered.objects else ""),
         ("ranks", f"{plan.sizing.world_size}, {plan.procs} per node"),
-        ("mode", f"{plan.sizing.mode} ({plan.sizing.reason})"),
+        ("mode", f"{mode.mode} ({mode.reason})"),
         ("mesh", mesh or "one rank"),
         ("batch", _batch(plan)),
         ("rendezvous", f"{plan.master}:{plan.port}" if rendered.objects else "on this machine"),
         ("queue", plan.scheduled.queue or "" if rendered.objects else ""),
-        ("each node", _words(_each(plan)) or "nothing asked for"),
-        ("in all", _words(totals(plan)) if plan.nodes > 1 else ""),
+        ("each node", _amounts(_each(plan)) or "nothing asked for"),
+        ("in all", _amounts(totals(plan)) if plan.nodes > 1 else ""),
         ("shared memory", plan.shm if launcher.runs_in is not RunsIn.PROCESS else "this machine's"),
         ("data", plan.data or "the task's own"),
         ("run folder", plan.out if launcher.runs_in is not RunsIn.PROCESS else plan.host_out),
         (
             "to stop",
-            f"{plan.grace} s, of which {plan.shutdown} s to save{_rate(held, plan.shutdown)}",
+            f"{plan.grace} s, of which {plan.shutdown} s to save{_rate(memory, plan.shutdown)}",
         ),
         ("restarts", launcher.restarts(plan)),
-        ("rank's memory", f"about {words}" if isinstance(held, estimate.Estimate) else words),
+        ("rank's memory", estimate.as_text(memory)),
         ("deadline", f"{plan.deadline} s" if plan.deadline and rendered.objects else "none"),
-        ("GPU hours", _gpu_hours_in_words(plan) if rendered.objects else ""),
+        ("GPU hours", _gpu_hours_in_amounts(plan) if rendered.objects else ""),
         *(("warning", warning) for warning in plan.warnings),
-        ("warning", "more memory than the device has" if _too_much(held) else ""),
+        ("warning", "more memory than the device has" if too_much else ""),
     ]
-    return [(name, words) for name, words in found if words]
+    return [(label, text) for label, text in found if text]
 
 
-def _too_much(held: estimate.Estimate | str) -> bool:
-    return isinstance(held, estimate.Estimate) and held.too_much
-
-
-def _rate(held: estimate.Estimate | str, seconds: int) -> str:
-    """Say how fast the storage must be for a checkpoint to be whole when the pod is killed."""
-    if isinstance(held, str):
+def _rate(memory: Estimate | str, seconds: int) -> str:
+    """Return how fast the storage must be for a checkpoint to be complete when the pod is killed."""
+    if isinstance(memory, str):
         return ""
-    size = estimate.in_binary(held.saved)
-    return f" a rank's {size}, so at {estimate.in_binary(held.saved // seconds)}/s at least"
+    size = estimate.binary(memory.saved)
+    return f" a rank's {size}, so at {estimate.binary(memory.saved // seconds)}/s at least"
 
 
 def _batch(plan: Plan) -> str:
@@ -78,7 +87,7 @@ def _each(plan: Plan) -> dict[str, str]:
     return {**plan.requests, **plan.limits}
 
 
-def _words(amounts: dict[str, str]) -> str:
+def _amounts(amounts: dict[str, str]) -> str:
     return ", ".join(f"{name} {amount}" for name, amount in amounts.items())
 
 
@@ -96,7 +105,7 @@ def gpu_hours(plan: Plan) -> float | None:
     return None if plan.deadline is None else plan.nodes * plan.gpu * plan.deadline / 3600
 
 
-def _gpu_hours_in_words(plan: Plan) -> str:
+def _gpu_hours_in_amounts(plan: Plan) -> str:
     if not plan.gpu:
         return ""
     hours = gpu_hours(plan)
@@ -106,34 +115,24 @@ def _gpu_hours_in_words(plan: Plan) -> str:
     )
 
 
-def show(plan: Plan, launcher: Launcher, rendered: Rendered) -> None:
-    """Print the plan: a table on a terminal, else plain lines."""
-    lines = rows(plan, launcher, rendered)
+def _print_table(name: str, lines: list[tuple[str, str]]) -> None:
+    """Print a table on a terminal, else plain lines."""
     if not sys.stdout.isatty():
-        print(plan.name)
-        for name, words in lines:
-            print(f"  {name:15}{words}")
+        print(name)
+        for label, text in lines:
+            print(f"  {label:15}{text}")
         return
     from rich.console import Console  # noqa: PLC0415  # a fifth of the time of all else
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table("", plan.name)
-    for name, words in lines:
-        table.add_row(name, Text(words, style="yellow" if name == "warning" else ""))
+    table = Table("", name)
+    for label, text in lines:
+        table.add_row(label, Text(text, style="yellow" if label == "warning" else ""))
     Console().print(table)
 
 
-def tell(planned: list[tuple[Plan, Launcher, Rendered]], *, as_json: bool) -> None:
-    """Print plans for people, or for programs."""
-    if as_json:
-        print(json_of(planned))
-        return
-    for one in planned:
-        show(*one)
-
-
-def json_of(plans: list[tuple[Plan, Launcher, Rendered]]) -> str:
+def to_json(planned: list[tuple[Plan, Launcher, Rendered]], found: list[Estimate | str]) -> str:
     """Return the plans as a JSON list, one item per launcher."""
     return json.dumps(
         [
@@ -143,11 +142,11 @@ def json_of(plans: list[tuple[Plan, Launcher, Rendered]]) -> str:
                 "objects": [f"{o['kind']}/{o['metadata']['name']}" for o in rendered.objects],
                 "totals": totals(plan),
                 "settings": plan.settings.model_dump(mode="json", by_alias=True),
-                "estimate": estimate.as_json(estimate.of(plan)),
+                "estimate": estimate.as_json(memory),
                 "gpu_hours": gpu_hours(plan),
                 "restarts": launcher.restarts(plan),
             }
-            for plan, launcher, rendered in plans
+            for (plan, launcher, rendered), memory in zip(planned, found, strict=True)
         ],
         indent=2,
     )

@@ -19,8 +19,7 @@ from k8s.plan.model import Extra, Plan
 from trainer.config.contract import DEFAULT_PORT
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
-from trainer.plan.choice import settle
-from trainer.plan.sizing import Sizing
+from trainer.plan.sizing import Sizing, size
 
 # Of the grace period, what the entrypoint keeps for itself: to hear the signal, to end its ranks'
 # processes, to close the rendezvous.
@@ -125,12 +124,12 @@ def _size(spec: JobSpec, settings: Settings, procs: int) -> Sizing:
     """Return the sizing with the most nodes. Raises Fault(64) if any number of them does not fit."""
     for nodes in range(spec.least_nodes, spec.most_nodes):
         try:
-            settle(settings, nodes * procs, label=label, uneven=True)
+            size(settings, nodes * procs, label=label, uneven=True)
         except Fault as fault:
             among = f"{spec.least_nodes} to {spec.most_nodes}"
             raise Fault(fault.code, f"{fault} (with {nodes} of nodes' {among})") from None
     uneven = spec.least_nodes != spec.most_nodes
-    return settle(settings, spec.most_nodes * procs, label=label, uneven=uneven)
+    return size(settings, spec.most_nodes * procs, label=label, uneven=uneven)
 
 
 def _shutdown(spec: JobSpec, settings: Settings) -> int:

@@ -12,28 +12,10 @@ pytestmark = pytest.mark.slow
 
 REFUSED = [
     (
-        1,
-        {"mode": "dp", "compile": "true"},
-        "TRAINER_COMPILE=true: not with mode dp, whose replicas",
-    ),
-    (
-        1,
-        {"mode": "hogwild", "compile": "true"},
-        "TRAINER_COMPILE=true: mode hogwild sends the model",
-    ),
-    (
-        1,
-        {"mode": "hogwild", "activation_checkpointing": "true"},
-        "TRAINER_ACTIVATION_CHECKPOINTING=true: mode hogwild sends the model",
-    ),
-    (1, {"mode": "hogwild", "precision": "fp16"}, "TRAINER_PRECISION='fp16': mode hogwild has no"),
-    (
         2,
-        {"mode": "localsgd", "fingerprint_steps": "5"},
-        "TRAINER_FINGERPRINT_STEPS=5: not with mode",
+        {"sync_batchnorm": "1"},
+        "TRAINER_SYNC_BATCHNORM=true: torch's SyncBatchNorm runs on GPUs",
     ),
-    (2, {"mode": "localsgd", "ema_decay": "0.9"}, "TRAINER_EMA_DECAY=0.9: not with mode localsgd"),
-    (2, {"sync_batchnorm": "1"}, "TRAINER_SYNC_BATCHNORM=true: torch's SyncBatchNorm runs on GPUs"),
     (
         2,
         {"mode": "tp", "task": "charlm-gpt", "compile": "1", "activation_checkpointing": "1"},

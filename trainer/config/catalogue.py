@@ -1,8 +1,7 @@
 """The built-in tasks, read out of their files without running them, so without torch.
 
 A task's file says in its docstring's first line what it learns, in DEFAULTS which settings it wants
-unless others are set, in MEASURED what came of them, and VARIES where the model depends on settings or
-data, so that nothing is known of its size ahead. The renderer plans with the same defaults.
+unless others are set, and in MEASURED what came of them. The renderer plans with the same defaults.
 """
 
 import ast
@@ -19,7 +18,6 @@ class Entry:
     summary: str
     defaults: dict[str, Any] = field(default_factory=dict)
     measured: str = ""
-    varies: bool = False
 
 
 @cache
@@ -37,7 +35,7 @@ def _entry(path: Path) -> Entry:
         for node in tree.body
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id in ("DEFAULTS", "MEASURED", "VARIES")
+        and node.targets[0].id in ("DEFAULTS", "MEASURED")
     }
     summary = (ast.get_docstring(tree) or path.stem).splitlines()[0]
     return Entry(summary, **{name.lower(): value for name, value in constants.items()})

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.plan.balance import balance
-from trainer.plan.sizing import Batches
+from trainer.plan.batches import Batches
 
 
 @dataclass(frozen=True)

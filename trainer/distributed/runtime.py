@@ -22,8 +22,9 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.modes import AXES
 from trainer.config.settings import Settings
 from trainer.distributed.arrival import await_all
-from trainer.plan.choice import settle
-from trainer.plan.sizing import Sizing, data_rank
+from trainer.plan import auto
+from trainer.plan.mesh import data_rank
+from trainer.plan.sizing import Sizing, size
 
 _T = TypeVar("_T")
 
@@ -89,9 +90,7 @@ def join(settings: Settings) -> Iterator[Runtime]:
     local_rank = int(os.environ["LOCAL_RANK"]) if agent else 0
     uneven = agent and is_elastic(os.environ)
     device = _device(local_rank)
-    sizing = settle(
-        settings, world_size, label=variable, uneven=uneven, device_bytes=_memory_of(device)
-    )
+    sizing = size(settings, world_size, label=variable, uneven=uneven)
     if world_size == 1:
         yield Runtime(rank, local_rank, device, "none", sizing, None, None, 0)
         return
@@ -101,6 +100,9 @@ def join(settings: Settings) -> Iterator[Runtime]:
     store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
     store.set_timeout(timeout)
     await_all(store, rank=rank, world_size=world_size, seconds=settings.collective_timeout)
+    sizing = auto.agree(
+        settings, sizing, store, rank=rank, device_bytes=_memory_of(device), uneven=uneven
+    )
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),

@@ -20,7 +20,7 @@ from trainer.data.sets import Data, tokens_of
 from trainer.distributed.precision import LossScale, dtype_of
 from trainer.distributed.runtime import Runtime
 from trainer.models.ema import Average
-from trainer.plan.sizing import Batches
+from trainer.plan.batches import Batches
 from trainer.report.events import Report
 
 log = logging.getLogger("trainer")

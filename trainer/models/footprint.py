@@ -1,6 +1,6 @@
-"""What a step takes and sends: bytes of live tensors and of collectives, fake tensors or real ones.
+"""Count the bytes of live tensors and of collectives in a step, with fake tensors or real ones.
 
-with Footprint(module) as footprint: ...
+with Footprint() as footprint: ...
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 # What a rank of n sends for one byte of the larger of input and output, with a ring or in pairs
-# (Thakur et al., 2005): the operators' names hold the words, with or without the underscore.
+# (Thakur et al., 2005). An operator's name contains the word, with or without the underscore.
 _SENT: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
@@ -33,22 +33,22 @@ _SENT: dict[str, Callable[[int], float]] = {
 class Footprint(TorchDispatchMode):
     """Counts within its block.
 
-    `peak` is the most bytes that tensors held at once, and `sent` what this rank sends, by collective.
+    `peak` is the largest sum of bytes of live tensors, and `sent` what this rank sends, by collective.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self.start_over()
+        self.reset()
 
-    def start_over(self) -> None:
-        """Forget what was counted, not what is alive."""
+    def reset(self) -> None:
+        """Set the counts to zero; live tensors stay known."""
         self.peak = 0
         self.sent: Counter[str] = Counter()
 
     @property
     def now(self) -> int:
-        """Bytes that live tensors hold; fully_shard resizes storages, so they are asked anew."""
+        """Bytes of live tensors; fully_shard resizes storages, so their sizes are read each time."""
         storages = [reference() for reference in self._live.values()]
         return sum(storage.nbytes() for storage in storages if storage is not None)
 
@@ -59,19 +59,19 @@ class Footprint(TorchDispatchMode):
             return NotImplemented  # it comes again, with the local tensors
         out = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional"):
-            self._note_sent(func, args, out)
+            self._count_sent(func, args, out)
         for value in tree_leaves(out):
             if isinstance(value, Tensor):
-                self._note(value.untyped_storage())
+                self._add(value.untyped_storage())
         self.peak = max(self.peak, self.now)
         return out
 
-    def _note(self, storage: torch.UntypedStorage) -> None:
+    def _add(self, storage: torch.UntypedStorage) -> None:
         key = _key(storage)
         if key not in self._live:
             self._live[key] = weakref.ref(storage, lambda _: self._live.pop(key, None))
 
-    def _note_sent(self, func: Any, args: Any, out: object) -> None:
+    def _count_sent(self, func: Any, args: Any, out: object) -> None:
         name = func.name().partition("::")[2]
         word = next((w for w in _SENT if w in name or w.replace("_", "") in name), None)
         if word is not None:
@@ -88,7 +88,7 @@ class Activations:
         self._holders: Counter[int] = Counter()
 
     @contextlib.contextmanager
-    def of(self, module: nn.Module) -> Iterator[None]:
+    def counted(self, module: nn.Module) -> Iterator[None]:
         """Count within the block; the parameters of `module` are not activations."""
 
         def keep(tensor: Tensor) -> "_Kept":
@@ -116,7 +116,7 @@ class Activations:
 
 
 class _Kept:
-    """A tensor that autograd keeps; its end is the end of the keeping."""
+    """A tensor that autograd keeps; when this object is deleted, the tensor is no longer counted."""
 
     def __init__(
         self, owner: Activations, tensor: Tensor, storage: torch.UntypedStorage, *, counted: bool

@@ -103,7 +103,7 @@ def measure(model: nn.Module, inputs: Tensor) -> tuple[list[Cost], list[Tensor]]
     costs, between = [], [x]
     for piece in pieces_of(skeleton):
         kept = Activations()
-        with FlopCounterMode(display=False) as counter, kept.of(skeleton):
+        with FlopCounterMode(display=False) as counter, kept.counted(skeleton):
             x = piece.run(x)
         between.append(x.detach().contiguous().requires_grad_(x.is_floating_point()))
         own = [p for name in piece.modules for p in skeleton.get_submodule(name).parameters()]

@@ -1,6 +1,6 @@
-"""The pipeline's schedules: how many stages a rank holds and which numbers of micro-batches fit.
+"""The pipeline's schedules: how many stages a rank holds, and the numbers of micro-batches they can run.
 
-What order they run in is torch.distributed.pipelining's matter.
+torch.distributed.pipelining runs them.
 """
 
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from trainer.config.environment import Label
 from trainer.config.exits import Exit, Fault
 
-# Micro-batches a rank of the pipeline, where there is a choice: at most a fifth of a step is then spent
-# filling and draining (Huang et al., 2019, call it negligible from here).
+# Micro-batches for each rank of the pipeline, where there is a choice: filling and draining then takes
+# at most a fifth of a step (Huang et al., 2019, call it negligible from here).
 _PER_RANK = 4
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`kind` is torch's class; a rank holds `least` stages, or any number from there on (`more`).
+    """`kind` is torch's class; a rank holds `least` stages, or any larger number (`more`).
 
-    In a `v` the first rank holds the last stage as well. `rounds`: the micro-batches go round in
-    equal groups of at least one a rank.
+    `v`: the first rank holds the last stage as well. `rounds`: the micro-batches run in equal groups of
+    at least one for each rank.
     """
 
     kind: str
@@ -37,18 +37,18 @@ SCHEDULES: dict[str, Schedule] = {
 }
 
 
-def settle_stages(name: str, ranks: int, stages: int | None, *, label: Label) -> int:
-    """Return how many stages the model is cut into. Raises Fault(64) when `stages` cannot be."""
+def count_stages(name: str, ranks: int, stages: int | None, *, label: Label) -> int:
+    """Return into how many stages the model is cut. Raises Fault(64) when `stages` is not possible."""
     schedule = SCHEDULES[name]
     usual = schedule.least * ranks
     if stages is None:
         return usual
     per_rank, rest = divmod(stages, ranks)
     if rest or per_rank < schedule.least or (per_rank > schedule.least and not schedule.more):
-        wants = f"{schedule.least}{' or more' if schedule.more else ''} on each of {ranks} ranks"
+        needed = f"{schedule.least}{' or more' if schedule.more else ''} on each of {ranks} ranks"
         raise Fault(
             Exit.CONFIG,
-            f"{label('stages')}={stages}: {label('pipeline_schedule')}={name} wants {wants}; "
+            f"{label('stages')}={stages}: {label('pipeline_schedule')}={name} needs {needed}; "
             f"{usual} would do",
         )
     return stages
@@ -66,8 +66,8 @@ def holder(name: str, stage: int, ranks: int, stages: int) -> int:
     return next(rank for rank in range(ranks) if stage in stages_of(name, rank, ranks, stages))
 
 
-def fits(name: str, ranks: int, count: int) -> bool:
-    """Return whether the schedule can run `count` micro-batches a step, and keeps every rank at work.
+def can_run(name: str, ranks: int, count: int) -> bool:
+    """Return whether the schedule can run `count` micro-batches a step, and gives every rank work.
 
     gpipe runs any number.
     """
@@ -78,24 +78,24 @@ def fits(name: str, ranks: int, count: int) -> bool:
     return not SCHEDULES[name].rounds or count % (count // ranks) == 0
 
 
-def usual_micro_batch(name: str, ranks: int, samples: int) -> int:
-    """Return the micro-batch into which `samples` of a step are divided when none is set.
+def default_micro_batch(name: str, ranks: int, samples: int) -> int:
+    """Return the micro-batch for `samples` of a step where none is set.
 
-    The largest that still gives the schedule four micro-batches a rank, or as many as there can be.
+    It is the largest that gives the schedule four micro-batches for each rank, or as many as it can.
     """
     if ranks == 1:
         return samples
-    fitting = [n for n in _divisors(samples) if fits(name, ranks, n)]
+    fitting = [n for n in _divisors(samples) if can_run(name, ranks, n)]
     enough = [n for n in fitting if n >= _PER_RANK * ranks]
     return samples // (min(enough) if enough else max(fitting, default=samples))
 
 
-def check(name: str, ranks: int, samples: int, micro: int, *, label: Label) -> None:
-    """Raise Fault(64) when `samples` a step in micro-batches of `micro` do not fit the schedule."""
+def check_micro_batch(name: str, ranks: int, samples: int, micro: int, *, label: Label) -> None:
+    """Raise Fault(64) when the schedule cannot run `samples` of a step in micro-batches of `micro`."""
     count = samples // micro
-    if fits(name, ranks, count):
+    if can_run(name, ranks, count):
         return
-    would = [samples // n for n in _divisors(samples) if fits(name, ranks, n)]
+    would = [samples // n for n in _divisors(samples) if can_run(name, ranks, n)]
     remedy = (
         f"{label('micro_batch')}={would[0]} would do"
         if would

@@ -32,6 +32,18 @@ def register(
         replica.register_comm_hook(state, powerSGD_hook)
 
 
+def count_in_dry_run(replica: DistributedDataParallel, group: dist.ProcessGroup) -> None:
+    """Reduce buckets in Python, where a dry run counts them; DDP's own C++ finds no other ranks."""
+
+    def all_reduce(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:
+        dist.all_reduce(bucket.buffer(), group=group)
+        done: Future[Tensor] = Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    replica.register_comm_hook(group, all_reduce)
+
+
 def _bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:
     # DDP refuses torch's own by its name wherever NCCL is not built in, though gloo can do it.
     return default_hooks.bf16_compress_hook(group, bucket)

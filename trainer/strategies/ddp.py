@@ -56,7 +56,9 @@ def replicate(
         bucket_cap_mb=settings.bucket_mb,
         static_graph=settings.static_graph,
     )
-    if runtime.backend != "fake":  # a dry run has a hook of its own, which counts
+    if runtime.backend == "fake":
+        _comm_hooks.count_in_dry_run(replica, group)
+    else:
         _comm_hooks.register(replica, group, settings)
     parameters = list(model.parameters())
     replicas = runtime.sizing.batches.replicas

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch
 from trainer.distributed import optim
 from trainer.strategies import Context, Strategy, accumulate, clip, inference
@@ -37,12 +36,6 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
 def replicate(module: nn.Module, context: Context) -> nn.Module:
     """Return the module with a replica on each visible GPU; as it is where there are less than two."""
-    if context.settings.compile:
-        raise Fault(
-            Exit.CONFIG,
-            f"TRAINER_COMPILE=true: not with mode {context.settings.mode}, whose replicas would all run "
-            "what was compiled for the first; ddp would do",
-        )
     count = torch.cuda.device_count() if context.runtime.device.type == "cuda" else 0
     if count < 2:
         log.warning("mode %s: %s GPUs here, so one replica", context.settings.mode, count)

@@ -43,19 +43,6 @@ def build(model: nn.Module, context: Context) -> Strategy:
             f"mode hogwild: shares its weights in the machine's memory, but this rank is on {device}; "
             "set CUDA_VISIBLE_DEVICES= to hide the GPUs",
         )
-    for name in ("activation_checkpointing", "compile"):
-        if getattr(settings, name):
-            raise Fault(
-                Exit.CONFIG,
-                f"TRAINER_{name.upper()}=true: mode hogwild sends the model to its processes as the "
-                "task built it; single would do",
-            )
-    if settings.precision == "fp16":
-        raise Fault(
-            Exit.CONFIG,
-            "TRAINER_PRECISION='fp16': mode hogwild has no common step to scale the loss for; "
-            "bf16 would do",
-        )
     optimizer = optim.build(model.parameters(), settings)
     workers = Workers(model, optimizer, context)
     return Strategy(

@@ -19,16 +19,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed import optim
-from trainer.strategies import Context, Strategy, accumulate, clip, inference
+from trainer.strategies import Context, Strategy, accumulate, clip, inference, single
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
+    if context.runtime.mesh is None:  # one rank: there is nothing to average
+        return single.build(model, context)
     settings, group = context.settings, context.mesh.get_group("dp_replicate")
-    _refuse(settings)
     parameters = list(model.parameters())
     optimizer = optim.build(parameters, settings)
     outer = OuterOptimizer(model, settings) if settings.outer_lr else None
@@ -55,21 +55,6 @@ def build(model: nn.Module, context: Context) -> Strategy:
         synchronize=period.end,
         extra={"outer": outer} if outer else {},
     )
-
-
-def _refuse(settings: Settings) -> None:
-    """Raise Fault(64) for what supposes that ranks agree after every step."""
-    for name, value in (
-        ("ema_decay", settings.ema_decay),
-        ("fingerprint_steps", settings.fingerprint_steps),
-        ("sync_batchnorm", settings.sync_batchnorm),
-    ):
-        if value:
-            raise Fault(
-                Exit.CONFIG,
-                f"TRAINER_{name.upper()}={value}: not with mode localsgd, whose ranks have weights of "
-                "their own between two averagings; ddp would do",
-            )
 
 
 class OuterOptimizer:

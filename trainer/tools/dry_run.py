@@ -1,15 +1,18 @@
-"""A run of many ranks, built in one process to see what each would need; nothing is trained.
+"""The dry run: builds a run of many ranks in one process and counts what each would need.
 
-Mesh, model and strategy are the real ones, on torch's fake process group and fake tensors: shapes
-without memory. One optimiser step is taken and its tensors and collectives are counted.
+Mesh, model and strategy are the real ones, on torch's fake process group and fake tensors, which have
+shapes and no memory. It takes one optimiser step and counts its tensors and collectives. `auto` chooses
+its mode by it (`trainer/plan/auto.py`), and `render.py --plan` shows its result.
 
     TRAINER_DRY_RUN=1024 TRAINER_MODE=fsdp TRAINER_GLOBAL_BATCH=8192 python -m trainer
 """
 
 import contextlib
 import logging
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import islice
 
 import torch
@@ -19,12 +22,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer import strategies, tasks
+from trainer.config.contract import is_elastic
 from trainer.config.environment import variable
-from trainer.config.exits import Exit
+from trainer.config.exits import Exit, Fault
+from trainer.config.log import log_to_stderr
+from trainer.config.modes import MODES
 from trainer.config.settings import Settings
 from trainer.data.loader import Loader
 from trainer.data.order import Order, training_shares
@@ -34,30 +39,14 @@ from trainer.distributed.runtime import Runtime, place
 from trainer.models.ema import Average
 from trainer.models.footprint import Activations, Footprint
 from trainer.models.recompute import recompute_blocks
-from trainer.plan.choice import settle
-from trainer.plan.sizing import Sizing
+from trainer.plan import auto
+from trainer.plan.memory import Need
+from trainer.plan.sizing import Sizing, by_memory, size
 from trainer.report.metrics import reporting
 
 log = logging.getLogger("trainer")
 
-
-@dataclass(frozen=True)
-class Need:
-    """What one rank needs, in bytes.
-
-    `average` is the moving average of the weights, `activations` what the forward pass keeps for the
-    backward pass, `peak` the most that is held at once in a step, everything counted, and `sent` what
-    leaves the rank per step, by collective: the mean step where not every one sends the same.
-    """
-
-    rank: int
-    parameters: int
-    gradients: int
-    optimizer: int
-    average: int
-    activations: int
-    peak: int
-    sent: dict[str, int]
+SECONDS_FOR_ADVICE = 30
 
 
 def run(settings: Settings, world_size: int) -> Exit:
@@ -65,19 +54,108 @@ def run(settings: Settings, world_size: int) -> Exit:
 
     Raises Fault as the real run would.
     """
-    sizing = settle(settings, world_size, label=variable)
-    needs = []
-    for rank in range(0, world_size, world_size // sizing.mesh["pp"]):
-        with _world(sizing, rank) as runtime:
-            needs.append(_need(settings, runtime))
-    with reporting(settings, replace(runtime, rank=0)) as report:
+    log_to_stderr()
+    sizing = size(settings, world_size, label=variable, uneven=is_elastic(os.environ))
+    memory = _device_memory(settings)
+    if memory and auto.is_open(settings, sizing):
+        sizing, needs = _choose_by_memory(settings, sizing, memory)
+    else:
+        needs = _needs(settings, sizing)
+    here = Runtime(0, 0, torch.device("cpu"), "fake", sizing, None, None, 0)
+    with reporting(settings, here) as report:
         for need in needs:
-            report("dry_run", mode=sizing.mode, world_size=world_size, **asdict(need))
-            log.info(_words(need, settings.device_memory))
+            report(
+                "dry_run",
+                mode=sizing.mode,
+                reason=sizing.reason,
+                world_size=world_size,
+                **asdict(need),
+            )
+            log.info(_summary(need, memory))
     return Exit.DONE
 
 
+def _device_memory(settings: Settings) -> float | None:
+    """Return the bytes of a device: as set, else of the accelerator here; None where there is none."""
+    if settings.device_memory:
+        return settings.device_memory * 2**30
+    if not torch.accelerator.is_available():
+        return None
+    return float(torch.accelerator.get_memory_info()[1])
+
+
+def _choose_by_memory(
+    settings: Settings, sizing: Sizing, memory: float
+) -> tuple[Sizing, list[Need]]:
+    """Return the first mode that fits, or the last that could be tried, with what its ranks need."""
+    room = auto.USABLE * memory
+    tried: list[str] = []
+    last: tuple[Sizing, list[Need]] = sizing, []
+    for mode in by_memory():
+        changed = settings.model_copy(update={"mode": mode})
+        try:
+            candidate = size(
+                changed, sizing.world_size, label=variable, uneven=is_elastic(os.environ)
+            )
+            last = candidate, _needs(changed, candidate)
+        except Fault as fault:
+            tried.append(f"{mode} is not possible ({fault})")
+            continue
+        peak = max(need.peak for need in last[1])
+        tried.append(f"{mode} needs {peak / 2**20:.1f} MiB")
+        if peak <= room:
+            break
+    else:
+        tried.append(f"not even that fits: {_what_would_fit(settings, sizing.world_size, room)}")
+    limit = f"{auto.USABLE:.0%} of {memory / 2**20:.0f} MiB can be used"
+    return replace(last[0], reason=f"auto: {', '.join(tried)}; {limit}"), last[1]
+
+
+def _what_would_fit(settings: Settings, world_size: int, room: float) -> str:
+    """Return the least change that would make it fit. It is not for `auto` to make: each has a price."""
+    least, end = None, time.monotonic() + SECONDS_FOR_ADVICE
+    for change in _changes(world_size):
+        changed = settings.model_copy(update={"mode": "fsdp"} | change)
+        if time.monotonic() > end:
+            break
+        try:
+            needs = _needs(changed, size(changed, world_size, label=variable))
+        except Exception:  # noqa: BLE001, S112  # not with this batch, or this model: no advice
+            continue
+        peak = max(need.peak for need in needs)
+        if peak <= room:
+            names = " ".join(f"{variable(k)}={str(v).lower()}" for k, v in change.items())
+            return f"{names} would, with {peak / 2**20:.1f} MiB"
+        least = min(peak, least or peak)
+    found = f"{least / 2**20:.1f} MiB is the least found, " if least else ""
+    return f"{found}so more ranks or larger devices"
+
+
+def _changes(world_size: int) -> Iterator[dict[str, object]]:
+    """Yield changes of settings that take less memory than fsdp, the cheapest first."""
+    savings: list[dict[str, object]] = [
+        {"micro_batch": 1},
+        {"activation_checkpointing": True},
+        {"micro_batch": 1, "activation_checkpointing": True},
+    ]
+    yield from savings
+    for mode in ("tp", "pp"):
+        for ranks in (n for n in (2, 4, 8) if world_size % n == 0):
+            mesh = f"{mode}={ranks},dp_shard={world_size // ranks}"
+            yield from ({"mode": mode, "mesh": mesh} | saving for saving in ({}, *savings))
+
+
+def _needs(settings: Settings, sizing: Sizing) -> list[Need]:
+    """Return what a rank needs, of each stage of a pipeline one."""
+    needs = []
+    for rank in range(0, sizing.world_size, sizing.world_size // sizing.mesh["pp"]):
+        with _fake_world(sizing, rank) as runtime:
+            needs.append(_need(settings, runtime))
+    return needs
+
+
 def _need(settings: Settings, runtime: Runtime) -> Need:
+    name, mode = runtime.sizing.mode, MODES[runtime.sizing.mode]
     task = tasks.load(settings)
     batches = _micro_batches(settings, task, runtime)
     with (
@@ -89,15 +167,11 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
         model = _model(task, dtype_of(settings))
         if settings.activation_checkpointing:
             recompute_blocks(model)
-        # A process of hogwild's takes the same step as one that is alone.
-        alone = runtime.sizing.mode == "hogwild"
-        strategy = strategies.build("single" if alone else runtime.sizing.mode, model, context)
+        strategy = strategies.build("single" if mode.processes else name, model, context)
         del model
-        if isinstance(strategy.module, DistributedDataParallel):
-            strategy.module.register_comm_hook(runtime.mesh, _all_reduce)
         there = fake.from_tensor
         faked = [Batch(there(b.inputs), there(b.targets), there(b.weights)) for b in batches]
-        _make_state(strategy)
+        _make_state_tensors(strategy)
         average = Average(strategy.module, settings.ema_decay) if settings.ema_decay else None
 
         def step() -> None:
@@ -107,25 +181,28 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
 
         need = measure(step, strategy, footprint, rank=runtime.rank)
         if average:
-            need = replace(need, average=_held(average.state_dict().values()))
-        if runtime.sizing.mode == "localsgd":
-            need = replace(need, sent=_averaging(strategy, footprint, settings.local_steps))
-        return _in_each(need, settings.processes or torch.get_num_threads()) if alone else need
+            need = replace(need, average=_bytes_on_rank(average.state_dict().values()))
+        if mode.sends_every and runtime.mesh:
+            steps = getattr(settings, mode.sends_every)
+            need = replace(need, sent=_sent_between_steps(strategy, footprint, steps))
+        if mode.processes:
+            need = _times_processes(need, settings.processes or torch.get_num_threads())
+        return need
 
 
 def measure(
     step: Callable[[], object], strategy: strategies.Strategy, footprint: Footprint, *, rank: int
 ) -> Need:
     """Take a step, which leaves the gradients in place, and return what it needed."""
-    footprint.start_over()
+    footprint.reset()
     activations = Activations()
-    with activations.of(strategy.module):
+    with activations.counted(strategy.module):
         step()
     return Need(
         rank=rank,
-        parameters=_held((*strategy.module.parameters(), *strategy.module.buffers())),
-        gradients=_held(p.grad for p in strategy.module.parameters()),
-        optimizer=_held(_state(strategy.saved_optimizer or strategy.optimizer)),
+        parameters=_bytes_on_rank((*strategy.module.parameters(), *strategy.module.buffers())),
+        gradients=_bytes_on_rank(p.grad for p in strategy.module.parameters()),
+        optimizer=_bytes_on_rank(_state_tensors(strategy.saved_optimizer or strategy.optimizer)),
         average=0,
         activations=activations.peak,
         peak=footprint.peak,
@@ -133,8 +210,8 @@ def measure(
     )
 
 
-def _in_each(need: Need, processes: int) -> Need:
-    """Return what so many processes need that share the weights and nothing else."""
+def _times_processes(need: Need, processes: int) -> Need:
+    """Return what `processes` processes need together, which share the weights and nothing else."""
     shared = need.parameters + need.average
     return replace(
         need,
@@ -145,18 +222,20 @@ def _in_each(need: Need, processes: int) -> Need:
     )
 
 
-def _averaging(strategy: strategies.Strategy, footprint: Footprint, steps: int) -> dict[str, int]:
-    """Return what averaging the weights sends, as a mean over the steps between two of them."""
-    footprint.start_over()
+def _sent_between_steps(
+    strategy: strategies.Strategy, footprint: Footprint, steps: int
+) -> dict[str, int]:
+    """Return what averaging the weights every `steps` steps sends, as a mean over them."""
+    footprint.reset()
     strategy.synchronize()
     return {name: size // steps for name, size in footprint.sent.items()}
 
 
 @contextlib.contextmanager
 def _joining_meshes() -> Iterator[None]:
-    """Let meshes be joined out of real numbers, as fully_shard does for what tp has split.
+    """Have meshes joined with real tensors, as fully_shard does for what tp has split.
 
-    It looks for its own rank in them, and a fake tensor has no elements to look at (torch 2.15).
+    It searches them for its own rank, and a fake tensor has no elements (torch 2.15).
     """
     join = DeviceMesh._concatenate  # noqa: SLF001
 
@@ -172,24 +251,22 @@ def _joining_meshes() -> Iterator[None]:
         setattr(DeviceMesh, "_concatenate", before)  # noqa: B010
 
 
-def _words(need: Need, device_memory: float | None) -> str:
-    parts = (
-        f"{name} {_size(getattr(need, name))}"
-        for name in ("parameters", "gradients", "optimizer", "average", "activations")
-    )
-    sent = ", ".join(f"{name} {_size(size)}" for name, size in need.sent.items())
+def _summary(need: Need, memory: float | None) -> str:
+    names = ("parameters", "gradients", "optimizer", "average", "activations")
+    parts = ", ".join(f"{name} {_size(getattr(need, name))}" for name in names)
+    sent = ", ".join(f"{name} {_size(size)}" for name, size in need.sent.items()) or "nothing"
     text = (
-        f"rank {need.rank} needs {_size(need.peak)} at the peak of a step ({', '.join(parts)}) "
-        f"and sends {sent or 'nothing'}"
+        f"rank {need.rank} needs {_size(need.peak)} at the peak of a step ({parts}) "
+        f"and sends {sent}"
     )
-    if device_memory is None:
+    if memory is None:
         return text
-    fits = need.peak <= device_memory * 2**30
-    return f"{text}; it {'fits' if fits else 'does NOT fit'} in {device_memory:g} GiB"
+    fits = need.peak <= memory
+    return f"{text}; it {'fits' if fits else 'does NOT fit'} in {memory / 2**30:g} GiB"
 
 
 def _size(count: float) -> str:
-    """Return bytes as people read them."""
+    """Return bytes with the unit that keeps them short."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -198,8 +275,8 @@ def _size(count: float) -> str:
 
 
 @contextlib.contextmanager
-def _world(sizing: Sizing, rank: int) -> Iterator[Runtime]:
-    """Be rank `rank` of a world that is not there."""
+def _fake_world(sizing: Sizing, rank: int) -> Iterator[Runtime]:
+    """Yield the place of rank `rank` in a process group without other processes."""
     cpu = torch.device("cpu")
     if sizing.world_size == 1:
         yield Runtime(0, 0, cpu, "fake", sizing, None, None, 0)
@@ -225,36 +302,36 @@ def _model(task: tasks.Task, dtype: torch.dtype) -> nn.Module:
 
 
 def _micro_batches(settings: Settings, task: tasks.Task, runtime: Runtime) -> list[Batch]:
-    """Return the rank's micro-batches of the first step: real ones, for their shapes."""
-    data, batches = task.data(train=True), runtime.sizing.batches
+    """Return the rank's micro-batches of the first step: real ones, for their shapes.
+
+    A task whose data may have to be downloaded offers `example(count)`: inputs and targets.
+    """
+    batches = runtime.sizing.batches
+    if example := getattr(task, "example", None):
+        inputs, targets = example(batches.micro)
+        inputs = inputs.to(dtype_of(settings)) if inputs.is_floating_point() else inputs
+        return [Batch(inputs, targets, torch.ones(batches.micro))] * batches.accumulation
+    data = task.data(train=True)
     order = Order(settings.seed, len(data), batches.global_batch, tokens_of(data))
     shares = training_shares(order, batches, runtime.data_rank, start=0)
     loaded = Loader(data, device=runtime.device, dtype=dtype_of(settings))(shares)
     return list(islice(loaded, batches.accumulation))
 
 
-def _all_reduce(mesh: DeviceMesh, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Reduce a bucket in Python: what DDP does in C++ has no result in a world that is not there."""
-    dist.all_reduce(bucket.buffer(), group=mesh.get_group("dp_replicate"))
-    done: torch.futures.Future[Tensor] = torch.futures.Future()
-    done.set_result(bucket.buffer())
-    return done
-
-
-def _held(tensors: Iterable[Tensor | None]) -> int:
+def _bytes_on_rank(tensors: Iterable[Tensor | None]) -> int:
     """Return the bytes of this rank's part of `tensors`."""
     local = (t.to_local() if isinstance(t, DTensor) else t for t in tensors if t is not None)
     return sum(tensor.numel() * tensor.element_size() for tensor in local)
 
 
-def _make_state(strategy: strategies.Strategy) -> None:
-    """Let the optimiser make its state before the step that is counted, as in any later step."""
+def _make_state_tensors(strategy: strategies.Strategy) -> None:
+    """Have the optimiser make its state before the step that is counted, as in any later step."""
     for parameter in strategy.module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     strategy.optimizer.step()
     strategy.optimizer.zero_grad()
 
 
-def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     for state in optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))

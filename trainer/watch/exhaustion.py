@@ -10,6 +10,7 @@ import traceback
 import torch
 
 from trainer.config.exits import Exit, Fault
+from trainer.config.modes import MODES
 from trainer.config.settings import Settings
 from trainer.distributed.runtime import Runtime
 from trainer.watch.cgroup import available_memory
@@ -59,7 +60,7 @@ def _summary(runtime: Runtime) -> list[str]:
 def _advice(settings: Settings, runtime: Runtime, where: str) -> list[str]:
     micro, mode = runtime.sizing.batches.micro, runtime.sizing.mode
     advice = [f"TRAINER_MICRO_BATCH={micro // 2} (now {micro})"] if micro > 1 else []
-    if mode not in ("fsdp", "hsdp"):
+    if not MODES[mode].sharded:
         advice.append("more ranks with TRAINER_MODE=fsdp")
     elif not settings.reshard:
         advice.append("TRAINER_RESHARD=true")

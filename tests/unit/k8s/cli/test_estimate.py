@@ -7,9 +7,14 @@ import pytest
 
 from k8s import launchers
 from k8s.cli import estimate, report
+from k8s.cli.estimate import Estimate
 from k8s.render import manifests
 from tests.rendering import job, planned, render
-from trainer.config.modes import MODES
+from trainer.config.exits import Exit, Fault
+from trainer.plan.memory import DryRun, Need
+
+MIB = 2**20
+NEED = Need(0, 2 * MIB, 2 * MIB, 4 * MIB, 0, MIB, 10 * MIB, {})
 
 
 def gpus(**changes: Any) -> dict[str, Any]:
@@ -17,11 +22,8 @@ def gpus(**changes: Any) -> dict[str, Any]:
     return job(nodes=4, resources=resources, trainer={"globalBatch": 64}, **changes)
 
 
-def words(values: dict[str, Any], launcher: str = "job") -> dict[str, str]:
-    rows = report.rows(
-        planned(values, launcher), launchers.find(launcher), render(values, launcher)
-    )
-    return dict(rows)
+def shown(values: dict[str, Any], memory: Estimate | str = "not known") -> dict[str, str]:
+    return dict(report.rows(planned(values), launchers.find("job"), render(values, "job"), memory))
 
 
 def test_what_all_nodes_have_together() -> None:
@@ -31,94 +33,103 @@ def test_what_all_nodes_have_together() -> None:
         "nvidia.com/gpu": "32",
         "shm": "128Gi",
     }
-    assert "cpu 128, memory 1Ti" in words(gpus())["in all"]
+    assert "cpu 128, memory 1Ti" in shown(gpus())["in all"]
 
 
 @pytest.mark.parametrize(
-    ("faults", "hours", "said"),
+    ("faults", "hours", "text"),
     [
         ({"deadline": 5400}, 48.0, "48.0 at the deadline"),
         ({}, None, "768 a day, no deadline"),
     ],
 )
-def test_gpu_hours(faults: dict[str, Any], hours: float | None, said: str) -> None:
+def test_gpu_hours(faults: dict[str, Any], hours: float | None, text: str) -> None:
     values = gpus(faults=faults)
     assert report.gpu_hours(planned(values)) == hours
-    assert words(values)["GPU hours"] == said
-    assert "GPU hours" not in words(job())
+    assert shown(values)["GPU hours"] == text
+    assert "GPU hours" not in shown(job())
 
 
-def test_how_fast_a_checkpoint_must_be_written_to_be_whole() -> None:
-    values = gpus(faults={"gracePeriod": 20}) | {
-        "trainer": {"task": "charlm-gpt", "globalBatch": 64}
-    }
-    held = estimate.of(planned(values))
-    assert isinstance(held, estimate.Estimate)
-    assert held.saved == held.parts["parameters"] + held.parts["optimizer"] > 2**20
-    rate = estimate.in_binary(held.saved // 10)
-    assert words(values)["to stop"].endswith(
-        f"10 s to save a rank's {estimate.in_binary(held.saved)}, so at {rate}/s at least"
-    )
-    own = gpus() | {"trainer": {"task": "my.own:Task", "globalBatch": 64}}
-    assert words(own)["to stop"] == "120 s, of which 110 s to save"
+def test_how_fast_a_checkpoint_must_be_written_to_be_complete() -> None:
+    values = gpus(faults={"gracePeriod": 20})
+    memory = Estimate("ddp", "as set", NEED, None)
+    assert memory.saved == NEED.parameters + NEED.optimizer
+    expected = "10 s to save a rank's 6.0 MiB, so at 614.4 KiB/s at least"
+    assert shown(values, memory)["to stop"].endswith(expected)
+    assert shown(gpus())["to stop"] == "120 s, of which 110 s to save"
 
 
-def test_a_rank_holds_less_when_it_is_sharded() -> None:
-    def parts(mode: str) -> dict[str, int]:
-        values = gpus() | {"trainer": {"globalBatch": 64, "mode": mode, "task": "charlm-gpt"}}
-        found = estimate.of(planned(values))
-        assert isinstance(found, estimate.Estimate)
-        assert (found.device, found.total) == (80 * 2**30, sum(found.parts.values()))
-        return found.parts
-
-    whole, sharded = parts("ddp"), parts("fsdp")
-    assert sharded["parameters"] < whole["parameters"] / 20
-    assert whole["activations"] == sharded["activations"]
+def test_what_a_rank_holds_is_shown_with_the_mode_that_auto_chose() -> None:
+    memory = Estimate("fsdp", "auto: as measured", NEED, 80 * 2**30)
+    found = shown(gpus(), memory)
+    assert found["mode"] == "fsdp (auto: as measured)"
+    assert found["rank's memory"].startswith("about 10.0 MiB of 80.0 GiB: parameters 2.0 MiB, ")
+    assert "more memory than" not in str(found)
 
 
 def test_more_than_the_device_has_is_a_warning() -> None:
-    values = gpus()
-    assert "more memory than" not in str(words(values))
-    values["resources"]["gpuMemory"] = "64Ki"
-    assert words(values)["warning"] == "more memory than the device has"
+    memory = Estimate("ddp", "as set", NEED, 9 * MIB)
+    assert shown(gpus(), memory)["warning"] == "more memory than the device has"
 
 
-def test_on_a_cpu_the_ranks_share_what_is_beside_shared_memory() -> None:
+def measured(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Estimate | str:
+    def dry_run(*_: object, **__: object) -> DryRun:
+        return DryRun("ddp", "as set", [NEED])
+
+    monkeypatch.setattr(estimate, "dry_run", dry_run)
+    estimate.dry_run_of_job.cache_clear()
+    try:
+        return estimate.estimate(planned(values))
+    finally:
+        estimate.dry_run_of_job.cache_clear()
+
+
+def test_a_device_is_a_gpu_or_a_share_of_the_nodes_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     values = job(resources={"memory": "3Gi", "shm": "1Gi"}, procsPerNode=2)
-    found = estimate.of(planned(values))
-    assert isinstance(found, estimate.Estimate)
-    assert found.device == 2**30
+    for job_file, size in ((gpus(), 80 * 2**30), (values, 2**30)):
+        found = measured(job_file, monkeypatch)
+        assert isinstance(found, Estimate)
+        assert found.device == size
 
 
-@pytest.mark.parametrize(
-    ("trainer", "said"),
-    [
-        ({"task": "my.module:Task"}, "not known for a task of your own"),
-        (
-            {"task": "charlm-lstm", "mode": "tp"},
-            "there is none: the model of task charlm-lstm cannot be split over tp=2",
-        ),
-    ],
-)
-def test_what_cannot_be_known_is_said(trainer: dict[str, Any], said: str) -> None:
-    values = job(nodes=2, trainer={"globalBatch": 64, **trainer})
-    assert words(values)["rank's memory"].startswith(said)
+def test_without_torch_it_says_how_to_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "find_spec", lambda _: None)
+    found = estimate.estimate(planned(gpus()))
+    assert isinstance(found, str)
+    assert found.startswith("not known, torch is not installed here; TRAINER_DRY_RUN=32 ")
+    assert shown(gpus(), found)["rank's memory"] == found
+    assert estimate.as_json(found) is None
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode_has_figures(mode: str) -> None:
-    nodes = 1 if MODES[mode].axes == () else 4
-    mesh = "dp_replicate=2,dp_shard=2" if mode == "hsdp" else ""
-    values = job(nodes=nodes, procsPerNode=1)
-    values["trainer"] = {"task": "charlm-gpt", "mode": mode, "mesh": mesh, "globalBatch": 64}
-    found = estimate.of(planned(values))
-    assert isinstance(found, estimate.Estimate), found
-    assert min(found.parts[name] for name in ("parameters", "gradients", "activations")) > 0
+def test_a_dry_run_that_fails_is_shown_in_place_of_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> DryRun:
+        raise Fault(Exit.CODE, "the dry run ended with 64: as planted")
+
+    monkeypatch.setattr(estimate, "dry_run", fail)
+    found = estimate.estimate(planned(job(nodes=2, name="fails")))
+    assert isinstance(found, str)
+    assert found.startswith("not known, the dry run ended with 64: as planted; TRAINER_DRY_RUN=")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["charlm-gpt", "tests.parity.tasks:Gpt", "mnist"])
+def test_any_task_that_can_be_imported_has_figures(task: str) -> None:
+    def need(mode: str) -> Need:
+        values = gpus() | {"trainer": {"globalBatch": 64, "mode": mode, "task": task}}
+        found = estimate.estimate(planned(values))
+        assert isinstance(found, Estimate), found
+        assert (found.mode, found.device) == (mode, 80 * 2**30)
+        return found.need
+
+    whole, sharded = need("ddp"), need("fsdp")
+    assert sharded.parameters < whole.parameters / 8
+    assert whole.activations == pytest.approx(sharded.activations, rel=0.1)
 
 
 def test_for_programs() -> None:
     made, how = planned(gpus(faults={"deadline": 5400})), launchers.find("job")
-    (found,) = json.loads(report.json_of([(made, how, manifests.render(made, how))]))
+    plans = [(made, how, manifests.render(made, how))]
+    (found,) = json.loads(report.to_json(plans, [Estimate("ddp", "as set", NEED, 80 * 2**30)]))
     assert found["gpu_hours"] == 48.0
     assert found["totals"]["nvidia.com/gpu"] == "32"
     assert found["estimate"]["device"] == 80 * 2**30

@@ -119,26 +119,30 @@ def test_check_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_plan_in_words(launcher: str) -> None:
+@pytest.mark.slow
+def test_plan_in_words() -> None:
     sets = ("--set", "trainer.globalBatch=64", "--set", "faults.deadline=")
-    done = start(str(EXAMPLE), "--plan", "--launcher", launcher, *sets)
+    every = [part for launcher in LAUNCHERS for part in ("--launcher", launcher)]
+    done = start(str(EXAMPLE), "--plan", *every, *sets)
     assert (done.returncode, done.stderr) == (0, "")
-    for words in (
-        "ranks          2, 1 per node",
-        "64 samples a step = 32 x 2 replicas",
-        "restarts ",
-    ):
-        assert words in done.stdout
-    if launcher == "job":
-        assert (
-            "objects        NetworkPolicy digits-ddp, Service digits-ddp, Job digits-ddp\n"
-            in done.stdout
-        )
-        assert "rendezvous     digits-ddp-0.digits-ddp:29500\n" in done.stdout
-        assert "warning        checkpoints: kept in the pod only" in done.stdout
+    plans = dict(zip(LAUNCHERS, done.stdout.split("digits-ddp\n  launcher")[1:], strict=True))
+    for plan in plans.values():
+        for text in (
+            "ranks          2, 1 per node",
+            "64 samples a step = 32 x 2 replicas",
+            "restarts ",
+            "rank's memory  about ",
+        ):
+            assert text in plan
+    assert (
+        "objects        NetworkPolicy digits-ddp, Service digits-ddp, Job digits-ddp\n"
+        in plans["job"]
+    )
+    assert "rendezvous     digits-ddp-0.digits-ddp:29500\n" in plans["job"]
+    assert "warning        checkpoints: kept in the pod only" in plans["job"]
 
 
+@pytest.mark.slow
 def test_plan_for_programs() -> None:
     done = start(str(EXAMPLE), "--plan", "--json", "--launcher", "job", "--launcher", "local")
     first, second = json.loads(done.stdout)

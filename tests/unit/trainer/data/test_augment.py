@@ -6,7 +6,7 @@ import torch
 from trainer.data.augment import Augmentation, draw
 from trainer.data.loader import Loader
 from trainer.data.order import Order, training_shares
-from trainer.plan.sizing import divide_batch
+from trainer.plan.batches import divide_batch
 from trainer.tasks.parts.images import Images
 
 PLAIN = {"mean": [0.0], "std": [1.0]}

@@ -14,7 +14,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.data.loader import Loader
 from trainer.data.order import Order, Samples, training_shares
 from trainer.data.sets import Tensors
-from trainer.plan.sizing import divide_batch
+from trainer.plan.batches import divide_batch
 
 CPU = torch.device("cpu")
 WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])

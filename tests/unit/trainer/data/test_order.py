@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from trainer.config.settings import Settings
 from trainer.data.order import Order, evaluation_shares, mix, scramble, training_shares
-from trainer.plan.sizing import Batches, divide_batch, size
+from trainer.plan.batches import Batches, divide_batch
+from trainer.plan.sizing import size
 
 
 def batches(micro: int, accumulation: int, replicas: int) -> Batches:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trainer.data.order import Order, evaluation_shares, training_shares
 from trainer.plan.balance import balance
-from trainer.plan.sizing import Batches, divide_batch
+from trainer.plan.batches import Batches, divide_batch
 
 
 @settings(deadline=None)

@@ -40,10 +40,10 @@ def test_torch_plans_what_fits_and_holds_the_stages_where_we_do(name: str, ranks
     from torch.distributed.pipelining import schedules as torchs
 
     kind = getattr(torchs, SCHEDULES[name].kind)
-    stages = schedules.settle_stages(name, ranks, None, label=variable)
+    stages = schedules.count_stages(name, ranks, None, label=variable)
     held = [schedules.stages_of(name, rank, ranks, stages) for rank in range(ranks)]
     assert sorted(index for of_rank in held for index in of_rank) == list(range(stages))
-    for count in filter(lambda n: schedules.fits(name, ranks, n), range(1, 13)):
+    for count in filter(lambda n: schedules.can_run(name, ranks, n), range(1, 13)):
         mine = [stand_in(index, 0, ranks, stages) for index in held[0]]
         schedule = kind(mine if stages > ranks else mine[0], count)
         if stages > ranks:
@@ -52,14 +52,14 @@ def test_torch_plans_what_fits_and_holds_the_stages_where_we_do(name: str, ranks
 
 
 @given(NAMES, st.integers(1, 8), st.integers(1, 200))
-def test_the_usual_micro_batch_fits_or_nothing_does(name: str, ranks: int, samples: int) -> None:
-    micro = schedules.usual_micro_batch(name, ranks, samples)
+def test_the_default_micro_batch_fits_or_nothing_does(name: str, ranks: int, samples: int) -> None:
+    micro = schedules.default_micro_batch(name, ranks, samples)
     assert samples % micro == 0
     try:
-        schedules.check(name, ranks, samples, micro, label=variable)
+        schedules.check_micro_batch(name, ranks, samples, micro, label=variable)
     except Fault:
         divisors = [n for n in range(1, samples + 1) if samples % n == 0]
-        assert not any(schedules.fits(name, ranks, n) for n in divisors)
+        assert not any(schedules.can_run(name, ranks, n) for n in divisors)
 
 
 @given(NAMES, st.integers(2, 8), st.integers(1, 200), st.data())
@@ -68,25 +68,25 @@ def test_a_micro_batch_that_would_do_does(
 ) -> None:
     micro = data.draw(st.sampled_from([n for n in range(1, samples + 1) if samples % n == 0]))
     try:
-        schedules.check(name, ranks, samples, micro, label=variable)
+        schedules.check_micro_batch(name, ranks, samples, micro, label=variable)
     except Fault as fault:
         _, found, offer = str(fault).partition("; TRAINER_MICRO_BATCH=")
         if found:
             better = int(offer.removesuffix(" would do"))
-            schedules.check(name, ranks, samples, better, label=variable)
+            schedules.check_micro_batch(name, ranks, samples, better, label=variable)
 
 
 REFUSED = [
-    ({"STAGES": "3"}, 2, "TRAINER_STAGES=3: TRAINER_PIPELINE_SCHEDULE=1f1b wants 1 on each of 2"),
+    ({"STAGES": "3"}, 2, "TRAINER_STAGES=3: TRAINER_PIPELINE_SCHEDULE=1f1b needs 1 on each of 2"),
     (
         {"PIPELINE_SCHEDULE": "zbv", "STAGES": "6"},
         2,
-        "TRAINER_PIPELINE_SCHEDULE=zbv wants 2 on each of 2 ranks; 4 would do",
+        "TRAINER_PIPELINE_SCHEDULE=zbv needs 2 on each of 2 ranks; 4 would do",
     ),
     (
         {"PIPELINE_SCHEDULE": "interleaved-1f1b", "STAGES": "2"},
         2,
-        "wants 2 or more on each of 2 ranks; 4 would do",
+        "needs 2 or more on each of 2 ranks; 4 would do",
     ),
     (
         {"MICRO_BATCH": "16"},

@@ -8,7 +8,9 @@ from trainer.config.environment import from_environment, variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.modes import AXES, MODES
 from trainer.config.settings import Settings
-from trainer.plan.sizing import data_rank, divide_batch, size
+from trainer.plan.batches import divide_batch
+from trainer.plan.mesh import data_rank
+from trainer.plan.sizing import size
 
 
 @pytest.mark.parametrize(("world", "mode"), [(1, "single"), (2, "ddp"), (16, "ddp")])
@@ -62,6 +64,34 @@ REFUSED = [
     ),
     ({"GLOBAL_BATCH": "64", "MICRO_BATCH": "12"}, 2, "8 would"),
     ({"MICRO_BATCH": "100"}, 2, "16 would"),
+    ({"MODE": "dp", "COMPILE": "true"}, 1, "TRAINER_COMPILE=true: not with mode dp: its replicas"),
+    ({"MODE": "dp-balanced", "COMPILE": "1"}, 1, "TRAINER_COMPILE=true: not with mode dp-balanced"),
+    (
+        {"MODE": "hogwild", "COMPILE": "1"},
+        1,
+        "TRAINER_COMPILE=true: not with mode hogwild: it sends the model",
+    ),
+    (
+        {"MODE": "hogwild", "ACTIVATION_CHECKPOINTING": "1"},
+        1,
+        "TRAINER_ACTIVATION_CHECKPOINTING=true: not with mode hogwild: it sends the model",
+    ),
+    (
+        {"MODE": "hogwild", "PRECISION": "fp16"},
+        1,
+        "TRAINER_PRECISION='fp16': not with mode hogwild: it has no",
+    ),
+    (
+        {"MODE": "localsgd", "FINGERPRINT_STEPS": "5"},
+        2,
+        "TRAINER_FINGERPRINT_STEPS=5: not with mode localsgd: its ranks",
+    ),
+    ({"MODE": "localsgd", "EMA_DECAY": "0.9"}, 2, "TRAINER_EMA_DECAY=0.9: not with mode localsgd"),
+    (
+        {"MODE": "localsgd", "SYNC_BATCHNORM": "1"},
+        2,
+        "TRAINER_SYNC_BATCHNORM=true: not with mode localsgd",
+    ),
 ]
 
 
@@ -72,6 +102,17 @@ def test_refusals(environment: dict[str, str], world: int, message: str) -> None
         size(settings, world, label=variable)
     assert caught.value.code == Exit.CONFIG
     assert message in str(caught.value)
+
+
+def test_what_a_mode_refuses_does_not_matter_on_one_rank() -> None:
+    settings = from_environment({"TRAINER_MODE": "localsgd", "TRAINER_EMA_DECAY": "0.9"})
+    assert size(settings, 1, label=variable).mode == "localsgd"
+
+
+def test_every_setting_that_a_mode_names_exists() -> None:
+    for mode in MODES.values():
+        named = [one.setting for one in mode.refuses] + [mode.sends_every or "local_steps"]
+        assert {*named} <= {*Settings.model_fields}
 
 
 def test_a_mesh_may_be_written_with_axes_of_one() -> None:

@@ -1,0 +1,123 @@
+"""The recipe for a mode, carried out from outside: one file, one row, and it is used like the others."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, clean_environment
+from tests.parity.compare import differences
+from tests.parity.table import COMMON, TOLERANCE
+
+pytestmark = pytest.mark.slow
+
+FILE = '''\
+"""A replica per rank; gradients are summed in one go after the backward pass.
+
+TRAINER_MODE=all-reduce torchrun --nproc-per-node 2 -m trainer
+"""
+
+import torch.distributed as dist
+
+from trainer.distributed import optim
+from trainer.strategies import Strategy, accumulate, clip, inference, single
+
+
+def build(model, context):
+    mesh = context.runtime.mesh
+    if mesh is None:  # one rank
+        return single.build(model, context)
+    parameters = list(model.parameters())
+
+    def step(micro_batches, weight):
+        loss = accumulate(model, micro_batches, context, scale=1 / weight)
+        for parameter in parameters:
+            dist.all_reduce(parameter.grad, group=mesh.get_group("dp_replicate"))
+        return loss
+
+    return Strategy(
+        module=model,
+        optimizer=optim.build(parameters, context.settings),
+        step=step,
+        clip=lambda norm: clip(parameters, norm),
+        forward=inference(model, context),
+    )
+'''
+
+ROW = """\
+    "all-reduce": Mode(
+        "a replica per rank, gradients summed in one go after the backward pass",
+        axes=("dp_replicate",),
+        whole="dp_replicate",
+        refuses=(Refusal("sync_batchnorm", "this example has no use for it; ddp has"),),
+    ),
+"""
+
+SETTINGS = COMMON | {"task": "digits", "precision": "fp64", "log": "json", "log_steps": "1"}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the code with one file and one row more."""
+    folder = tmp_path_factory.mktemp("tree")
+    for package in ("trainer", "k8s"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+    shutil.copy(ROOT / "render.py", folder)
+    (folder / "trainer/strategies/all_reduce.py").write_text(FILE, encoding="utf-8")
+    modes = folder / "trainer/config/modes.py"
+    begin = "MODES: dict[str, Mode] = {\n"
+    text = modes.read_text(encoding="utf-8")
+    assert text.count(begin) == 1
+    modes.write_text(text.replace(begin, begin + ROW), encoding="utf-8")
+    return folder
+
+
+def start(
+    tree: Path, *arguments: str, code: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=tree,
+        env=clean_environment(**environment) | {"PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def events(tree: Path, *arguments: str, ranks: int = 1, **settings: str) -> list[dict[str, Any]]:
+    variables = {f"TRAINER_{name.upper()}": value for name, value in (SETTINGS | settings).items()}
+    done = start(tree, *arguments, PET_NPROC_PER_NODE=str(ranks), **variables)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_it_trains_on_two_ranks_as_one_process_does(tree: Path) -> None:
+    runs = []
+    for mode, ranks in (("single", 1), ("all-reduce", 2)):
+        out = tree / mode
+        found = events(tree, "-m", "trainer.launch", ranks=ranks, mode=mode, out=str(out))
+        assert found[0]["mode"] == mode
+        runs.append((out, found))
+    assert max(differences(*runs).values()) < TOLERANCE["fp64"]
+
+
+def test_the_dry_run_sizes_it(tree: Path) -> None:
+    out = str(tree / "dry")
+    (need,) = events(tree, "-m", "trainer", mode="all-reduce", out=out, dry_run="4")
+    assert need["mode"] == "all-reduce"
+    assert need["sent"]["all_reduce"] == pytest.approx(1.5 * need["gradients"], rel=0.01)
+
+
+def test_the_renderer_knows_it_and_what_it_refuses(tree: Path) -> None:
+    job = ("k8s/jobs/digits-ddp.yaml", "--set", "trainer.mode=all-reduce", "--check")
+    assert "ok for" in start(tree, "render.py", *job).stdout
+    refused = start(tree, "render.py", *job, "--set", "trainer.syncBatchnorm=true", code=64)
+    assert "trainer.syncBatchnorm=true: not with mode all-reduce: this example" in refused.stderr

@@ -1,0 +1,110 @@
+"""`auto` where the memory of a device is known: the first mode whose dry run fits.
+
+The launcher decides once per node and gives the result to its ranks in MUSTER_MODE, so that a restart
+does not decide again; under torchrun the ranks do it. In both cases all ranks take rank 0's decision.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from trainer.config.environment import variable
+from trainer.config.exits import Fault
+from trainer.config.settings import Settings
+from trainer.plan import memory
+from trainer.plan.sizing import Sizing, by_memory, size
+
+VARIABLE = "MUSTER_MODE"
+SECONDS = 120  # for all dry runs of a decision together
+
+# A fraction of a device's memory: the rest is for what is not tensors (context, kernels, fragments).
+USABLE = 0.9
+
+# NVIDIA's, AMD's and WSL's. Asking a driver would need torch, and a second or more.
+_DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dxg")
+
+
+@dataclass(frozen=True)
+class Choice:
+    mode: str
+    reason: str
+
+
+class Store(Protocol):
+    """What is used of torch's store."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+
+def is_open(settings: Settings, sizing: Sizing) -> bool:
+    """Return whether `auto` is free to choose by memory: several ranks, and no mesh is set."""
+    return settings.mode == "auto" and not settings.mesh and sizing.mode == by_memory()[0]
+
+
+def choose(settings: Settings, sizing: Sizing, *, device_bytes: int | None = None) -> Choice:
+    """Choose by dry runs in another process; the usual mode where they give no result."""
+    try:
+        found = memory.dry_run(
+            settings, sizing.world_size, seconds=SECONDS, device_bytes=device_bytes
+        )
+    except Fault as fault:
+        return Choice(sizing.mode, f"auto: {sizing.world_size} ranks; {fault}")
+    return Choice(found.mode, found.reason)
+
+
+def choose_on_node(settings: Settings, sizings: Sequence[Sizing]) -> Choice | None:
+    """Choose for the node's ranks, in the launcher; None where there is nothing to choose.
+
+    `sizings` are the worlds that an elastic job may have, the smallest first. It decides for all: a rank
+    needs most memory there.
+    """
+    sizing = next((one for one in sizings if is_open(settings, one)), None)
+    if sizing is None or settings.dry_run is not None:
+        return None
+    if not settings.device_memory and not any(
+        any(Path("/dev").glob(pattern)) for pattern in _DEVICE_FILES
+    ):
+        return None
+    return choose(settings, sizing)
+
+
+def as_variable(choice: Choice) -> dict[str, str]:
+    """Return the environment variable with which a rank takes `choice`."""
+    return {VARIABLE: json.dumps([choice.mode, choice.reason])}
+
+
+def agree(
+    settings: Settings,
+    sizing: Sizing,
+    store: Store,
+    *,
+    rank: int,
+    device_bytes: int | None,
+    uneven: bool,
+) -> Sizing:
+    """Return `sizing` in the mode that rank 0 takes from the launcher, or chooses itself.
+
+    The other ranks wait for it, as long as the store's time-out allows.
+    """
+    if not is_open(settings, sizing):
+        return sizing
+    if rank == 0:
+        given = os.environ.get(VARIABLE)
+        choice = Choice(*json.loads(given)) if given else Choice(sizing.mode, sizing.reason)
+        if not given and (settings.device_memory or device_bytes):
+            choice = choose(settings, sizing, device_bytes=device_bytes)
+        store.set("mode", as_variable(choice)[VARIABLE])
+    choice = Choice(*json.loads(store.get("mode")))
+    return in_mode(settings, sizing, choice, uneven=uneven)
+
+
+def in_mode(settings: Settings, sizing: Sizing, choice: Choice, *, uneven: bool) -> Sizing:
+    """Return the sizing of the same world in another mode."""
+    changed = settings.model_copy(update={"mode": choice.mode})
+    sized = size(changed, sizing.world_size, label=variable, uneven=uneven)
+    return replace(sized, reason=choice.reason)

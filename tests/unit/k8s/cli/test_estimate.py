@@ -7,7 +7,6 @@ import pytest
 
 from k8s import launchers
 from k8s.cli import estimate, report
-from k8s.render import manifests
 from tests.rendering import job, planned, render
 from trainer.config.modes import MODES
 
@@ -117,8 +116,8 @@ def test_every_mode_has_figures(mode: str) -> None:
 
 
 def test_for_programs() -> None:
-    made, how = planned(gpus(faults={"deadline": 5400})), launchers.find("job")
-    (found,) = json.loads(report.json_of([(made, how, manifests.render(made, how))]))
+    rendered = render(gpus(faults={"deadline": 5400}), "job")
+    (found,) = json.loads(report.json_of([(rendered.plan, rendered.launcher, rendered)]))
     assert found["gpu_hours"] == 48.0
     assert found["totals"]["nvidia.com/gpu"] == "32"
     assert found["estimate"]["device"] == 80 * 2**30

@@ -1,10 +1,11 @@
-"""Operates jobs on a cluster, whatever launcher they were rendered for.
+"""Operate jobs on a cluster, of any launcher.
 
 python -m k8s submit build/digits-ddp/jobset.yaml --wait
 python -m k8s status digits-ddp
 """
 
 import dataclasses
+import logging
 import os
 import sys
 import time
@@ -17,12 +18,19 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from k8s.cli import show
-from k8s.cluster import control, doctor, forward, jobs, logs, progress, save, submission
+from k8s.cli import tables
+from k8s.cluster import control, doctor, forward, jobs, logs
 from k8s.cluster.client.api import Cluster
 from k8s.cluster.client.connect import connect
-from k8s.plan.status import State
+from k8s.cluster.job_progress import pod_metrics, read_progress
+from k8s.cluster.save_logs import save_logs
+from k8s.cluster.submit import read_manifests
+from k8s.cluster.submit import submit as submit_job
+from k8s.plan.job_kind import State
 from trainer.config.exits import Exit, Fault
+from trainer.config.log import log_to_stderr
+
+log = logging.getLogger("k8s")
 
 app = typer.Typer(
     help=__doc__,
@@ -50,22 +58,18 @@ def _common(
 ) -> None:
     def connected() -> Cluster:
         found = connect(context=cluster, namespace=namespace, timeout=timeout)
-        _say(found.where)
+        log.info(found.where)
         return found
 
     context.obj = connected
 
 
-def _say(words: str) -> None:
-    print(f"k8s: {words}", file=sys.stderr, flush=True)
-
-
-def _tell(state: State) -> None:
+def _log_state(state: State) -> None:
     restarts = f", {state.restarts} restarts" if state.restarts else ""
-    _say(f"{state.phase}{restarts}{': ' if state.reason else ''}{state.reason}")
+    log.info("%s%s%s%s", state.phase, restarts, ": " if state.reason else "", state.reason)
 
 
-def _show(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 
@@ -81,27 +85,27 @@ def submit(
     force: Annotated[bool, typer.Option(help="take fields over from other owners")] = False,
 ) -> None:
     """Apply a rendered job: on the server's side, after a dry run there."""
-    manifests = submission.read(manifest)
+    manifests = read_manifests(manifest)
     cluster = context.obj()
-    name = submission.submit(cluster, manifests, force=force)
-    _say(f"submitted {name}")
+    name = submit_job(cluster, manifests, force=force)
+    log.info("submitted %s", name)
     if follow:
-        logs.follow(cluster, jobs.look(cluster, name), _show, query={"follow": "true"})
+        logs.follow(cluster, jobs.get_job(cluster, name), _print, query={"follow": "true"})
     if wait_ or follow:
-        raise typer.Exit(jobs.wait(cluster, name, timeout=None, told=_tell))
+        raise typer.Exit(jobs.wait(cluster, name, timeout=None, on_change=_log_state))
 
 
 @app.command()
 def status(context: typer.Context, name: Name, *, as_json: AsJson = False) -> None:
-    """Show how a job is: its state, its pods, how far it has come, and what went wrong."""
+    """Show a job's state, pods, progress and warnings."""
     cluster = context.obj()
-    job = jobs.look(cluster, name)
+    job = jobs.get_job(cluster, name)
     pods = jobs.pods(cluster, job)
-    said = progress.look(cluster, pods)
-    warnings = jobs.events(cluster, job, pods)[-5:] + ([said.problem] if said.problem else [])
+    found = read_progress(cluster, pods)
+    warnings = jobs.warnings(cluster, job, pods)[-5:] + ([found.problem] if found.problem else [])
     if not as_json:
-        return show.status(job, pods, said, warnings)
-    return show.as_json(show.told(job, pods, said, warnings))
+        return tables.print_status(job, pods, found, warnings)
+    return tables.print_json(tables.status_as_dict(job, pods, found, warnings))
 
 
 @app.command("logs")
@@ -123,22 +127,23 @@ def show_logs(  # noqa: PLR0913  # its options
         typer.Option("--save", help="write the job, events, pods and all logs to this folder"),
     ] = None,
 ) -> None:
-    """Show what every rank says, each line with its node and rank."""
+    """Show the logs of all ranks, each line with its node and rank."""
     if folder and (follow or previous):
         raise Fault(
-            Exit.CONFIG, "--save: takes what there is, previous logs too; leave out the rest"
+            Exit.CONFIG,
+            "--save: saves all logs, previous ones too; leave out --follow and --previous",
         )
     cluster = context.obj()
-    job = jobs.look(cluster, name)
-    wanted = logs.wanted(cluster, job, node, rank)
+    job = jobs.get_job(cluster, name)
+    selection = logs.select(cluster, job, node, rank)
     if folder:
-        for path in save.save(cluster, job, folder, wanted=wanted, since=since):
-            _say(f"wrote {path}")
+        for path in save_logs(cluster, job, folder, selection=selection, since=since):
+            log.info("wrote %s", path)
         return
     query: dict[str, object] = {"follow": "true"} if follow else {}
     query |= {"previous": "true"} if previous else {}
     query |= {"sinceSeconds": since} if since is not None else {}
-    if unread := logs.follow(cluster, job, _show, query=query, wanted=wanted):
+    if unread := logs.follow(cluster, job, _print, query=query, selection=selection):
         raise unread
 
 
@@ -149,22 +154,22 @@ def wait_for(
     *,
     timeout: Annotated[float | None, typer.Option(help="seconds; exit 69 after them")] = None,
 ) -> None:
-    """Wait until a job has ended, and exit with the code that speaks for it."""
-    raise typer.Exit(jobs.wait(context.obj(), name, timeout=timeout, told=_tell))
+    """Wait until a job has ended, and exit with its exit code."""
+    raise typer.Exit(jobs.wait(context.obj(), name, timeout=timeout, on_change=_log_state))
 
 
 @app.command()
 def suspend(context: typer.Context, name: Name) -> None:
     """Stop a job's pods, which save a checkpoint first, and keep the job."""
     cluster = context.obj()
-    control.suspend(cluster, jobs.look(cluster, name), on=True)
+    control.suspend(cluster, jobs.get_job(cluster, name))
 
 
 @app.command()
 def resume(context: typer.Context, name: Name) -> None:
     """Let a suspended or cancelled job go on."""
     cluster = context.obj()
-    control.suspend(cluster, jobs.look(cluster, name), on=False)
+    control.resume(cluster, jobs.get_job(cluster, name))
 
 
 @app.command()
@@ -178,12 +183,12 @@ def cancel(
 ) -> None:
     """End a job and keep its objects: its pods save a checkpoint; it then counts as ended, with 143."""
     cluster = context.obj()
-    job = jobs.look(cluster, name)
+    job = jobs.get_job(cluster, name)
     if folder:
-        for path in save.save(cluster, job, folder):
-            _say(f"wrote {path}")
+        for path in save_logs(cluster, job, folder):
+            log.info("wrote %s", path)
     control.cancel(cluster, job)
-    _say(f"cancelled {name}; delete {name} removes it")
+    log.info("cancelled %s; delete %s removes it", name, name)
 
 
 @app.command()
@@ -192,8 +197,8 @@ def scale(
 ) -> None:
     """Give an elastic job another number of nodes, within its min and max."""
     cluster = context.obj()
-    control.scale(cluster, jobs.look(cluster, name), nodes)
-    _say(f"{name} has {nodes} nodes to go to")
+    control.scale(cluster, jobs.get_job(cluster, name), nodes)
+    log.info("%s scales to %d nodes", name, nodes)
 
 
 @app.command()
@@ -201,32 +206,32 @@ def top(
     context: typer.Context,
     name: Name,
     *,
-    every: Annotated[float, typer.Option(min=0.2, help="seconds between two looks")] = 5.0,
-    once: Annotated[bool, typer.Option(help="look once")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="seconds between two updates")] = 5.0,
+    once: Annotated[bool, typer.Option(help="print once")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what every rank uses: GPUs by the job's words, CPU and memory by the cluster's metrics."""
+    """Show what every rank uses: GPUs by the job's events, CPU and memory by the cluster's metrics."""
     cluster = context.obj()
-    job = jobs.look(cluster, name)
+    job = jobs.get_job(cluster, name)
 
-    def look() -> Any:
-        now = jobs.again(cluster, job)
+    def measure() -> Any:
+        now = jobs.refresh(cluster, job)
         pods = jobs.pods(cluster, now)
-        said = progress.look(cluster, pods)
-        measured = progress.metrics(cluster, name)
-        rows = show.usage_rows(pods, said, measured)
+        found = read_progress(cluster, pods)
+        metrics = pod_metrics(cluster, name)
+        rows = tables.usage_rows(pods, found, metrics)
         if as_json:
             return rows
-        return show.usage(now, said, rows, measured=measured is not None)
+        return tables.usage_table(now, found, rows, measured=metrics is not None)
 
     if as_json:
-        return show.as_json(look())
+        return tables.print_json(measure())
     if once or not sys.stdout.isatty():
-        return Console().print(look())
-    with Live(look(), auto_refresh=False) as live:
+        return Console().print(measure())
+    with Live(measure(), auto_refresh=False) as live:
         while True:
             time.sleep(every)
-            live.update(look(), refresh=True)
+            live.update(measure(), refresh=True)
 
 
 @app.command("port-forward")
@@ -241,26 +246,26 @@ def port_forward(
     pod = forward.tensorboard(cluster, name)
 
     def ready(opened: int) -> None:
-        _say(f"http://127.0.0.1:{opened} leads to TensorBoard in {pod}; interrupt to end")
+        log.info("http://127.0.0.1:%d leads to TensorBoard in %s; interrupt to end", opened, pod)
 
-    forward.forward(cluster, pod, remote=6006, local=port, ready=ready, failed=_say)
+    forward.forward(cluster, pod, remote=6006, local=port, ready=ready, failed=log.warning)
 
 
 @app.command()
 def delete(context: typer.Context, name: Name) -> None:
     """Delete a job and everything that was rendered with it; its volumes stay."""
     cluster = context.obj()
-    for gone in jobs.delete(cluster, jobs.look(cluster, name)):
-        _say(f"deleted {gone}")
+    for deleted in jobs.delete(cluster, jobs.get_job(cluster, name)):
+        log.info("deleted %s", deleted)
 
 
 @app.command("list")
 def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
     """List the jobs of the namespace."""
-    found = jobs.all_of(context.obj())
+    found = jobs.list_jobs(context.obj())
     if as_json:
-        return show.as_json([show.row_of(job) for job in found])
-    return show.listed(found)
+        return tables.print_json([tables.job_as_dict(job) for job in found])
+    return tables.print_jobs(found)
 
 
 @app.command()
@@ -268,45 +273,47 @@ def gc(
     context: typer.Context,
     *,
     older_than: Annotated[float, typer.Option(min=0, max=1e6, help="hours since the end")] = 24.0,
-    dry_run: Annotated[bool, typer.Option(help="only say what would go")] = False,
+    dry_run: Annotated[bool, typer.Option(help="only list the jobs that would be deleted")] = False,
 ) -> None:
     """Delete the jobs that ended, or were cancelled, long enough ago."""
     cluster = context.obj()
     moment = datetime.now(UTC) - timedelta(hours=older_than)
-    for job in jobs.finished_before(jobs.all_of(cluster), moment):
+    for job in jobs.ended_before(jobs.list_jobs(cluster), moment):
         if dry_run:
-            _say(f"would delete {job.name}, {job.state.phase} at {job.state.ended_at}")
+            log.info("would delete %s, %s at %s", job.name, job.state.phase, job.state.ended_at)
             continue
-        for gone in jobs.delete(cluster, job):
-            _say(f"deleted {gone}")
+        for deleted in jobs.delete(cluster, job):
+            log.info("deleted %s", deleted)
 
 
 @app.command("doctor")
 def examine(context: typer.Context, *, as_json: AsJson = False) -> None:
-    """Say what the cluster can take: launchers, devices, storage, queues, quota, security."""
+    """Report what the cluster can run: launchers, devices, storage, queues, quota, security."""
     found = [*doctor.examine(context.obj())]
     if as_json:
-        return show.as_json([dataclasses.asdict(finding) for finding in found])
-    return show.findings(found)
+        return tables.print_json([dataclasses.asdict(finding) for finding in found])
+    return tables.print_findings(found)
 
 
 def main() -> int:
     """Run a verb and return the exit code."""
+    log_to_stderr()
     try:
         command: Callable[..., Any] = typer.main.get_command(app)
         code = command(standalone_mode=False)
         sys.stdout.flush()
     except Fault as fault:
-        _say(f"{fault} (exit {fault.code})")
+        log.error("%s (exit %d)", fault, fault.code)  # noqa: TRY400  # one line
         return fault.code
     except typer.Abort:
         return 130
     except BrokenPipeError:
-        # Whoever read the output has enough. Python would complain once more when it flushes.
+        # The reader has closed the pipe, e.g. head. Python would fail again at the final flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     except typer.TyperException as error:
-        _say(f"{error.format_message()} (exit {Exit.CONFIG}); --help lists what there is")
+        text = error.format_message()
+        log.error("%s (exit %d); --help lists the verbs", text, Exit.CONFIG)  # noqa: TRY400
         return Exit.CONFIG
     return code if isinstance(code, int) else Exit.DONE
 

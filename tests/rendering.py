@@ -77,7 +77,7 @@ def job(**changes: Any) -> dict[str, Any]:
 
 def render(values: dict[str, Any], launcher: str) -> manifests.Rendered:
     found = launchers.find(launcher)
-    return manifests.render(make.make(validate.validate(values), found), found)
+    return manifests.render(validate.validate(values), found)
 
 
 def without(launcher: str, path: Path) -> list[str]:

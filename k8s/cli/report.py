@@ -13,25 +13,24 @@ from dataclasses import asdict
 from k8s.base import quantity
 from k8s.cli import estimate
 from k8s.cli.estimate import Estimate
-from k8s.plan.launcher import Launcher, RunsIn
+from k8s.plan.launcher import RunsIn
 from k8s.plan.model import Plan
 from k8s.render.manifests import Rendered
 
 
-def print_plans(planned: list[tuple[Plan, Launcher, Rendered]], *, as_json: bool) -> None:
+def print_plans(jobs: list[Rendered], *, as_json: bool) -> None:
     """Print plans as JSON, or for people."""
-    found = [estimate.estimate(plan) for plan, _, _ in planned]
+    found = [estimate.estimate(job.plan) for job in jobs]
     if as_json:
-        print(to_json(planned, found))
+        print(to_json(jobs, found))
         return
-    for (plan, launcher, rendered), memory in zip(planned, found, strict=True):
-        _print_table(plan.name, rows(plan, launcher, rendered, memory))
+    for job, memory in zip(jobs, found, strict=True):
+        _print_table(job.plan.name, rows(job, memory))
 
 
-def rows(
-    plan: Plan, launcher: Launcher, rendered: Rendered, memory: Estimate | str
-) -> list[tuple[str, str]]:
+def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
     """Return the plan as pairs of a label and a text."""
+    plan, launcher = rendered.plan, rendered.launcher
     mode = memory if isinstance(memory, Estimate) else plan.sizing
     too_much = isinstance(memory, Estimate) and memory.is_too_much
     mesh = " x ".join(f"{axis} {n}" for axis, n in plan.sizing.mesh.items() if n > 1)
@@ -132,21 +131,21 @@ def _print_table(name: str, lines: list[tuple[str, str]]) -> None:
     Console().print(table)
 
 
-def to_json(planned: list[tuple[Plan, Launcher, Rendered]], found: list[Estimate | str]) -> str:
+def to_json(jobs: list[Rendered], found: list[Estimate | str]) -> str:
     """Return the plans as a JSON list, one item per launcher."""
     return json.dumps(
         [
             {
-                **asdict(plan),
-                "pod_patch": plan.pod_patch.model_dump(by_alias=True),
-                "objects": [f"{o['kind']}/{o['metadata']['name']}" for o in rendered.objects],
-                "totals": totals(plan),
-                "settings": plan.settings.model_dump(mode="json", by_alias=True),
+                **asdict(job.plan),
+                "pod_patch": job.plan.pod_patch.model_dump(by_alias=True),
+                "objects": [f"{o['kind']}/{o['metadata']['name']}" for o in job.objects],
+                "totals": totals(job.plan),
+                "settings": job.plan.settings.model_dump(mode="json", by_alias=True),
                 "estimate": estimate.as_json(memory),
-                "gpu_hours": gpu_hours(plan),
-                "restarts": launcher.restarts(plan),
+                "gpu_hours": gpu_hours(job.plan),
+                "restarts": job.launcher.restarts(job.plan),
             }
-            for (plan, launcher, rendered), memory in zip(planned, found, strict=True)
+            for job, memory in zip(jobs, found, strict=True)
         ],
         indent=2,
     )

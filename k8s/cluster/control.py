@@ -1,70 +1,79 @@
-"""What is done to a job that runs: suspended, resumed, cancelled, made larger or smaller.
+"""Suspend, resume, cancel and scale a job.
 
-suspend(cluster, look(cluster, "digits"), on=True)
+suspend(cluster, get_job(cluster, "digits"))
 """
 
 from datetime import UTC, datetime
 from typing import Any
 
-from k8s.cluster import wrapped
+from k8s.cluster import wrapped_job
 from k8s.cluster.client import objects
-from k8s.cluster.client.api import Cluster, Object, Refused
+from k8s.cluster.client.api import Cluster, Refused
 from k8s.cluster.client.objects import NotServed
 from k8s.cluster.jobs import Job
 from k8s.cluster.state import CANCELLED, QUEUE
-from k8s.plan.status import Phase
+from k8s.plan.job_kind import Phase
 from trainer.config.exits import Exit, Fault
 
-WORKLOADS = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
-COMMAND = ("bus.volcano.sh/v1alpha1", "Command")
+KUEUE_VERSIONS = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
 
 
-def suspend(cluster: Cluster, job: Job, *, on: bool) -> None:
-    """Suspend a job, or let it go on; its pods end with a checkpoint, and come back to it.
+def suspend(cluster: Cluster, job: Job) -> None:
+    """Stop a job's pods, which save a checkpoint first. Raises Fault(64) for a job that has ended."""
+    _check_not_ended(job, "suspend")
+    _annotate(cluster, job, None)
+    _set_suspended(cluster, job, suspend=True)
 
-    Raises Fault(64) for a job that has ended; one that was cancelled may go on.
-    """
-    if job.state.phase.ended and (on or job.state.phase is not Phase.CANCELLED):
-        raise Fault(Exit.CONFIG, f"job {job.name} has {job.state.phase}: too late")
-    _mark(cluster, job, None)
-    _stop(cluster, job, on=on)
+
+def resume(cluster: Cluster, job: Job) -> None:
+    """Let a suspended or cancelled job go on. Raises Fault(64) for a job that has ended."""
+    if job.state.phase is not Phase.CANCELLED:
+        _check_not_ended(job, "resume")
+    _annotate(cluster, job, None)
+    _set_suspended(cluster, job, suspend=False)
 
 
 def cancel(cluster: Cluster, job: Job) -> None:
     """Stop a job for good, and keep its objects: its pods get SIGTERM and save a checkpoint.
 
-    A controller has no word for this, but all can suspend; that it was meant for good is noted on the
-    job, so that it counts as ended. Raises Fault(64) for a job that has ended.
+    Controllers cannot cancel, but all can suspend; an annotation then marks the job as ended.
+    Raises Fault(64) for a job that has ended.
     """
+    _check_not_ended(job, "cancel")
+    _annotate(cluster, job, datetime.now(UTC).isoformat(timespec="seconds"))
+    _set_suspended(cluster, job, suspend=True)
+
+
+def _check_not_ended(job: Job, verb: str) -> None:
     if job.state.phase.ended:
-        raise Fault(Exit.CONFIG, f"job {job.name} has {job.state.phase}: too late")
-    _mark(cluster, job, datetime.now(UTC).isoformat(timespec="seconds"))
-    _stop(cluster, job, on=True)
+        raise Fault(
+            Exit.CONFIG, f"job {job.name} has {job.state.phase}: already finished; cannot {verb}"
+        )
 
 
-def _mark(cluster: Cluster, job: Job, at: str | None) -> None:
-    before = (job.held["metadata"].get("annotations") or {}).get(CANCELLED)
-    if before != at:
-        objects.patch(cluster, job.held, {"metadata": {"annotations": {CANCELLED: at}}})
+def _annotate(cluster: Cluster, job: Job, cancelled_at: str | None) -> None:
+    root = job.root_object
+    if (root["metadata"].get("annotations") or {}).get(CANCELLED) != cancelled_at:
+        objects.patch(cluster, root, {"metadata": {"annotations": {CANCELLED: cancelled_at}}})
 
 
-def _stop(cluster: Cluster, job: Job, *, on: bool) -> None:
-    path = job.kind.suspend if job.wrapper is None else wrapped.SUSPEND
-    if QUEUE in (job.held["metadata"].get("labels") or {}):
-        _tell_kueue(cluster, job, active=not on)
-    elif path:
-        change: Any = on
-        for part in reversed(path):
-            change = {part: change}
-        objects.patch(cluster, job.held, change)
+def _set_suspended(cluster: Cluster, job: Job, *, suspend: bool) -> None:
+    field = job.kind.suspend_field if job.wrapper is None else wrapped_job.SUSPEND_FIELD
+    if QUEUE in (job.root_object["metadata"].get("labels") or {}):
+        _set_workload_active(cluster, job, active=not suspend)
+    elif job.kind.suspend_command is not None:
+        objects.apply(cluster, job.kind.suspend_command(job.manifest, suspend))
     else:
-        _tell_volcano(cluster, job, "AbortJob" if on else "ResumeJob")
+        change: Any = suspend
+        for key in reversed(field):
+            change = {key: change}
+        objects.patch(cluster, job.root_object, change)
 
 
-def _tell_kueue(cluster: Cluster, job: Job, *, active: bool) -> None:
-    """Stop a queued job by its Workload: Kueue itself would at once resume one that it has admitted."""
-    labels = {"kueue.x-k8s.io/job-uid": job.held["metadata"]["uid"]}
-    for version in WORKLOADS:
+def _set_workload_active(cluster: Cluster, job: Job, *, active: bool) -> None:
+    """Stop a queued job by its Workload: Kueue resumes an admitted job whose own field says suspend."""
+    labels = {"kueue.x-k8s.io/job-uid": job.root_object["metadata"]["uid"]}
+    for version in KUEUE_VERSIONS:
         try:
             found = objects.find(cluster, version, "Workload", labels)
         except NotServed:
@@ -80,39 +89,13 @@ def _tell_kueue(cluster: Cluster, job: Job, *, active: bool) -> None:
     raise Fault(Exit.CONFIG, f"job {job.name} is for a queue of Kueue's, which is not served here")
 
 
-def _tell_volcano(cluster: Cluster, job: Job, action: str) -> None:
-    """Make the object that Volcano's own command line makes; its controller deletes it when done.
-
-    It counts every resume against the job's restarts (volcano-sh/volcano 3067).
-    """
-    api_version, kind = COMMAND
-    owner = {
-        "apiVersion": job.kind.api_version,
-        "kind": job.kind.kind,
-        "name": job.name,
-        "uid": job.found["metadata"]["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-    command: Object = {
-        "apiVersion": api_version,
-        "kind": kind,
-        # a name of its own, so that a request made twice is one
-        "metadata": {"name": f"{job.name}-{action.lower()}", "ownerReferences": [owner]},
-        "target": owner,
-        "action": action,
-    }
-    objects.apply(cluster, command)
-
-
 def scale(cluster: Cluster, job: Job, nodes: int) -> None:
     """Give an elastic job another number of nodes.
 
     Raises Fault(64) for a job of fixed size, one that has ended, and a number out of its bounds.
     """
-    if job.state.phase.ended:
-        raise Fault(Exit.CONFIG, f"job {job.name} has {job.state.phase}: too late")
-    bounds = job.kind.elastic(job.found)
+    _check_not_ended(job, "scale")
+    bounds = job.kind.elastic(job.manifest)
     if bounds is None:
         raise Fault(
             Exit.CONFIG,
@@ -123,7 +106,7 @@ def scale(cluster: Cluster, job: Job, nodes: int) -> None:
     if not least <= nodes <= most:
         raise Fault(Exit.CONFIG, f"job {job.name} takes {least} to {most} nodes, not {nodes}")
     refusals: list[Fault] = []
-    for change in job.kind.scale(job.found, nodes):
+    for change in job.kind.scale(job.manifest, nodes):
         named = {"apiVersion": change.api_version, "kind": change.kind}
         try:
             objects.patch(cluster, {**named, "metadata": {"name": change.name}}, change.operations)

@@ -1,4 +1,4 @@
-"""A port of this machine that leads to a pod, through the cluster's API.
+"""Forward a port of this machine to a pod, through the cluster's API.
 
 forward(cluster, "digits-tensorboard-x", remote=6006, local=6006, ready=print)
 """
@@ -18,8 +18,8 @@ from k8s.cluster.client import api, objects
 from k8s.cluster.client.api import Cluster
 from trainer.config.exits import Exit, Fault
 
-_LOOK = 0.5  # seconds between two looks at whether to end
-_OPENING = threading.Lock()  # the client library changes itself for a moment to open one
+_INTERVAL = 0.5  # seconds between two checks for the end
+_OPENING = threading.Lock()  # the client library patches itself while it opens a connection
 
 
 def tensorboard(cluster: Cluster, name: str) -> str:
@@ -29,7 +29,7 @@ def tensorboard(cluster: Cluster, name: str) -> str:
     if not found:
         raise Fault(
             Exit.CONFIG,
-            f"{cluster.where}: no TensorBoard of job {name!r}; `tensorboard: {{}}` makes one",
+            f"{cluster.where}: no TensorBoard of job {name!r}; add `tensorboard: {{}}` to the job file",
         )
     for pod in found:
         if pod.get("status", {}).get("phase") == "Running":
@@ -50,44 +50,44 @@ def forward(
     ready: Callable[[int], None],
     failed: Callable[[str], None],
 ) -> None:
-    """Lead connections to port `local` of this machine to a pod's, until it is interrupted.
+    """Forward connections to port `local` of this machine to a pod's port, until interrupted.
 
-    `ready` hears the local port, which is any free one for 0; `failed` why a connection came to nothing.
-    Raises Fault(64) when the port is taken.
+    Calls `ready` with the local port, which is any free one for 0, and `failed` with the error of a
+    connection that could not be forwarded. Raises Fault(64) when the port is taken.
     """
-    over = threading.Event()
+    stopping = threading.Event()
     threads: list[threading.Thread] = []
     try:
         listener = socket.create_server(("127.0.0.1", local))
     except OSError as error:
         raise Fault(Exit.CONFIG, f"--port {local}: {error.strerror}; 0 takes a free one") from None
-    listener.settimeout(_LOOK)
+    listener.settimeout(_INTERVAL)
     try:
         ready(listener.getsockname()[1])
         while True:
             with contextlib.suppress(TimeoutError):
                 ours, _ = listener.accept()
                 thread = threading.Thread(
-                    target=_lead, args=(cluster, pod, remote, ours, over, failed), daemon=True
+                    target=_copy, args=(cluster, pod, remote, ours, stopping, failed), daemon=True
                 )
                 threads = [*(one for one in threads if one.is_alive()), thread]
                 thread.start()
     finally:
-        over.set()
+        stopping.set()
         listener.close()
         for thread in threads:
             thread.join(timeout=5)
 
 
-def _lead(
+def _copy(
     cluster: Cluster,
     pod: str,
     remote: int,
     ours: socket.socket,
-    over: threading.Event,
+    stopping: threading.Event,
     failed: Callable[[str], None],
 ) -> None:
-    """Carry the bytes of one connection both ways, until either side ends it."""
+    """Copy the bytes of one connection both ways, until either side ends it."""
     with contextlib.closing(ours):
         try:
             tunnel = _open(cluster, pod, remote)
@@ -99,8 +99,8 @@ def _lead(
         theirs = tunnel.socket(remote)
         with contextlib.closing(theirs), contextlib.suppress(OSError):
             other = {ours: theirs, theirs: ours}
-            while not over.is_set():
-                ready, _, _ = select.select([ours, theirs], [], [], _LOOK)
+            while not stopping.is_set():
+                ready, _, _ = select.select([ours, theirs], [], [], _INTERVAL)
                 for side in ready:
                     piece = side.recv(65536)
                     if not piece:

@@ -1,6 +1,6 @@
-"""The jobs of a cluster, of whatever launcher: found, looked at, waited for, deleted.
+"""The jobs in a namespace, of any launcher: get, list, wait for and delete them.
 
-job = look(cluster, "digits")
+job = get_job(cluster, "digits")
 """
 
 import contextlib
@@ -9,59 +9,74 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from k8s.cluster import state, wrapped
+from k8s import launchers
+from k8s.cluster import state, wrapped_job
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
 from k8s.cluster.client.objects import NotServed
 from k8s.cluster.client.watch import changes
 from k8s.cluster.state import Pod
-from k8s.plan.status import Kind, State
+from k8s.plan.job_kind import Api, JobKind, State
 from trainer.config.exits import Exit, Fault
 
-OURS = {"app.kubernetes.io/managed-by": "muster"}
-BESIDE = {  # what a render makes beside the job, and of which launchers alone
-    ("v1", "Service"): None,
-    ("v1", "ConfigMap"): None,
-    ("apps/v1", "Deployment"): None,
-    ("networking.k8s.io/v1", "NetworkPolicy"): None,
-    ("policy/v1", "PodDisruptionBudget"): None,
-    ("monitoring.coreos.com/v1", "PodMonitor"): None,
-    ("scheduling.x-k8s.io/v1alpha1", "PodGroup"): ("job", "jobset"),
-    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"): ("trainjob",),
-}
-
-
-def beside(launcher: str) -> list[tuple[str, str]]:
-    """Return the kinds of object that may stand beside a launcher's job, and are deleted with it."""
-    return [kind for kind, only in BESIDE.items() if only is None or launcher in only]
+MANAGED = {"app.kubernetes.io/managed-by": "muster"}  # the label of every object of ours
+_COMPANION_KINDS: list[Api] = [  # what a rendering of any launcher may hold beside the job
+    ("v1", "Service"),
+    ("v1", "ConfigMap"),
+    ("apps/v1", "Deployment"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+    ("policy/v1", "PodDisruptionBudget"),
+    ("monitoring.coreos.com/v1", "PodMonitor"),
+]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job of the cluster: its object, the launcher's kind, and how it is.
+    """A job of the cluster: its launcher's kind, its object, its state.
 
-    `found` is what it will be while its AppWrapper, `wrapper`, holds it back.
+    While an AppWrapper, `wrapper`, has not made the job yet, `manifest` is the template in it.
     """
 
-    kind: Kind
-    found: Object
+    kind: JobKind
+    manifest: Object
     state: State
     wrapper: Object | None = None
 
     @property
     def name(self) -> str:
-        name: str = self.found["metadata"]["name"]
+        name: str = self.manifest["metadata"]["name"]
         return name
 
     @property
-    def held(self) -> Object:
-        """The object by which the job is suspended, marked and deleted."""
-        return self.found if self.wrapper is None else self.wrapper
+    def root_object(self) -> Object:
+        """The object that is suspended, annotated and deleted: the AppWrapper, or the job itself."""
+        return self.manifest if self.wrapper is None else self.wrapper
 
 
-def served(cluster: Cluster) -> Iterator[Kind]:
-    """Yield the kinds of job that the cluster serves."""
-    for kind in state.kinds():
+def get_job(cluster: Cluster, name: str) -> Job:
+    """Return the job `name`, of any launcher. Raises Fault(64) when there is none."""
+    hidden: Fault | None = None
+    for kind in served_kinds(cluster):
+        try:
+            job = find_job(cluster, kind, name)
+        except Forbidden as refusal:  # a user of one launcher need not have rights on the others
+            hidden = refusal
+            continue
+        if job is not None:
+            return job
+    with contextlib.suppress(
+        NotServed, Forbidden
+    ):  # a suspended AppWrapper has not made its job yet
+        wrapper = objects.get(cluster, *wrapped_job.WRAPPER, name)
+        if wrapper is not None and _is_managed(wrapper):
+            return job_from(cluster, wrapper)
+    seen = f" among what may be seen ({hidden})" if hidden else ""
+    raise Fault(Exit.CONFIG, f"{cluster.where}: no job {name!r} of muster's here{seen}; see `list`")
+
+
+def served_kinds(cluster: Cluster) -> Iterator[JobKind]:
+    """Yield the job kinds that the cluster serves."""
+    for kind in launchers.job_kinds():
         try:
             objects.resource(cluster, kind.api_version, kind.kind)
         except NotServed:
@@ -69,148 +84,130 @@ def served(cluster: Cluster) -> Iterator[Kind]:
         yield kind
 
 
-def look(cluster: Cluster, name: str) -> Job:
-    """Return the job `name`, of whatever launcher. Raises Fault(64) when there is none."""
-    hidden: Fault | None = None
-    for kind in served(cluster):
-        try:
-            job = of_kind(cluster, kind, name)
-        except Forbidden as refusal:  # whoever may use one launcher need not see the others
-            hidden = refusal
-            continue
-        if job is not None:
-            return job
-    with contextlib.suppress(NotServed, Forbidden):  # a job that is held back is not there yet
-        found = objects.get(cluster, *wrapped.WRAPPER, name)
-        if found is not None and _is_ours(found):
-            return of(cluster, found)
-    seen = f" among what may be seen ({hidden})" if hidden else ""
-    raise Fault(Exit.CONFIG, f"{cluster.where}: no job {name!r} of muster's here{seen}; see `list`")
-
-
-def of_kind(cluster: Cluster, kind: Kind, name: str) -> Job | None:
-    """Return the job `name` of a launcher, or None when muster has made none."""
+def find_job(cluster: Cluster, kind: JobKind, name: str) -> Job | None:
+    """Return the job `name` of one kind, None when there is none that muster has made."""
     found = objects.get(cluster, kind.api_version, kind.kind, name)
-    # a JobSet's or a TrainJob's own Jobs have other names, but a stranger's may have this one
-    if found is None or not _is_ours(found):
+    # Jobs that a JobSet or a TrainJob makes have other names, but somebody else's Job may have this one.
+    if found is None or not _is_managed(found):
         return None
-    around = wrapped.owner(found)
-    wrapper = objects.get(cluster, *wrapped.WRAPPER, around) if around else None
-    return of(cluster, wrapper or found)
+    owner = wrapped_job.owner(found)
+    wrapper = objects.get(cluster, *wrapped_job.WRAPPER, owner) if owner else None
+    return job_from(cluster, wrapper or found)
 
 
-def of(cluster: Cluster, held: Object) -> Job:
-    """Return the job that an object of the cluster is, or holds. Raises Fault(64) if it is none."""
-    kind, job = state.find_kind(wrapped.contents(held))
-    if not wrapped.is_wrapper(held):
-        return Job(kind, held, state.read(kind, held))
-    made = objects.get(cluster, kind.api_version, kind.kind, job["metadata"]["name"])
-    found = made if made is not None and wrapped.owner(made) else dict(job)
-    return Job(kind, found, state.marked(wrapped.fold(held, kind.read(found)), held), held)
+def job_from(cluster: Cluster, root: Object) -> Job:
+    """Return the job of a job object or an AppWrapper. Raises Fault(64) if it is neither."""
+    kind, manifest = state.find_job_manifest(wrapped_job.contents(root))
+    if not wrapped_job.is_wrapper(root):
+        return Job(kind, root, state.read(kind, root))
+    made = objects.get(cluster, kind.api_version, kind.kind, manifest["metadata"]["name"])
+    found = made if made is not None and wrapped_job.owner(made) else dict(manifest)
+    return Job(kind, found, state.with_notes(wrapped_job.state(root, kind.read(found)), root), root)
 
 
-def again(cluster: Cluster, job: Job) -> Job:
-    """Return a job as it is now. Raises Fault(64) when it is there no longer."""
-    held = job.held
-    found = objects.get(cluster, held["apiVersion"], held["kind"], held["metadata"]["name"])
-    return _as(cluster, job, found)
+def refresh(cluster: Cluster, job: Job) -> Job:
+    """Return a job as it is now. Raises Fault(64) when it was deleted."""
+    root = job.root_object
+    found = objects.get(cluster, root["apiVersion"], root["kind"], root["metadata"]["name"])
+    return _not_deleted(cluster, job, found)
 
 
-def _as(cluster: Cluster, job: Job, found: Object | None) -> Job:
-    if found is None:
+def _not_deleted(cluster: Cluster, job: Job, root: Object | None) -> Job:
+    if root is None:
         raise Fault(Exit.CONFIG, f"{cluster.where}: job {job.name!r} was deleted meanwhile")
-    return of(cluster, found)
+    return job_from(cluster, root)
 
 
-def _is_ours(found: Object) -> bool:
+def _is_managed(found: Object) -> bool:
     labels = found["metadata"].get("labels") or {}
-    return all(labels.get(name) == value for name, value in OURS.items())
+    return all(labels.get(name) == value for name, value in MANAGED.items())
 
 
-def all_of(cluster: Cluster) -> list[Job]:
-    """Return muster's jobs in the namespace, by name; those of kinds that may be seen.
+def list_jobs(cluster: Cluster) -> list[Job]:
+    """Return muster's jobs in the namespace, by name, of the kinds that the user may list.
 
-    Raises Forbidden when none may be, which is not the same as that there are no jobs.
+    Raises Forbidden when the user may list none of them, since an empty list would mean "no jobs".
     """
     jobs: list[Job] = []
     hidden: Fault | None = None
     seen = False
-    for api_version, kind in [*((k.api_version, k.kind) for k in state.kinds()), wrapped.WRAPPER]:
+    kinds = [(kind.api_version, kind.kind) for kind in launchers.job_kinds()]
+    for api_version, kind in [*kinds, wrapped_job.WRAPPER]:
         try:
-            items = objects.find(cluster, api_version, kind, OURS)
+            items = objects.find(cluster, api_version, kind, MANAGED)
         except NotServed:
             continue
         except Forbidden as refusal:
             hidden = refusal
             continue
         seen = True
-        # what another object of the list made is not listed beside it
-        own = (item for item in items if not item["metadata"].get("ownerReferences"))
-        # a list's items do not say what they are
-        jobs += [of(cluster, {"apiVersion": api_version, "kind": kind, **item}) for item in own]
+        # An object with an owner is part of another job in this list.
+        roots = (item for item in items if not item["metadata"].get("ownerReferences"))
+        # The items of a list have no apiVersion and kind.
+        jobs += [job_from(cluster, {"apiVersion": api_version, "kind": kind, **r}) for r in roots]
     if hidden and not seen:
         raise hidden
     return sorted(jobs, key=lambda job: job.name)
 
 
-def _since(job: Job) -> str:
-    """Return when the job was made, to the second. What is older is of a former one of its name."""
-    return _second(job.held["metadata"].get("creationTimestamp"))
-
-
-def _second(moment: str | None) -> str:
-    return (moment or "")[: len("2026-01-01T00:00:00")]
-
-
-def pods_of(cluster: Cluster, job: Job) -> list[Object]:
-    """Return the objects of the job's pods, without a former job's, which take a while to end."""
+def pod_objects(cluster: Cluster, job: Job) -> list[Object]:
+    """Return the job's pods as objects, without those of an earlier job of its name."""
     labels = {"app.kubernetes.io/instance": job.name, "app.kubernetes.io/component": "trainer"}
-    found, since = objects.find(cluster, "v1", "Pod", labels), _since(job)
-    return [pod for pod in found if _second(pod["metadata"].get("creationTimestamp")) >= since]
+    found, since = objects.find(cluster, "v1", "Pod", labels), _created(job)
+    return [pod for pod in found if _to_second(pod["metadata"].get("creationTimestamp")) >= since]
+
+
+def _created(job: Job) -> str:
+    """Return when the job was made. Older pods and events belong to an earlier job of its name."""
+    return _to_second(job.root_object["metadata"].get("creationTimestamp"))
+
+
+def _to_second(timestamp: str | None) -> str:
+    return (timestamp or "")[: len("2026-01-01T00:00:00")]
 
 
 def pods(cluster: Cluster, job: Job) -> list[Pod]:
     """Return the job's pods, by node."""
-    found = [state.pod(item, job.kind) for item in pods_of(cluster, job)]
+    found = [state.pod(item, job.kind) for item in pod_objects(cluster, job)]
     return sorted(found, key=lambda pod: (pod.node is None, pod.node, pod.name))
 
 
-def events_of(cluster: Cluster, job: Job, names: set[str], *, fields: str = "") -> list[Object]:
-    """Return the events of the job and of what is called `names`, oldest first."""
+def events(cluster: Cluster, job: Job, pods: set[str], *, fields: str = "") -> list[Object]:
+    """Return the events of the job and of the pods with the names `pods`, oldest first."""
     items = objects.find(cluster, "v1", "Event", fields=fields)
-    wanted, since = {job.name, *names}, _since(job)
-    mine = [e for e in items if e.get("involvedObject", {}).get("name") in wanted]
-    return sorted((e for e in mine if _second(_moment(e)) >= since), key=_moment)
+    names, since = {job.name, *pods}, _created(job)
+    found = [e for e in items if e.get("involvedObject", {}).get("name") in names]
+    return sorted((e for e in found if _to_second(_time_of(e)) >= since), key=_time_of)
 
 
-def _moment(event: Object) -> str:
-    made = event["metadata"].get("creationTimestamp")
-    return event.get("lastTimestamp") or event.get("eventTime") or made or ""
+def _time_of(event: Object) -> str:
+    created = event["metadata"].get("creationTimestamp")
+    return event.get("lastTimestamp") or event.get("eventTime") or created or ""
 
 
-def events(cluster: Cluster, job: Job, of: list[Pod]) -> list[str]:
-    """Return the warnings of the job and its pods, newest last, a line each."""
-    found = events_of(cluster, job, {pod.name for pod in of}, fields="type=Warning")
+def warnings(cluster: Cluster, job: Job, pods: list[Pod]) -> list[str]:
+    """Return the warning events of the job and its pods, a line each, newest last."""
+    found = events(cluster, job, {pod.name for pod in pods}, fields="type=Warning")
     return [f"{e['involvedObject']['name']}: {e.get('reason')}: {e.get('message')}" for e in found]
 
 
 def wait(
-    cluster: Cluster, name: str, *, timeout: float | None, told: Callable[[State], None]
+    cluster: Cluster, name: str, *, timeout: float | None, on_change: Callable[[State], None]
 ) -> Exit:
-    """Wait until a job has ended and return the code that speaks for it.
+    """Wait until a job has ended and return its exit code.
 
-    `told` hears every change of state. Raises Fault(69) after `timeout` seconds.
+    Calls `on_change` with every new state. Raises Fault(69) after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout if timeout is not None else float("inf")
-    job = look(cluster, name)
-    held = job.held
+    job = get_job(cluster, name)
+    root = job.root_object
     before = None
     for found in changes(
-        cluster, held["apiVersion"], held["kind"], held["metadata"]["name"], deadline=deadline
+        cluster, root["apiVersion"], root["kind"], root["metadata"]["name"], deadline=deadline
     ):
-        job = _as(cluster, job, found)
+        job = _not_deleted(cluster, job, found)
         if job.state != before:
-            told(job.state)
+            on_change(job.state)
             before = job.state
         if job.state.phase.ended:
             return state.exit_code(job.state, pods(cluster, job))
@@ -218,23 +215,28 @@ def wait(
 
 
 def delete(cluster: Cluster, job: Job) -> list[str]:
-    """Delete a job and what was rendered with it; return what went, in words."""
-    labels = OURS | {"app.kubernetes.io/instance": job.name}
-    objects.delete(cluster, job.held)
-    gone = [f"{job.held['kind']}/{job.name}"]
-    for api_version, kind in beside(job.kind.launcher):
+    """Delete a job and its companions; return what was deleted, each as KIND/NAME."""
+    labels = MANAGED | {"app.kubernetes.io/instance": job.name}
+    objects.delete(cluster, job.root_object)
+    deleted = [f"{job.root_object['kind']}/{job.name}"]
+    for api_version, kind in companion_kinds(job.kind):
         try:
-            others = objects.find(cluster, api_version, kind, labels)
+            companions = objects.find(cluster, api_version, kind, labels)
         except (NotServed, Forbidden):
-            continue  # not there, or not ours to see: then there is none of ours
-        for found in others:
+            continue  # then the job has none
+        for found in companions:
             objects.delete(cluster, {"apiVersion": api_version, "kind": kind} | found)
-            gone.append(f"{kind}/{found['metadata']['name']}")
-    return gone
+            deleted.append(f"{kind}/{found['metadata']['name']}")
+    return deleted
 
 
-def finished_before(jobs: list[Job], moment: datetime) -> list[Job]:
-    """Return the jobs that ended before `moment`; not those whose end is no time, as people write it."""
+def companion_kinds(kind: JobKind) -> list[Api]:
+    """Return the kinds of object that may be rendered with a job, and are deleted with it."""
+    return [*_COMPANION_KINDS, *kind.companion_kinds]
+
+
+def ended_before(jobs: list[Job], moment: datetime) -> list[Job]:
+    """Return the jobs that ended before `moment`; not those whose end is not a valid time."""
 
     def ended(job: Job) -> datetime:
         try:

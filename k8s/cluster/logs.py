@@ -1,6 +1,6 @@
-"""The words of every rank: read once or followed, each line with the node and the rank that says it.
+"""The logs of a job's pods: read once or followed, each line with its node and rank.
 
-follow(cluster, look(cluster, "digits"), print, query={"follow": "true"})
+follow(cluster, get_job(cluster, "digits"), print, query={"follow": "true"})
 """
 
 import contextlib
@@ -19,65 +19,67 @@ from k8s.cluster.client import api, objects
 from k8s.cluster.client.api import Cluster, Missing, Refused
 from k8s.cluster.jobs import Job
 from k8s.cluster.state import Pod
-from trainer.config import lines as said
+from trainer.config import lines
 from trainer.config.exits import Exit, Fault
 
-_SILENCE = 600  # seconds that a followed log may say nothing before its connection is made anew
-_LOOK = 1.0  # seconds between two looks at which pods there are
+_SILENCE = 600  # seconds without a line before the connection of a followed log is made anew
+_INTERVAL = 1.0  # seconds between two lists of the pods
 _BROKEN = (OSError, ValueError, urllib3.exceptions.HTTPError)
 
 
-def tail(cluster: Cluster, pod: Pod, *, lines: int) -> list[str]:
+def tail(cluster: Cluster, pod: Pod, *, count: int) -> list[str]:
     """Return the last lines of a pod's log, none when its container has not started."""
-    return text(cluster, pod.name, pod.container, {"tailLines": lines}).splitlines()
+    return text(cluster, pod.name, pod.container, {"tailLines": count}).splitlines()
 
 
 def text(cluster: Cluster, pod: str, container: str, query: Mapping[str, object]) -> str:
-    """Return a container's log, nothing when there is none: not started, or gone.
+    """Return a container's log, empty when the container has not started or is gone.
 
     Raises as `api.call` does.
     """
     path = _path(cluster, pod)
     try:
-        response = api.stream(cluster, path, _of(container, query), silence=cluster.timeout)
+        response = api.stream(
+            cluster, path, _for_container(container, query), silence=cluster.timeout
+        )
     except (Refused, Missing):
         return ""
     with contextlib.closing(response):
         try:
             return response.read().decode(errors="replace")
         except urllib3.exceptions.HTTPError as error:
-            words = f"{cluster.where}: GET {path}: {api.in_one_line(error)}"
-            raise Fault(Exit.PEER, words) from None
+            text = f"{cluster.where}: GET {path}: {api.in_one_line(error)}"
+            raise Fault(Exit.PEER, text) from None
 
 
 def _path(cluster: Cluster, pod: str) -> str:
     return objects.path_of(cluster, "v1", "Pod", pod) + "/log"
 
 
-def _of(container: str, query: Mapping[str, object]) -> dict[str, object]:
+def _for_container(container: str, query: Mapping[str, object]) -> dict[str, object]:
     return {**query, "container": container} if container else dict(query)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which nodes and ranks were asked for: all, when neither was.
+class Selection:
+    """The nodes and ranks to show; all when both are empty.
 
-    `anywhere` says that a job's ranks may be in any of its pods, as those of an elastic one.
+    `anywhere`: a rank may be in any pod, as in an elastic job.
     """
 
     nodes: frozenset[int] = frozenset()
     ranks: frozenset[int] = frozenset()
     anywhere: bool = False
 
-    def pod(self, pod: Pod) -> bool:
-        """Return whether a pod may have lines that were asked for."""
+    def has_pod(self, pod: Pod) -> bool:
+        """Return whether a pod may have selected lines."""
         some = self.anywhere or not self.ranks.isdisjoint(pod.ranks)
         return self._all or pod.node in self.nodes or (bool(self.ranks) and some)
 
-    def line(self, pod: Pod, rank: int | None) -> bool:
-        """Return whether a pod's line was asked for; `rank` is None where it says none.
+    def has_line(self, pod: Pod, rank: int | None) -> bool:
+        """Return whether a pod's line is selected; `rank` is None for a line without a rank.
 
-        It is the rank's then where a pod has only one, and the launcher's where it has several.
+        Such a line is the rank's in a pod of one rank, and the launcher's in a pod of several.
         """
         if self._all or pod.node in self.nodes:
             return True
@@ -88,27 +90,29 @@ class Wanted:
         return not self.nodes and not self.ranks
 
 
-ALL = Wanted()
+ALL = Selection()
 
 
-def wanted(cluster: Cluster, job: Job, nodes: list[int] | None, ranks: list[int] | None) -> Wanted:
-    """Return what was asked for. Raises Fault(64) for a node or a rank that no pod has."""
-    anywhere = job.kind.elastic(job.found) is not None
+def select(
+    cluster: Cluster, job: Job, nodes: list[int] | None, ranks: list[int] | None
+) -> Selection:
+    """Select nodes and ranks of a job. Raises Fault(64) for a node or a rank that no pod has."""
+    anywhere = job.kind.elastic(job.manifest) is not None
     if (nodes or ranks) and not anywhere:
         pods = jobs.pods(cluster, job)
         _check_known("--node", nodes, {pod.node for pod in pods if pod.node is not None}, job)
         _check_known("--rank", ranks, {rank for pod in pods for rank in pod.ranks}, job)
-    return Wanted(frozenset(nodes or ()), frozenset(ranks or ()), anywhere)
+    return Selection(frozenset(nodes or ()), frozenset(ranks or ()), anywhere)
 
 
 def _check_known(option: str, asked: list[int] | None, known: set[int], job: Job) -> None:
     if unknown := sorted(set(asked or ()) - known):
-        there = f"pods of {min(known)} to {max(known)}" if known else "no pods that say theirs"
-        raise Fault(Exit.CONFIG, f"{option} {unknown[0]}: job {job.name} has {there}")
+        found = f"pods of {min(known)} to {max(known)}" if known else "no pods with known numbers"
+        raise Fault(Exit.CONFIG, f"{option} {unknown[0]}: job {job.name} has {found}")
 
 
 def prefix(pod: Pod, rank: int | None = None) -> str:
-    """Return what a line begins with: its node, or the pod where that is not known, and its rank."""
+    """Return the start of a line: its node, or the pod where the node is not known, and its rank."""
     where = f"node {pod.node}" if pod.node is not None else pod.name
     return f"[{where}] " if rank is None else f"[{where} rank {rank}] "
 
@@ -119,57 +123,57 @@ def follow(
     show: Callable[[str], object],
     *,
     query: Mapping[str, object],
-    wanted: Wanted = ALL,
+    selection: Selection = ALL,
 ) -> Fault | None:
-    """Show the job's lines that are wanted: those there are, or with `follow` until the job ends.
+    """Show the job's selected lines: those there are, or with `follow` in the query until the job ends.
 
-    Return why, when not one of its logs could be read.
+    Return the error when none of its logs could be read.
     """
-    following = Following(cluster, query=query, wanted=wanted)
+    follower = LogFollower(cluster, query=query, selection=selection)
     try:
         while True:
-            job = jobs.again(cluster, job)
+            job = jobs.refresh(cluster, job)
             for pod in jobs.pods(cluster, job):
-                if pod.phase != "Pending" and wanted.pod(pod):
-                    following.add(pod)
-            following.drain(show, seconds=_LOOK)
-            if following.reading:
+                if pod.phase != "Pending" and selection.has_pod(pod):
+                    follower.add(pod)
+            follower.drain(show, seconds=_INTERVAL)
+            if follower.reading:
                 continue
             if "follow" not in query or job.state.phase.ended:
-                following.drain(show, seconds=0)
-                none = following.unread and len(following.unread) == following.added
-                return following.unread[0] if none else None
-            time.sleep(_LOOK)
+                follower.drain(show, seconds=0)
+                none_read = follower.unread and len(follower.unread) == follower.added
+                return follower.unread[0] if none_read else None
+            time.sleep(_INTERVAL)
     finally:
-        following.close()
+        follower.close()
 
 
-class Following:
-    """The logs of several pods at once, each read by a thread of its own.
+class LogFollower:
+    """Reads the logs of several pods at once, each in a thread.
 
-    `close` ends every thread and connection. A pod that is added a second time is not read again.
+    `close` ends every thread and connection. Adding a pod twice reads it once.
     """
 
     def __init__(
-        self, cluster: Cluster, *, query: Mapping[str, object], wanted: Wanted = ALL
+        self, cluster: Cluster, *, query: Mapping[str, object], selection: Selection = ALL
     ) -> None:
         self._cluster = cluster
         self._query = dict(query)
-        self._wanted = wanted
+        self._selection = selection
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._readers: dict[str, threading.Thread] = {}
         self._responses: dict[str, Any] = {}
         self._closing = threading.Event()
-        self.unread: list[Fault] = []  # why, of each pod whose log there is and could not be read
+        self.unread: list[Fault] = []  # one for each pod whose log could not be read
 
     @property
     def added(self) -> int:
-        """Return how many pods there were to read."""
+        """The number of pods added."""
         return len(self._readers)
 
     def add(self, pod: Pod) -> None:
-        """Begin to read a pod's log."""
-        if pod.uid not in self._readers:  # a pod that replaces another may have its name
+        """Start reading a pod's log."""
+        if pod.uid not in self._readers:  # not the name: a replaced pod may have the same
             reader = threading.Thread(
                 target=self._read, args=(pod,), name=f"log of {pod.name}", daemon=True
             )
@@ -178,16 +182,16 @@ class Following:
 
     @property
     def reading(self) -> bool:
-        """Whether any log has not come to its end."""
+        """Whether any log has not ended."""
         return any(reader.is_alive() for reader in self._readers.values())
 
     def drain(self, show: Callable[[str], object], *, seconds: float) -> None:
-        """Show the lines that come within `seconds`; all there are, once no log is read any more."""
+        """Show lines for `seconds`; when no log is being read, all that are left."""
         end = time.monotonic() + seconds
         while True:
             reading, left = self.reading, end - time.monotonic()
             if reading and left <= 0:
-                return  # who calls may have a log to add, however much the others say
+                return  # even if more lines come: the caller may have another pod to add
             try:
                 show(self._lines.get(timeout=min(left, 0.1) if reading else 0))
             except Empty:
@@ -204,7 +208,7 @@ class Following:
 
     def _read(self, pod: Pod) -> None:
         """Read a log to its end; with `follow`, go on where a connection broke off."""
-        query = _of(pod.container, self._query)
+        query = _for_container(pod.container, self._query)
         resumable = "follow" in query
         if resumable:
             query["timestamps"] = "true"
@@ -216,54 +220,54 @@ class Following:
                 )
             except Fault as fault:
                 self._lines.put(f"{prefix(pod)}(no log: {fault})")
-                if not isinstance(fault, Refused | Missing):  # which say that there is none
+                if not isinstance(fault, Refused | Missing):  # these mean that there is no log
                     self.unread.append(fault)
                 return
             self._responses[pod.uid] = response
             if self._closing.is_set():  # opened while `close` looked through the others
                 _cut(response)
-            last, whole = self._show(pod, response, last, stamped=resumable)
-            if whole or not resumable:
+            last, ended = self._show(pod, response, last, stamped=resumable)
+            if ended or not resumable:
                 return
             if last:
                 query.pop("sinceSeconds", None)
                 query["sinceTime"] = last
 
     def _show(self, pod: Pod, response: Any, last: str, *, stamped: bool) -> tuple[str, bool]:
-        """Queue an answer's lines after the time `last`; return the newest, and whether that was all."""
-        before, rest, whole = last, b"", False
+        """Queue lines newer than `last`; return the newest time, and whether the log has ended."""
+        before, rest, ended = last, b"", False
         try:
             while not self._closing.is_set():
                 piece = response.read1(65536)
-                *lines, rest = (rest + piece).split(b"\n")
+                *complete, rest = (rest + piece).split(b"\n")
                 if not piece and rest:
-                    lines, rest = [rest], b""
-                for line in lines:
-                    words = line.decode(errors="replace")
+                    complete, rest = [rest], b""
+                for line in complete:
+                    text = line.decode(errors="replace")
                     if stamped:
-                        last, _, words = words.partition(" ")
+                        last, _, text = text.partition(" ")
                         if last <= before:  # shown before the connection broke
                             continue
-                    self._put(pod, words)
+                    self._put(pod, text)
                 if not piece:
-                    whole = True
+                    ended = True
                     break
         except _BROKEN:
-            pass  # closed from here, or cut off
+            pass  # closed by `close`, or broken
         finally:
             response.close()
         if rest and not stamped:
             self._put(pod, rest.decode(errors="replace"))
-        return last, whole
+        return last, ended
 
     def _put(self, pod: Pod, line: str) -> None:
-        rank = said.rank_of(line)
-        if self._wanted.line(pod, rank):
-            self._lines.put(prefix(pod, rank) + said.bare(line))
+        rank = lines.rank_of(line)
+        if self._selection.has_line(pod, rank):
+            self._lines.put(prefix(pod, rank) + lines.bare(line))
 
 
 def _cut(response: Any) -> None:
-    """Wake the thread that waits for more of an answer; closing it would wait for the thread."""
+    """Wake the thread that reads a response; closing the response would wait for that thread."""
     sock = getattr(getattr(response, "connection", None), "sock", None)
     if sock is not None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The least that somebody must be allowed to use the verbs of `python -m k8s` on a launcher.
+"""The Role with which a user can run the verbs of `python -m k8s` on a launcher, and no more.
 
 render.py job.yaml --launcher jobset --rbac user:jane | kubectl apply -f -
 """
@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from k8s.cluster import control, progress
-from k8s.cluster.jobs import beside
-from k8s.cluster.state import kinds
-from k8s.cluster.wrapped import WRAPPER
+from k8s.cluster import control, job_progress
+from k8s.cluster.jobs import companion_kinds
+from k8s.cluster.wrapped_job import WRAPPER
+from k8s.plan.job_kind import JobKind
 from k8s.plan.launcher import Launcher
 from k8s.plan.model import Plan
-from k8s.plan.status import Kind
 from trainer.config.exits import Exit, Fault
 
 _API = "rbac.authorization.k8s.io"
@@ -21,25 +20,24 @@ _ALL = ("get", "list", "watch", "create", "patch", "delete")
 
 
 def render(planned: list[tuple[Plan, Launcher]], subject: str) -> list[dict[str, Any]]:
-    """Return a Role and its binding for every launcher, and what `doctor` alone takes.
+    """Return a Role and its binding for every launcher, and a ClusterRole that only `doctor` needs.
 
-    Raises Fault(64) for a launcher without a cluster, and for who is no subject.
+    Raises Fault(64) for a launcher without a cluster, and for an invalid subject.
     """
-    who = _subject(subject)
-    known = {kind.launcher: kind for kind in kinds()}
+    bound_to = _subject(subject)
     made: list[dict[str, Any]] = []
     for plan, launcher in planned:
-        if launcher.name not in known:
+        if launcher.job_kind is None:
             raise Fault(
                 Exit.CONFIG, f"--rbac: {launcher.name} runs without a cluster; leave one out"
             )
         namespace = plan.metadata.get("namespace")
         place = {"namespace": str(namespace)} if namespace else {}
-        allowed = list(rules(known[launcher.name]))
+        allowed = list(rules(launcher.job_kind))
         if plan.app_wrapper:
             allowed.insert(0, _rule(*WRAPPER, *_ALL))
-        made += _pair("Role", f"muster-{launcher.name}", place, allowed, who)
-    return [*made, *_pair("ClusterRole", "muster-doctor", {}, _DOCTOR, who)]
+        made += _pair("Role", f"muster-{launcher.name}", place, allowed, bound_to)
+    return [*made, *_pair("ClusterRole", "muster-doctor", {}, _DOCTOR, bound_to)]
 
 
 def _subject(text: str) -> dict[str, str]:
@@ -56,15 +54,17 @@ def _subject(text: str) -> dict[str, str]:
 
 
 def _pair(
-    kind: str, name: str, place: dict[str, str], allowed: list[dict[str, Any]], who: dict[str, str]
+    kind: str,
+    name: str,
+    place: dict[str, str],
+    allowed: list[dict[str, Any]],
+    subject: dict[str, str],
 ) -> list[dict[str, Any]]:
-    """Return a role and what binds it to `who`."""
-    # A name of its own for each subject, else the second would take the right from the first; the API
-    # lets it hold anything but these.
-    whole = ":".join(
-        part for part in (who["kind"].lower(), who.get("namespace"), who["name"]) if part
-    )
-    bound = f"{name}:{re.sub('[/%]', '-', whole)}"
+    """Return a role and its binding to a subject."""
+    # One binding for each subject: with one name for all, the second would replace the first. The name
+    # of a binding may hold any character but / and %.
+    parts = (subject["kind"].lower(), subject.get("namespace"), subject["name"])
+    bound = f"{name}:{re.sub('[/%]', '-', ':'.join(filter(None, parts)))}"
     api: dict[str, Any] = {"apiVersion": f"{_API}/v1"}
     role = {**api, "kind": kind, "metadata": {"name": name, **place}, "rules": allowed}
     binding = {
@@ -72,30 +72,28 @@ def _pair(
         "kind": f"{kind}Binding",
         "metadata": {"name": bound, **place},
         "roleRef": {"apiGroup": _API, "kind": kind, "name": name},
-        "subjects": [who],
+        "subjects": [subject],
     }
     return [role, binding]
 
 
-def rules(kind: Kind) -> Iterator[dict[str, Any]]:
-    """Yield what the verbs ask of the API for a kind of job; a server-side apply is patch and create."""
+def rules(kind: JobKind) -> Iterator[dict[str, Any]]:
+    """Yield the rules of the verbs' requests for a job kind; a server-side apply is patch and create."""
     yield _rule(kind.api_version, kind.kind, *_ALL)
-    if kind.launcher == "jobset":  # `scale`, where the JobSet itself may not change
-        yield _rule("batch/v1", "Job", "patch")
-    if not kind.suspend:
-        yield _rule(*control.COMMAND, "create", "patch")
-    else:  # of a queue; Volcano has its own
-        yield _rule(control.WORKLOADS[0], "Workload", "list", "patch")
-    for api_version, other in beside(kind.launcher):
+    for api_version, other, verbs in kind.rights:
+        yield _rule(api_version, other, *verbs)
+    if kind.suspend_field:  # which Kueue needs to queue a job
+        yield _rule(control.KUEUE_VERSIONS[0], "Workload", "list", "patch")
+    for api_version, other in companion_kinds(kind):
         yield _rule(api_version, other, "list", "create", "patch", "delete")
-    yield _rule("v1", "PersistentVolumeClaim", "create", "patch")  # volumes stay
+    yield _rule("v1", "PersistentVolumeClaim", "create", "patch")  # which `delete` keeps
     yield _rule("v1", "Pod", "list")
     yield {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
     # a WebSocket is opened by GET, and counts as create from Kubernetes 1.35 on
     yield {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get", "create"]}
     yield _rule("v1", "Event", "list")
     yield {
-        "apiGroups": [progress.METRICS[0].split("/")[0]],
+        "apiGroups": [job_progress.METRICS[0].split("/")[0]],
         "resources": ["pods"],
         "verbs": ["list"],
     }

@@ -1,7 +1,6 @@
-"""The state of a job and of its pods, whatever its launcher. Pure.
+"""The state of a job and of its pods, of any launcher. Pure.
 
-Each launcher's folder has a `status.py` that knows its controller: which object it is, how to read it,
-and which pod is which node.
+A launcher's own rules for this are in its folder's `job_kind.py`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,40 +8,34 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from k8s import launchers
-from k8s.plan.status import Kind, Object, Phase, State, words
+from k8s.plan.job_kind import JobKind, Object, Phase, State, reason_and_message
 from trainer.config.exits import MEANINGS, Exit, Fault, combine
 
-CANCELLED = "muster/cancelled"  # the annotation that says when a job was cancelled
-QUEUE = "kueue.x-k8s.io/queue-name"  # the label of a job that Kueue admits
+CANCELLED = "muster/cancelled"  # annotation: the time at which a job was cancelled
+QUEUE = "kueue.x-k8s.io/queue-name"  # label of a job in a queue of Kueue
 
 
-def read(kind: Kind, job: Object) -> State:
-    """Return how a job is: what its controller says, and who holds it or has cancelled it."""
-    return marked(kind.read(job), job)
+def read(kind: JobKind, job: Object) -> State:
+    """Return a job's state by its controller, its queue and its cancellation."""
+    return with_notes(kind.read(job), job)
 
 
-def marked(state: State, held: Object) -> State:
-    """Return a job's state with what is noted on `held`, the object by which it is held."""
-    queue = (held["metadata"].get("labels") or {}).get(QUEUE)
+def with_notes(state: State, root: Object) -> State:
+    """Return a job's state with what the labels and annotations of its root object add to it."""
+    queue = (root["metadata"].get("labels") or {}).get(QUEUE)
     if state.phase is Phase.SUSPENDED and queue:
-        state = replace(state, reason=f"held by queue {queue} of Kueue")
-    at = (held["metadata"].get("annotations") or {}).get(CANCELLED)
+        state = replace(state, reason=f"waits in queue {queue} of Kueue")
+    at = (root["metadata"].get("annotations") or {}).get(CANCELLED)
     if at is None or state.phase.ended:
         return state
     return State(Phase.CANCELLED, f"at {at}; `resume` would let it go on", state.restarts, at)
 
 
-def kinds() -> list[Kind]:
-    """Return every launcher's kind of job, in the launchers' order."""
-    found = (launchers.find(name).status for name in launchers.known())
-    return [kind for kind in found if kind is not None]
-
-
 @dataclass(frozen=True)
 class Pod:
-    """A node's pod. `codes` are the exit codes its containers ended with, newest last.
+    """A pod, which is a node of the job. `codes` are the exit codes of its containers, newest last.
 
-    `container` is the one that trains, with `procs` ranks.
+    `container` is the trainer's, with `procs` ranks.
     """
 
     name: str
@@ -58,18 +51,18 @@ class Pod:
 
     @property
     def ranks(self) -> range:
-        """The ranks it runs; none where its node or their number is not known."""
+        """The pod's ranks; empty where its node or their number is not known."""
         if self.node is None or self.procs is None:
             return range(0)
         return range(self.node * self.procs, (self.node + 1) * self.procs)
 
 
-# A container that waits for these says nothing yet: another of its pod does, or none.
-_BEFORE = ("PodInitializing", "ContainerCreating")
+# Reasons of a container that waits for another one of its pod, which then has the actual reason.
+_WAITS_FOR_OTHERS = ("PodInitializing", "ContainerCreating")
 
 
-def pod(found: Object, kind: Kind) -> Pod:
-    """Return what a pod says of itself."""
+def pod(found: Object, kind: JobKind) -> Pod:
+    """Return the state of a pod from its object."""
     status = found.get("status", {})
     first, then = (status.get(f"{part}Statuses") or [] for part in ("initContainer", "container"))
     ends = [
@@ -77,9 +70,9 @@ def pod(found: Object, kind: Kind) -> Pod:
         for container in [*first, *then]
         for name in ("lastState", "state")
         if (end := container.get(name, {}).get("terminated"))
-        and (container in then or end["exitCode"])  # an init container that is done is no end
+        and (container in then or end["exitCode"])  # an init container that is done does not count
     ]
-    container, procs = _trainer(found)
+    container, procs = _trainer_container(found)
     return Pod(
         name=found["metadata"]["name"],
         node=kind.node(found),
@@ -87,7 +80,7 @@ def pod(found: Object, kind: Kind) -> Pod:
         phase="Terminating"
         if "deletionTimestamp" in found["metadata"]
         else status.get("phase", ""),
-        reason=_why(status, [*first, *then], ends),
+        reason=_reason(status, [*first, *then], ends),
         restarts=sum(c.get("restartCount", 0) for c in [*first, *then]),
         codes=tuple(e["exitCode"] for e in ends),
         procs=procs,
@@ -96,15 +89,15 @@ def pod(found: Object, kind: Kind) -> Pod:
     )
 
 
-def _why(status: Object, containers: list[Object], ends: list[Object]) -> str:
-    """Return what keeps a pod, or what ended it: the first that is told."""
+def _reason(status: Object, containers: list[Object], ends: list[Object]) -> str:
+    """Return why a pod does not run, or why it ended: the first reason there is."""
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     disrupted, scheduled = (conditions.get(t, {}) for t in ("DisruptionTarget", "PodScheduled"))
-    waits = [_waits(container) for container in containers]
+    waits = [_waiting(container) for container in containers]
     reasons = [
-        words(status),
-        *(words for words in waits if words not in _BEFORE),
-        words(disrupted) if disrupted.get("status") == "True" else "",
+        reason_and_message(status),
+        *(reason for reason in waits if reason not in _WAITS_FOR_OTHERS),
+        reason_and_message(disrupted) if disrupted.get("status") == "True" else "",
         *(_end(end) for end in ends[-1:]),
         *waits,
         scheduled.get("message", "") if scheduled.get("status") == "False" else "",
@@ -112,18 +105,18 @@ def _why(status: Object, containers: list[Object], ends: list[Object]) -> str:
     return next(filter(None, reasons), "")
 
 
-def _waits(container: Object) -> str:
-    words: str = container.get("state", {}).get("waiting", {}).get("reason", "")
+def _waiting(container: Object) -> str:
+    reason: str = container.get("state", {}).get("waiting", {}).get("reason", "")
     before = container.get("lastState", {}).get("terminated")
-    return f"{words} after {_end(before)}" if words and before else words
+    return f"{reason} after {_end(before)}" if reason and before else reason
 
 
 def _end(end: Object) -> str:
     return f"exit {end['exitCode']} ({end.get('reason', '')})"
 
 
-def _trainer(found: Object) -> tuple[str, int | None]:
-    """Return the container that trains, and how many ranks it runs by its environment."""
+def _trainer_container(found: Object) -> tuple[str, int | None]:
+    """Return the name of the trainer's container, and the number of its ranks by its environment."""
     containers = found.get("spec", {}).get("containers") or [{}]
     for container in containers:
         for variable in container.get("env", []):
@@ -134,26 +127,28 @@ def _trainer(found: Object) -> tuple[str, int | None]:
 
 
 def exit_code(state: State, pods: Iterable[Pod]) -> Exit:
-    """Return the code that speaks for a job that has ended: the pods' own, where they left one."""
+    """Return the exit code of a job that has ended: its pods' codes combined, if there are any."""
     if state.phase is Phase.SUCCEEDED:
         return Exit.DONE
     if state.phase is Phase.CANCELLED:
         return Exit.STOPPED
-    verdict = combine(_unshifted(pod.codes[-1]) for pod in pods if pod.codes)
-    return Exit.CODE if verdict is Exit.DONE else verdict
+    combined = combine(_unshifted(pod.codes[-1]) for pod in pods if pod.codes)
+    return Exit.CODE if combined is Exit.DONE else combined
 
 
 def _unshifted(code: int) -> int:
-    """Return what a code was before MUSTER_RETRY_EXIT_OFFSET moved it, see trainer/launch.py."""
+    """Undo MUSTER_RETRY_EXIT_OFFSET, which trainer.launch adds to an exit code."""
     return code - 128 if code - 128 in MEANINGS and code != Exit.STOPPED else code
 
 
-def find_kind(manifests: Iterable[Mapping[str, Any]]) -> tuple[Kind, Mapping[str, Any]]:
+def find_job_manifest(
+    manifests: Iterable[Mapping[str, Any]],
+) -> tuple[JobKind, Mapping[str, Any]]:
     """Return the one job among `manifests`. Raises Fault(64) when there is none, or more."""
-    known = {(kind.api_version, kind.kind): kind for kind in kinds()}
+    known = {(kind.api_version, kind.kind): kind for kind in launchers.job_kinds()}
     jobs = [m for m in manifests if (m.get("apiVersion"), m.get("kind")) in known]
     if len(jobs) != 1:
         wanted = ", ".join(kind for _, kind in known)
-        raise Fault(Exit.CONFIG, f"{len(jobs)} jobs among the manifests; one of {wanted} is wanted")
+        raise Fault(Exit.CONFIG, f"{len(jobs)} jobs among the manifests; must be one of {wanted}")
     job = jobs[0]
     return known[job["apiVersion"], job["kind"]], job

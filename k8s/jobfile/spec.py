@@ -80,9 +80,6 @@ class Faults(Model):
     )
 
 
-_CONTROLLERS = ("batch.kubernetes.io", "jobset.sigs.k8s.io", "kubeflow.org", "volcano.sh")
-
-
 _KUEUE = {
     "kueue.x-k8s.io/queue-name": "scheduling.queue",
     "kueue.x-k8s.io/priority-class": "scheduling.priority",
@@ -94,7 +91,7 @@ def _not_reserved(labels: dict[str, str]) -> dict[str, str]:
         if key in _KUEUE:
             raise ValueError(f"labels.{key}: set {_KUEUE[key]} instead")
         domain = key.rpartition("/")[0]
-        if domain == "app.kubernetes.io" or domain.endswith(_CONTROLLERS):
+        if domain == "app.kubernetes.io" or domain.endswith("batch.kubernetes.io"):
             raise ValueError(f"labels.{key}: set by muster or a controller; choose another key")
     return labels
 

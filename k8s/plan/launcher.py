@@ -7,12 +7,13 @@ The folder's `__init__.py` holds LAUNCHER, the facts below; beside it lie its ow
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from pydantic.alias_generators import to_snake
 
 from k8s.jobfile.spec import JobSpec
+from k8s.plan.job_kind import JobKind, Object
 from k8s.plan.model import Plan
-from k8s.plan.status import Kind
 from trainer.config.exits import Action, Exit, Fault, codes_for
 
 
@@ -27,13 +28,18 @@ class RunsIn(StrEnum):
 
 @dataclass(frozen=True)
 class Launcher:
-    """`host` names the host of a node, `master` where all meet, `check` refuses or warns.
+    """What muster needs to know about a launcher.
 
-    `restarts` puts faults in words. `pod_suffix` is as long as what a controller adds to a host's name
-    and counts as part of it.
-    `status` is how a cluster's object of it is read; a machine has none.
-    `lacks` has the keys of a job file that are refused, each with the reason. `pod_sets` are the places
-    of the pods in the job's manifest and how many each makes, for a queue that counts them.
+    runs_in: what a node of the job is.
+    check: refuses a job with Fault(64), or returns warnings.
+    restarts: describes in one line what is done about failures.
+    host: the host name of a node; master: the name at which the nodes meet.
+    job_kind: how the verbs read and change a job on a cluster; None without a cluster.
+    pod_suffix: a text as long as the one that the controller appends to a pod's name.
+    lacks: keys of the job file that are refused, each with the reason.
+    pod_sets: the paths of the pod templates in the job's manifest and the number of pods of each, for an
+        AppWrapper.
+    migrate: returns a job file's values for a job object of this kind, and notes.
     """
 
     name: str
@@ -43,10 +49,11 @@ class Launcher:
     restarts: Callable[[Plan], str]
     host: Callable[[JobSpec, int], str]
     master: Callable[[JobSpec], str]
-    status: Kind | None = None
+    job_kind: JobKind | None = None
     pod_suffix: str = ""
     lacks: Mapping[str, str] = field(default_factory=dict)
     pod_sets: Callable[[Plan], list[tuple[str, int]]] = lambda _: []
+    migrate: Callable[[Object], tuple[dict[str, Any], list[str]]] | None = None
 
     def refuse(self, spec: JobSpec) -> None:
         """Refuse what the job file asks for and this launcher lacks. Raises Fault(64)."""

@@ -1,4 +1,4 @@
-"""Files of renderings: all are written beside their places first, then moved, so none is half there.
+"""Write rendered jobs to files: first to temporary files, which are then moved, so none is half written.
 
 render.py job.yaml --all -o build
 """
@@ -11,26 +11,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from k8s.base.yaml_text import dump
-from k8s.plan.launcher import Launcher
-from k8s.plan.model import Plan
 from k8s.render.manifests import Rendered
 from trainer.config.exits import Exit, Fault
 
-Planned = tuple[Plan, Launcher, Rendered]
 
-
-def files(planned: Planned, *, split: bool) -> Iterator[tuple[str, str]]:
-    """Yield names below the folder and texts: one for a launcher, or one for each object."""
-    made, launcher, rendered = planned
+def files(rendered: Rendered, *, split: bool) -> Iterator[tuple[str, str]]:
+    """Yield (name below the folder, text): one for the launcher, or one for each object."""
+    name = rendered.launcher.name
     if not split or not rendered.objects:
-        yield f"{made.launcher}{launcher.suffix}", rendered.text
+        yield f"{name}{rendered.launcher.suffix}", rendered.text
         return
     names = []
     for one in rendered.objects:
         names.append(f"{one['kind'].lower()}-{one['metadata']['name']}.yaml")
-        yield f"{made.launcher}/{names[-1]}", dump([one])
+        yield f"{name}/{names[-1]}", dump([one])
     index = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
-    yield f"{made.launcher}/kustomization.yaml", dump([index | {"resources": names}])
+    yield f"{name}/kustomization.yaml", dump([index | {"resources": names}])
 
 
 def write(folder: Path, wanted: Sequence[tuple[str, str]]) -> None:

@@ -1,29 +1,25 @@
 """Plans to text: Jinja templates in which no value can become syntax.
 
-Whatever a template writes with {{ }} passes a serialiser, not by remembering a filter but because the
-environment does it to every value: JSON for YAML, quoting for a shell. What is written for a cluster was
-parsed once and written anew, so it is known to parse.
+The environment serialises every value that a template writes with {{ }}: as JSON for YAML, quoted for a
+shell. Manifests are parsed and written anew, so they are valid YAML.
 
     render.py job.yaml --launcher job
 """
 
-import contextlib
-import os
 import shlex
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from importlib.util import cache_from_source
-from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from k8s import launchers
 from k8s.base.yaml_text import as_json, dump, parse, read
 from k8s.jobfile import pod_patch
-from k8s.launchers import TEMPLATES
+from k8s.jobfile.spec import JobSpec
+from k8s.plan import make
 from k8s.plan.launcher import Launcher, RunsIn
 from k8s.plan.model import Extra, Mount, Plan
 from k8s.render import app_wrapper
@@ -32,21 +28,26 @@ from trainer.config.exits import Action, Exit, Fault, codes_for
 
 @dataclass(frozen=True)
 class Rendered:
-    """A launcher's file. `objects` are what a cluster gets; a machine gets none."""
+    """A job for one launcher: its plan and its file. `objects` are a cluster's; a machine has none."""
 
+    plan: Plan
+    launcher: Launcher
     text: str
-    objects: tuple[dict[str, Any], ...]
+    objects: tuple[dict[str, Any], ...] = ()
 
 
-def render(plan: Plan, launcher: Launcher) -> Rendered:
-    """Return what a launcher is given for a plan."""
+def render(spec: JobSpec, launcher: Launcher) -> Rendered:
+    """Plan a job for a launcher and render it. Raises Fault(64)."""
+    launchers.check_labels(spec)
+    plan = make.make(spec, launcher)
     if launcher.runs_in is RunsIn.CONTAINERS:
         text = _environment(as_json).get_template(launcher.template).render(plan=plan)
-        return Rendered(dump(parse(text)), ())
+        return Rendered(plan, launcher, dump(parse(text)))
     if launcher.runs_in is not RunsIn.POD:
-        return Rendered(_environment(_shell).get_template(launcher.template).render(plan=plan), ())
+        text = _environment(_shell).get_template(launcher.template).render(plan=plan)
+        return Rendered(plan, launcher, text)
     environment = _environment(as_json)
-    beside = [_beside(environment, extra, plan) for extra in plan.extras]
+    extras = [_extra(environment, extra, plan) for extra in plan.extras]
     text = environment.get_template(f"{launcher.name}/pod.yaml.j2").render(plan=plan)
     (pod,) = parse(text)
     pod = pod_patch.apply(pod, plan.pod_patch)
@@ -58,20 +59,20 @@ def render(plan: Plan, launcher: Launcher) -> Rendered:
         free_codes=codes_for(Action.RETRY_FREE),
         peer_codes=codes_for(Action.RETRY_PEER),
     )
-    parsed = parse("---\n".join([*beside, text]))
+    parsed = parse("---\n".join([*extras, text]))
     objects = tuple(_placed(one, pod) for one in parsed)
     if plan.app_wrapper:
         objects = (app_wrapper.wrap(objects, plan, launcher),)
-    return Rendered(dump(objects), objects)
+    return Rendered(plan, launcher, dump(objects), objects)
 
 
-# Where the pod goes: writing and parsing it once more would take as long as all else. No text of a job
-# file holds this character.
+# Stands for the pod in a manifest's template: writing and parsing the pod again would take as long as
+# all else. No text of a job file holds this character.
 _PLACEHOLDER = "\0pod"
 
 
 def _placed(value: Any, pod: dict[str, Any]) -> Any:
-    """Put the pod in its places, a copy in each."""
+    """Replace each placeholder by a copy of the pod."""
     if isinstance(value, dict):
         return {key: _placed(item, pod) for key, item in value.items()}
     if isinstance(value, list):
@@ -90,10 +91,10 @@ def owned(rendered: Rendered, uid: str) -> Rendered:
         *({**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}} for one in others),
         job,
     )
-    return Rendered(dump(objects), objects)
+    return replace(rendered, text=dump(objects), objects=objects)
 
 
-def _beside(environment: Environment, extra: Extra, plan: Plan) -> str:
+def _extra(environment: Environment, extra: Extra, plan: Plan) -> str:
     labels = {**plan.labels, **extra.values.get("labels", {})}
     name = {"name": plan.name + extra.suffix, "labels": labels}
     return environment.get_template(f"shared/extras/{extra.template}.yaml.j2").render(
@@ -104,8 +105,8 @@ def _beside(environment: Environment, extra: Extra, plan: Plan) -> str:
     )
 
 
-def rewritten(text: str, *, name: str) -> str:
-    """Return manifests as `render` would write them, so that only what they say counts."""
+def normalised(text: str, *, name: str) -> str:
+    """Return manifests in the format of `render`, so that only their content is compared."""
     try:
         return dump([one for one in read(text) if one is not None])
     except yaml.YAMLError as error:
@@ -115,14 +116,13 @@ def rewritten(text: str, *, name: str) -> str:
 @cache
 def _environment(serialise: Callable[[Any], str]) -> Environment:
     environment = Environment(  # noqa: S701  # finalize escapes, for YAML and shells
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(launchers.TEMPLATES),
         undefined=StrictUndefined,
         finalize=serialise,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         auto_reload=False,
-        bytecode_cache=_compiled(),
     )
     environment.filters["literal"] = _literal
     environment.filters["mounted"] = _mounted
@@ -131,16 +131,6 @@ def _environment(serialise: Callable[[Any], str]) -> Environment:
     }
     environment.filters["combine"] = lambda first, second: {**first, **second}
     return environment
-
-
-def _compiled() -> FileSystemBytecodeCache | None:
-    """Keep compiled templates where Python keeps this package's compiled modules, if it may."""
-    folder = Path(cache_from_source(str(TEMPLATES / "__init__.py"))).parent
-    if sys.dont_write_bytecode:
-        return None
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
 
 
 def _shell(value: Any) -> str:

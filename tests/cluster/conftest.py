@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from k8s.cluster import jobs, logs, progress, state
+from k8s import launchers
+from k8s.cluster import job_progress, jobs, logs
 from k8s.cluster.client import api, objects
 from k8s.cluster.client.api import Cluster
 from k8s.cluster.client.connect import connect
@@ -83,7 +84,8 @@ class Verbs:
 
     def step(self, name: str) -> int:
         """Return how far a job is; asked here: a verb's start takes a second of the trainer's CPU."""
-        found = progress.look(self.cluster, jobs.pods(self.cluster, jobs.look(self.cluster, name)))
+        job = jobs.get_job(self.cluster, name)
+        found = job_progress.read_progress(self.cluster, jobs.pods(self.cluster, job))
         return found.progress.step if found.progress else 0
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -91,7 +93,7 @@ class Verbs:
 
         As far as its pods still have them, of which one may have taken another's place.
         """
-        pods = jobs.pods(self.cluster, jobs.look(self.cluster, name))
+        pods = jobs.pods(self.cluster, jobs.get_job(self.cluster, name))
         texts = [logs.text(self.cluster, pod.name, pod.container, {}) for pod in pods]
         lines = [line for text in texts for line in text.splitlines()]
         found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
@@ -129,7 +131,7 @@ def verbs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verbs]:
 @pytest.fixture(params=CLUSTER)
 def launcher(request: pytest.FixtureRequest, verbs: Verbs) -> str:
     """Each launcher whose API the cluster serves."""
-    kind = next(kind for kind in state.kinds() if kind.launcher == request.param)
+    kind = next(kind for kind in launchers.job_kinds() if kind.launcher == request.param)
     try:
         objects.resource(verbs.cluster, kind.api_version, kind.kind)
     except NotServed as missing:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from k8s import launchers
 from k8s.cluster import jobs
 from k8s.cluster.client import objects
-from k8s.cluster.jobs import BESIDE
 from tests.cluster.conftest import Verbs
 from tests.rendering import render
 
@@ -66,7 +66,9 @@ def left(verbs: Verbs, name: str) -> list[str]:
     """Return what is left in the namespace of a job."""
     labels = {"app.kubernetes.io/instance": name}
     found = []
-    for api_version, kind in [("v1", "Pod"), ("batch/v1", "Job"), *BESIDE]:
+    kinds = launchers.job_kinds()
+    companions = {api for kind in kinds for api in jobs.companion_kinds(kind)}
+    for api_version, kind in [("v1", "Pod"), ("batch/v1", "Job"), *companions]:
         try:
             items = objects.find(verbs.cluster, api_version, kind, labels)
         except objects.NotServed:
@@ -89,7 +91,9 @@ def trained_to(verbs: Verbs, name: str, least: int) -> int:
     """Wait until a job has come to a step, and return which it then was; not for one that has ended."""
 
     def come() -> int:
-        if (now := verbs.step(name)) < least and jobs.look(verbs.cluster, name).state.phase.ended:
+        if (now := verbs.step(name)) < least and jobs.get_job(
+            verbs.cluster, name
+        ).state.phase.ended:
             pytest.fail(f"it has ended at step {now} of {least}: {verbs.told(name)}")
         return now if now >= least else 0
 

@@ -126,7 +126,7 @@ def test_a_killed_pod_is_replaced_and_the_job_goes_on(
 def test_sigterm_saves_a_checkpoint(verbs: Verbs, launcher: str, claim: str) -> None:
     with submitted(verbs, launcher, endless("stopped", claim)) as name:
         trained_to(verbs, name, 30)
-        job_ = jobs.look(verbs.cluster, name)
+        job_ = jobs.get_job(verbs.cluster, name)
         first = next(pod for pod in jobs.pods(verbs.cluster, job_) if pod.node == 0)
         following = logs.Following(verbs.cluster, query={"follow": "true"})
         following.add(first)

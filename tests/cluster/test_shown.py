@@ -38,7 +38,7 @@ def test_what_a_running_job_uses_is_told(verbs: Verbs, claim: str) -> None:
 
 def failed_probes(verbs: Verbs, name: str) -> int:
     """Return how often a job's pods have been found without a sign of life."""
-    job = jobs.look(verbs.cluster, name)
+    job = jobs.get_job(verbs.cluster, name)
     events = jobs.events_of(verbs.cluster, job, {pod.name for pod in jobs.pods(verbs.cluster, job)})
     return sum(one.get("count", 1) for one in events if one["message"].startswith("Liveness"))
 
@@ -68,4 +68,4 @@ def fetched(address: str) -> Any:
 def test_what_a_cluster_has_is_told(verbs: Verbs) -> None:
     found = {one["about"]: one for one in json.loads(verbs.does("doctor", "--json"))}
     assert found["launcher job"]["good"] is True
-    assert "restricted" in found["pod security"]["words"]
+    assert "restricted" in found["pod security"]["text"]

@@ -1,4 +1,4 @@
-"""Requests to a cluster's API: bounded, tried again on 429 and 5xx, and one line when they fail.
+"""Requests to a cluster's API: a time limit, retries on 429 and 5xx, one line for an error.
 
 job = call(cluster, "GET", "/apis/batch/v1/namespaces/research/jobs/digits")
 """
@@ -19,16 +19,16 @@ Object = dict[str, Any]
 
 FIELD_MANAGER = "muster"
 _TRANSIENT = {429, 500, 502, 503, 504}
-# What Kubernetes answers with 500 to an apply that says a field it does not know; it stays so.
-_MISSAID = "failed to create typed patch object"
+# Kubernetes answers 500 to an apply with a field that it does not know; a retry would not help.
+_UNKNOWN_FIELD = "failed to create typed patch object"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0  # seconds between two attempts
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A connection; `where` says in words which context and namespace it goes to.
+    """A connection; `where` names its context and namespace in messages.
 
-    A request is given up after `timeout` seconds, all its attempts together.
+    A request fails after `timeout` seconds, retries included.
     """
 
     client: Any
@@ -38,19 +38,19 @@ class Cluster:
 
 
 class Missing(Fault):
-    """What was asked for is not there."""
+    """404: there is no such object or API."""
 
 
 class Gone(Fault):
-    """What was asked for from a version on is kept no longer: it must be listed anew."""
+    """410: the server has dropped the version to start from; list anew."""
 
 
 class Refused(Fault):
-    """The cluster does not take what a request says."""
+    """The cluster refuses a request as invalid."""
 
 
 class Forbidden(Fault):
-    """Whoever asks may not."""
+    """The user has no right to a request."""
 
 
 def call(
@@ -62,10 +62,9 @@ def call(
     body: object = None,
     content_type: str = "application/json",
 ) -> Object:
-    """Return what the API answers to a request that may safely be made twice.
+    """Return the API's answer to a request; it must be safe to repeat.
 
-    Raises Missing on 404, Forbidden and Refused (64) when that is the answer, and Fault(69) when there
-    is no sensible answer in time.
+    Raises Missing, Forbidden and Refused (64), and Fault(69) without a valid answer in time.
     """
 
     def once(left: float) -> object:
@@ -85,13 +84,13 @@ def call(
     if isinstance(answer, dict):
         return answer
     text = repr(answer)[:80]
-    raise Fault(Exit.PEER, f"{cluster.where}: {method} {path} was answered with no JSON: {text}")
+    raise Fault(Exit.PEER, f"{cluster.where}: {method} {path} was not answered with JSON: {text}")
 
 
 def stream(
     cluster: Cluster, path: str, query: Mapping[str, object], *, silence: float
 ) -> urllib3.HTTPResponse:
-    """Open an answer that is read as it comes: a log or a watch; whoever asked closes it.
+    """Open a stream: a log or a watch. The caller closes it.
 
     Reading it raises urllib3's HTTPError after `silence` seconds without a byte. Raises as `call` does.
     """
@@ -111,8 +110,8 @@ def stream(
     return answer  # type: ignore[no-any-return]
 
 
-def _attempts(cluster: Cluster, what: str, once: Callable[[float], object]) -> object:
-    """Return what `once` does, tried again until the cluster's time is up."""
+def _attempts(cluster: Cluster, request: str, once: Callable[[float], object]) -> object:
+    """Return the result of `once`, retried until the cluster's timeout."""
     deadline = time.monotonic() + cluster.timeout
     pause = _FIRST_PAUSE
     while True:
@@ -120,15 +119,15 @@ def _attempts(cluster: Cluster, what: str, once: Callable[[float], object]) -> o
         try:
             return once(max(0.1, deadline - time.monotonic()))
         except ApiException as error:
-            problem = _words(cluster, error, what)
+            problem = _fault_of(cluster, error, request)
             if problem.code != Exit.PEER or isinstance(problem, Gone):
                 raise problem from None
             least = _retry_after(error)
         except urllib3.exceptions.HTTPError as error:
             problem = Fault(
-                Exit.PEER, f"{cluster.where}: no answer to {what}: {in_one_line(error)}"
+                Exit.PEER, f"{cluster.where}: no answer to {request}: {in_one_line(error)}"
             )
-        # at different times, so that clients which were turned away together do not come back together
+        # jitter, so that many clients do not retry at the same time
         wait = max(least, pause) * random.uniform(1.0, 1.4)  # noqa: S311
         if time.monotonic() + wait >= deadline:
             raise problem
@@ -137,24 +136,24 @@ def _attempts(cluster: Cluster, what: str, once: Callable[[float], object]) -> o
 
 
 def in_one_line(error: object) -> str:
-    """Return an error's words without line ends."""
+    """Return an error's text without line ends."""
     return " ".join(str(error).split())
 
 
-def _words(cluster: Cluster, error: ApiException, what: str) -> Fault:
+def _fault_of(cluster: Cluster, error: ApiException, request: str) -> Fault:
     reason = in_one_line(_message(error))
-    line = f"{cluster.where}: {what}: {error.status}: {reason}"
+    line = f"{cluster.where}: {request}: {error.status}: {reason}"
     if error.status == 404:
         return Missing(Exit.CONFIG, line)
     if error.status == 410:
         return Gone(Exit.PEER, line)
-    if error.status in _TRANSIENT and not reason.startswith(_MISSAID):
+    if error.status in _TRANSIENT and not reason.startswith(_UNKNOWN_FIELD):
         return Fault(Exit.PEER, f"the cluster cannot answer now: {line}")
-    # a quota and an admission answer 403 as well, and no Role helps against them
+    # A quota and an admission webhook answer 403 as well; a Role does not help there.
     if error.status == 401 or (error.status == 403 and 'User "' in reason):
         return Forbidden(
             Exit.CONFIG,
-            f"not allowed: {line}; `render.py JOB --rbac user:NAME` has the Role it takes",
+            f"not allowed: {line}; `render.py JOB --rbac user:NAME` prints the Role that is needed",
         )
     return Refused(Exit.CONFIG, f"the cluster refuses it: {line}")
 

@@ -1,4 +1,4 @@
-"""Which cluster, and which namespace of it: by the kubeconfig's context, or as a pod of the cluster.
+"""Connect to a cluster and a namespace: by the kubeconfig's context, or from a pod of the cluster.
 
 cluster = connect(context=None, namespace="research")
 """
@@ -17,9 +17,9 @@ _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0) -> Cluster:
-    """Connect by the kubeconfig's context, or as a pod of the cluster where there is none.
+    """Connect by the kubeconfig's context, or from a pod of the cluster where there is no kubeconfig.
 
-    Raises Fault(64) when neither is there, or nothing says which namespace to use.
+    Raises Fault(64) when there is neither, and when no namespace is given.
     """
     configuration = client.Configuration()
     try:
@@ -38,14 +38,14 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
             ) from None
         where, own = "this pod's cluster", _namespace_of_this_pod()
     except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
-        # The client says in its own words what is missing, and of what is no kubeconfig at all nothing.
+        # What the client raises for a file that is not a kubeconfig.
         raise Fault(Exit.CONFIG, f"the kubeconfig cannot be read: {in_one_line(error)}") from None
     found = namespace or own
     if not found:
-        raise Fault(Exit.CONFIG, f"{where} names no namespace; say which: --namespace NAME")
-    if not configuration.verify_ssl:  # so the kubeconfig says; urllib3 would warn at every request
+        raise Fault(Exit.CONFIG, f"{where} names no namespace; add --namespace NAME")
+    if not configuration.verify_ssl:  # as the kubeconfig asks; urllib3 would warn at every request
         warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
-    configuration.retries = False  # they are ours, bounded by the time
+    configuration.retries = False  # api.py has its own, bounded by the timeout
     return Cluster(client.ApiClient(configuration), found, f"{where}, namespace {found}", timeout)
 
 

@@ -1,4 +1,4 @@
-"""Objects of a cluster by their kind and name: how a kind is addressed, read, applied, deleted.
+"""Objects of a cluster by kind and name: find a kind's API path; get, list, apply, patch, delete.
 
 found = get(cluster, "batch/v1", "Job", "digits")
 """
@@ -8,25 +8,20 @@ from dataclasses import dataclass
 from functools import cache
 from urllib.parse import quote
 
+from k8s import launchers
 from k8s.base.yaml_text import as_json
 from k8s.cluster.client.api import FIELD_MANAGER, Cluster, Gone, Missing, Object, call
 from trainer.config.exits import Exit, Fault
 
-# Said with its encoding, the client leaves the text alone. It would write a character beyond 16 bits as
-# the two halves that JSON has, and the API server, which reads this as YAML, refuses those.
+# The charset keeps the client from encoding the body anew: it would write a character beyond 16 bits as
+# JSON's surrogate pair, which the API server, reading the body as YAML, refuses.
 _APPLY = "application/apply-patch+yaml; charset=utf-8"
 _MERGE = "application/merge-patch+json"
 _JSON = "application/json-patch+json"
 
-# Where to get the API of a group that the cluster does not serve.
+# What to install for an API group that is not served; a launcher's own groups are in its JobKind.
 _INSTALL = {
-    "jobset.x-k8s.io": "JobSet, https://jobset.sigs.k8s.io/docs/installation/",
-    "kubeflow.org": "the training operator v1, https://github.com/kubeflow/training-operator",
-    "trainer.kubeflow.org": "Kubeflow Trainer v2, https://www.kubeflow.org/docs/components/trainer/",
-    "batch.volcano.sh": "Volcano, https://volcano.sh/en/docs/installation/",
-    "bus.volcano.sh": "Volcano, https://volcano.sh/en/docs/installation/",
     "metrics.k8s.io": "metrics-server, https://github.com/kubernetes-sigs/metrics-server",
-    "scheduling.x-k8s.io": "scheduler-plugins, https://scheduler-plugins.sigs.k8s.io",
     "kueue.x-k8s.io": "Kueue, https://kueue.sigs.k8s.io/docs/installation/",
     "workload.codeflare.dev": "AppWrapper, https://project-codeflare.github.io/appwrapper/",
     "monitoring.coreos.com": "the Prometheus operator, https://prometheus-operator.dev",
@@ -35,7 +30,7 @@ _INSTALL = {
 
 @dataclass(frozen=True)
 class Resource:
-    """How a kind is addressed: its API path, its plural, and whether it lives in a namespace."""
+    """A kind in the API: its path, its plural name, and whether its objects have a namespace."""
 
     path: str
     plural: str
@@ -43,14 +38,14 @@ class Resource:
 
 
 class NotServed(Fault):
-    """The cluster does not know a kind."""
+    """The cluster does not serve a kind."""
 
 
 @cache
 def resource(cluster: Cluster, api_version: str, kind: str) -> Resource:
-    """Return how a kind is addressed.
+    """Return a kind's place in the API.
 
-    Raises NotServed (64) when the cluster does not know it, saying what it knows or what to install.
+    Raises NotServed (64) when the cluster does not serve it; the text names what to install.
     """
     group, _, version = api_version.rpartition("/")
     path = f"/apis/{api_version}" if group else f"/api/{version}"
@@ -58,14 +53,14 @@ def resource(cluster: Cluster, api_version: str, kind: str) -> Resource:
         served = call(cluster, "GET", path)
     except Missing:
         raise NotServed(Exit.CONFIG, _not_served(cluster, group, api_version, kind)) from None
-    for entry in part(cluster, path, served, "resources"):
+    for entry in list_in(cluster, path, served, "resources"):
         if entry["kind"] == kind and "/" not in entry["name"]:
             return Resource(path, entry["name"], entry["namespaced"])
     raise NotServed(Exit.CONFIG, f"{cluster.where}: {api_version} has no kind {kind}")
 
 
-def part(cluster: Cluster, path: str, answer: Object, key: str) -> list[Object]:
-    """Return a list out of an answer. Raises Fault(69) when it has none: it is not the API's."""
+def list_in(cluster: Cluster, path: str, answer: Object, key: str) -> list[Object]:
+    """Return the list `key` of an answer. Raises Fault(69) without one: no API server answered."""
     found = answer.get(key)
     if not isinstance(found, list):
         raise Fault(
@@ -78,19 +73,24 @@ def _not_served(cluster: Cluster, group: str, api_version: str, kind: str) -> st
     try:
         path = f"/apis/{group}"
         versions = [
-            v["version"] for v in part(cluster, path, call(cluster, "GET", path), "versions")
+            v["version"] for v in list_in(cluster, path, call(cluster, "GET", path), "versions")
         ]
     except Missing:
-        install = _INSTALL.get(group, f"what serves {group}")
-        return f"{cluster.where}: no {kind} ({api_version}) here; install {install}"
+        what = _to_install(group) or f"what serves {group}"
+        return f"{cluster.where}: no {kind} ({api_version}) here; install {what}"
     return (
         f"{cluster.where}: {kind} is served as {', '.join(versions)}, the manifest says "
-        f"{api_version}; install a version that serves it: {_INSTALL.get(group, group)}"
+        f"{api_version}; install a version that serves it: {_to_install(group) or group}"
     )
 
 
+def _to_install(group: str) -> str | None:
+    of_launchers = (kind.install.get(group) for kind in launchers.job_kinds())
+    return _INSTALL.get(group) or next(filter(None, of_launchers), None)
+
+
 def path_of(cluster: Cluster, api_version: str, kind: str, name: str = "") -> str:
-    """Return the path of an object, or of all of its kind in the namespace."""
+    """Return the path of an object, or without a name of all objects of the kind in the namespace."""
     found = resource(cluster, api_version, kind)
     namespace = f"/namespaces/{quote(cluster.namespace, '')}" if found.namespaced else ""
     return f"{found.path}{namespace}/{found.plural}" + (f"/{quote(name, '')}" if name else "")
@@ -112,7 +112,7 @@ def find(
     *,
     fields: str = "",
 ) -> list[Object]:
-    """Return the namespace's objects of a kind that bear `labels` and have `fields`."""
+    """Return the namespace's objects of a kind that match `labels` and `fields`."""
     query: dict[str, object] = {"limit": 500}
     if labels:
         query["labelSelector"] = ",".join(f"{name}={value}" for name, value in labels.items())
@@ -122,22 +122,22 @@ def find(
 
 
 def listed(cluster: Cluster, path: str, query: Mapping[str, object]) -> list[Object]:
-    """Return what is at a path, page by page; from the start when the pages are kept no longer."""
+    """Return all items at a path, page by page; starts anew when the server has dropped the pages."""
     items: list[Object] = []
-    following = ""
+    token = ""
     while True:
         try:
             page = call(
-                cluster, "GET", path, query={**query, "continue": following} if following else query
+                cluster, "GET", path, query={**query, "continue": token} if token else query
             )
         except Gone:
-            if not following:
+            if not token:
                 raise
-            items, following = [], ""
+            items, token = [], ""
             continue
-        items += part(cluster, path, page, "items")
-        following = (page.get("metadata") or {}).get("continue") or ""
-        if not following:
+        items += list_in(cluster, path, page, "items")
+        token = (page.get("metadata") or {}).get("continue") or ""
+        if not token:
             return items
 
 
@@ -155,7 +155,7 @@ def apply(
 
 
 def patch(cluster: Cluster, found: Object, change: Object | list[Object]) -> Object:
-    """Change an object: merge a mapping into it, or carry out a list of JSON Patch operations."""
+    """Change an object: merge a mapping into it, or apply a list of JSON Patch operations."""
     path = path_of(cluster, found["apiVersion"], found["kind"], found["metadata"]["name"])
     kind = _JSON if isinstance(change, list) else _MERGE
     query = {"fieldManager": FIELD_MANAGER}
@@ -163,7 +163,7 @@ def patch(cluster: Cluster, found: Object, change: Object | list[Object]) -> Obj
 
 
 def delete(cluster: Cluster, found: Object) -> None:
-    """Delete an object and what it owns; one that is gone already is as good."""
+    """Delete an object and what it owns; no error when it is not there."""
     path = path_of(cluster, found["apiVersion"], found["kind"], found["metadata"]["name"])
     body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
     try:

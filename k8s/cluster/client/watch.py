@@ -1,4 +1,4 @@
-"""An object as it changes, by the API's own watch: nothing is asked for again and again.
+"""An object and its changes, by a watch of the API: no polling.
 
 for found in changes(cluster, "batch/v1", "Job", "digits", deadline=time.monotonic() + 60): ...
 """
@@ -14,7 +14,7 @@ from k8s.cluster.client.api import Cluster, Gone, Object
 from trainer.config.exits import Exit, Fault
 
 _LONGEST = 240  # seconds that one watch is asked to last; proxies cut longer ones
-_LEAST = 1.0  # a watch that ends sooner is not opened again at once
+_LEAST = 1.0  # least time between the starts of two watches
 _MARGIN = 5.0  # seconds that the server may be late with the end of a watch
 
 
@@ -23,15 +23,15 @@ def changes(
 ) -> Iterator[Object | None]:
     """Yield an object as it is now and after every change, None when it is not there.
 
-    Ends at `deadline`, a moment of time.monotonic(). A watch that breaks off goes on where it was; one
-    whose place the server has forgotten (410) begins anew. Raises as `api.call` does.
+    Ends at `deadline`, a time of time.monotonic(). A broken watch continues from its last version; when
+    the server has dropped that version (410), it starts anew. Raises as `api.call` does.
     """
     path = objects.path_of(cluster, api_version, kind)
     query: dict[str, object] = {"fieldSelector": f"metadata.name={name}"}
     while time.monotonic() < deadline:
         page = api.call(cluster, "GET", path, query=query)
-        items = objects.part(cluster, path, page, "items")
-        # a list's items do not say what they are
+        items = objects.list_in(cluster, path, page, "items")
+        # The items of a list have no apiVersion and kind.
         yield {"apiVersion": api_version, "kind": kind, **items[0]} if items else None
         version = str((page.get("metadata") or {}).get("resourceVersion", ""))
         try:
@@ -43,21 +43,21 @@ def changes(
 def _watch(
     cluster: Cluster, path: str, query: Object, version: str, *, deadline: float
 ) -> Iterator[Object | None]:
-    """Yield what changes after `version`. Raises Gone when the server does not know it any more."""
+    """Yield the object after each change since `version`. Raises Gone when the server dropped it."""
     while (left := deadline - time.monotonic()) > 0:
         opened = time.monotonic()
-        seconds = max(1, round(min(_LONGEST, left)))  # there may be no end
-        asked = {
+        seconds = max(1, round(min(_LONGEST, left)))
+        options = {
             **query,
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
             "timeoutSeconds": seconds,
         }
-        for event in _events(cluster, path, asked, silence=min(seconds + _MARGIN, left)):
+        for event in _events(cluster, path, options, silence=min(seconds + _MARGIN, left)):
             found = event.get("object") or {}
             if event.get("type") == "ERROR":
-                raise _trouble(cluster, path, found)
+                raise _error(cluster, path, found)
             version = str(found.get("metadata", {}).get("resourceVersion", version))
             if event.get("type") in ("ADDED", "MODIFIED"):
                 yield found
@@ -68,7 +68,7 @@ def _watch(
 
 
 def _events(cluster: Cluster, path: str, query: Object, *, silence: float) -> Iterator[Object]:
-    """Yield a watch's events until it ends or breaks off, which is all the same to who goes on."""
+    """Yield a watch's events until it ends or its connection breaks."""
     response = api.stream(cluster, path, query, silence=silence)
     rest = b""
     try:
@@ -87,11 +87,11 @@ def _parsed(cluster: Cluster, path: str, line: bytes) -> Object:
     except ValueError:
         event = None
     if not isinstance(event, dict):
-        raise Fault(Exit.PEER, f"{cluster.where}: watch of {path}: no JSON: {line[:80]!r}")
+        raise Fault(Exit.PEER, f"{cluster.where}: watch of {path}: not JSON: {line[:80]!r}")
     return event
 
 
-def _trouble(cluster: Cluster, path: str, status: Object) -> Fault:
-    words = f"{cluster.where}: watch of {path}: {status.get('code')}: {status.get('message')}"
-    # whatever it is: a list comes next, and says it again if it lasts
-    return Gone(Exit.PEER, api.in_one_line(words))
+def _error(cluster: Cluster, path: str, status: Object) -> Fault:
+    text = f"{cluster.where}: watch of {path}: {status.get('code')}: {status.get('message')}"
+    # Gone for every error: the list that follows fails with the same error if it persists.
+    return Gone(Exit.PEER, api.in_one_line(text))

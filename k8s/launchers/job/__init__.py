@@ -2,7 +2,7 @@
 
 from k8s.jobfile.spec import JobSpec
 from k8s.launchers.gang import check_coscheduled
-from k8s.launchers.job.status import KIND
+from k8s.launchers.job.job_kind import JOB_KIND
 from k8s.plan.launcher import Launcher, RunsIn, codes
 from k8s.plan.model import Plan
 from trainer.config.exits import Action
@@ -29,7 +29,7 @@ LAUNCHER = Launcher(
     name="job",
     summary="batch/v1 Indexed Job and a headless Service",
     runs_in=RunsIn.POD,
-    status=KIND,
+    job_kind=JOB_KIND,
     check=check_coscheduled,
     restarts=_restarts,
     host=_host,

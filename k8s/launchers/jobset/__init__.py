@@ -5,7 +5,7 @@ render.py job.yaml --launcher jobset
 
 from k8s.jobfile.spec import JobSpec
 from k8s.launchers.gang import check_coscheduled
-from k8s.launchers.jobset.status import KIND
+from k8s.launchers.jobset.job_kind import JOB_KIND
 from k8s.plan.launcher import Launcher, RunsIn, codes
 from k8s.plan.model import Plan
 from trainer.config.exits import Action
@@ -37,7 +37,7 @@ LAUNCHER = Launcher(
     name="jobset",
     summary="jobset.x-k8s.io/v1alpha2 JobSet",
     runs_in=RunsIn.POD,
-    status=KIND,
+    job_kind=JOB_KIND,
     check=_check,
     restarts=_restarts,
     host=_host,

@@ -4,7 +4,8 @@
 """
 
 from k8s.jobfile.spec import JobSpec
-from k8s.launchers.pytorchjob.status import KIND
+from k8s.launchers.pytorchjob.job_kind import JOB_KIND
+from k8s.launchers.pytorchjob.migrate import migrate
 from k8s.plan.launcher import Launcher, RunsIn, codes
 from k8s.plan.model import Plan
 from trainer.config.exits import Action
@@ -59,12 +60,13 @@ LAUNCHER = Launcher(
     name="pytorchjob",
     summary="kubeflow.org/v1 PyTorchJob",
     runs_in=RunsIn.POD,
-    status=KIND,
+    job_kind=JOB_KIND,
     check=_check,
     restarts=_restarts,
     host=_host,
     master=_master,
     pod_sets=_pod_sets,
+    migrate=migrate,
     lacks={
         "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset"
     },

@@ -4,9 +4,9 @@ render.py job.yaml --launcher trainjob
 """
 
 from k8s.jobfile.spec import JobSpec
-from k8s.launchers.gang import warnings_of_a_gang
+from k8s.launchers.gang import gang_warnings
 from k8s.launchers.jobset import LAUNCHER as JOBSET
-from k8s.launchers.trainjob.status import KIND
+from k8s.launchers.trainjob.job_kind import JOB_KIND
 from k8s.plan.launcher import Launcher, RunsIn
 from trainer.config.exits import Exit, Fault
 
@@ -19,14 +19,14 @@ def _check(spec: JobSpec) -> list[str]:
             f"scheduling.gangTimeout={timeout}: scheduler volcano waits as its own configuration says; "
             "leave it out",
         )
-    return warnings_of_a_gang(spec)
+    return gang_warnings(spec)
 
 
 LAUNCHER = Launcher(
     name="trainjob",
     summary="trainer.kubeflow.org/v1alpha1 TrainJob and TrainingRuntime",
     runs_in=RunsIn.POD,
-    status=KIND,
+    job_kind=JOB_KIND,
     check=_check,
     restarts=JOBSET.restarts,
     host=JOBSET.host,

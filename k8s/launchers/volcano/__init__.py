@@ -4,7 +4,7 @@ render.py job.yaml --launcher volcano
 """
 
 from k8s.jobfile.spec import JobSpec
-from k8s.launchers.volcano.status import KIND
+from k8s.launchers.volcano.job_kind import JOB_KIND
 from k8s.plan.launcher import Launcher, RunsIn, codes
 from k8s.plan.model import Plan
 from trainer.config.exits import Action
@@ -33,7 +33,7 @@ LAUNCHER = Launcher(
     name="volcano",
     summary="batch.volcano.sh/v1alpha1 Job",
     runs_in=RunsIn.POD,
-    status=KIND,
+    job_kind=JOB_KIND,
     check=_check,
     restarts=_restarts,
     host=_host,

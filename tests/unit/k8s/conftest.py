@@ -1,5 +1,6 @@
 """A cluster's API without a cluster, and the verbs in this process against it."""
 
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
             "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config)
         )
         monkeypatch.setattr(sys, "argv", ["k8s", *arguments])
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])  # so that main sets up its own
         code = main()
         out, err = capsys.readouterr()
         return code, out, err

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from k8s import launchers
 from k8s.cli import estimate, report
 from k8s.cli.estimate import Estimate
-from k8s.render import manifests
 from tests.rendering import job, planned, render
 from trainer.config.exits import Exit, Fault
 from trainer.plan.memory import DryRun, Need
@@ -23,7 +21,7 @@ def gpus(**changes: Any) -> dict[str, Any]:
 
 
 def shown(values: dict[str, Any], memory: Estimate | str = "not known") -> dict[str, str]:
-    return dict(report.rows(planned(values), launchers.find("job"), render(values, "job"), memory))
+    return dict(report.rows(render(values, "job"), memory))
 
 
 def test_what_all_nodes_have_together() -> None:
@@ -127,9 +125,9 @@ def test_any_task_that_can_be_imported_has_figures(task: str) -> None:
 
 
 def test_for_programs() -> None:
-    made, how = planned(gpus(faults={"deadline": 5400})), launchers.find("job")
-    plans = [(made, how, manifests.render(made, how))]
-    (found,) = json.loads(report.to_json(plans, [Estimate("ddp", "as set", NEED, 80 * 2**30)]))
+    rendered = render(gpus(faults={"deadline": 5400}), "job")
+    figures = [Estimate("ddp", "as set", NEED, 80 * 2**30)]
+    (found,) = json.loads(report.to_json([rendered], figures))
     assert found["gpu_hours"] == 48.0
     assert found["totals"]["nvidia.com/gpu"] == "32"
     assert found["estimate"]["device"] == 80 * 2**30

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from k8s import launchers
 from k8s.cli import command, migrate
 from tests.rendering import GOLDEN, everything, job, only, pods, render
 from trainer.config.exits import Fault
+
+PYTORCHJOB = launchers.find("pytorchjob")
 
 # A manifest as people write them, of what mlbatch, arena and AWS's examples have in common.
 MANIFEST = yaml.safe_load("""
@@ -70,7 +73,7 @@ spec:
 
 
 def test_every_field_has_its_key() -> None:
-    values, notes = migrate.migrate(deepcopy(MANIFEST))
+    values, notes = migrate.migrate(PYTORCHJOB, deepcopy(MANIFEST))
     assert values["nodes"] == 4
     assert (values["name"], values["namespace"], values["procsPerNode"]) == ("bert", "team", 8)
     assert values["labels"] == {"team": "nlp"}
@@ -108,7 +111,7 @@ def test_every_field_has_its_key() -> None:
 
 
 def test_the_job_file_renders_to_a_job_like_the_one_it_came_from() -> None:
-    values, _ = migrate.migrate(deepcopy(MANIFEST))
+    values, _ = migrate.migrate(PYTORCHJOB, deepcopy(MANIFEST))
     rendered = render({**values, "trainer": {"globalBatch": 64}}, "pytorchjob")
     spec = only(rendered, "PyTorchJob")["spec"]
     assert spec["nprocPerNode"] == "8"
@@ -131,7 +134,7 @@ def test_the_job_file_renders_to_a_job_like_the_one_it_came_from() -> None:
 def test_what_was_rendered_here_comes_back(name: str) -> None:
     text = (GOLDEN / name / "pytorchjob.yaml").read_text()
     made = list(yaml.safe_load_all(text))[-1]
-    values, notes = migrate.migrate(made)
+    values, notes = migrate.migrate(PYTORCHJOB, made)
     # The trainer's settings are variables there, and keys here.
     assert all("TRAINER_" in n or "MUSTER_" in n or "PET_" in n or "app.kub" in n for n in notes)
     again = only(render({**values, "trainer": {"globalBatch": 32}}, "pytorchjob"), "PyTorchJob")
@@ -141,7 +144,7 @@ def test_what_was_rendered_here_comes_back(name: str) -> None:
 
 def test_everything_rendered_here_comes_back_as_far_as_it_can() -> None:
     made = only(render(everything("pytorchjob"), "pytorchjob"), "PyTorchJob")
-    values, _ = migrate.migrate(deepcopy(made))
+    values, _ = migrate.migrate(PYTORCHJOB, deepcopy(made))
     again = only(render({**values, "trainer": {"globalBatch": 32}}, "pytorchjob"), "PyTorchJob")
     before, after = (
         one["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"] for one in (made, again)
@@ -165,7 +168,7 @@ def test_what_is_mounted_over_a_folder_of_the_pods_own_is_noted() -> None:
         {"name": "config", "configMap": {"name": "c"}},
         {"name": "empty", "emptyDir": {}},
     ]
-    values, notes = migrate.migrate(made)
+    values, notes = migrate.migrate(PYTORCHJOB, made)
     assert not {"data", "checkpoints", "volumes"} & values.keys()
     told = [
         note.split(":")[0] + note.split("own ")[1].split(";")[0]
@@ -183,13 +186,13 @@ def test_what_is_mounted_over_a_folder_of_the_pods_own_is_noted() -> None:
 def test_an_elastic_job_stays_elastic() -> None:
     made = deepcopy(MANIFEST)
     made["spec"]["elasticPolicy"] = {"minReplicas": 2, "maxReplicas": 6}
-    assert migrate.migrate(made)[0]["nodes"] == {"min": 2, "max": 6}
+    assert migrate.migrate(PYTORCHJOB, made)[0]["nodes"] == {"min": 2, "max": 6}
 
 
 def test_auto_on_a_cpu_is_told() -> None:
     made = only(render(job(), "pytorchjob"), "PyTorchJob")
     made["spec"]["nprocPerNode"] = "auto"
-    values, notes = migrate.migrate(made)
+    values, notes = migrate.migrate(PYTORCHJOB, made)
     assert "procsPerNode" not in values
     assert any("nprocPerNode='auto'" in note for note in notes)
 
@@ -199,7 +202,7 @@ def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     source.write_text(yaml.safe_dump(MANIFEST))
     assert command.main(["--migrate", str(source)]) == 0
     seen = capsys.readouterr()
-    assert seen.out.startswith("# From old.yaml. What is not carried:\n#   ")
+    assert seen.out.startswith("# From old.yaml. Not migrated:\n#   ")
     assert "note: env HF_TOKEN: looks like a credential" in seen.err
     target = tmp_path / "job.yaml"
     target.write_text(seen.out)
@@ -212,7 +215,7 @@ def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 )
 def test_what_is_no_pytorchjob_is_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(Fault, match="--migrate: not a PyTorchJob"):
-        migrate.migrate(broken)
+        migrate.migrate(PYTORCHJOB, broken)
 
 
 @pytest.mark.parametrize(
@@ -230,15 +233,15 @@ def test_what_is_odd_in_a_pytorchjob_is_one_line(place: str, value: Any, words: 
     holders = {"replicas": master, "containers": inside}
     holders.get(place, inside["containers"][0]["resources"])[place] = value
     with pytest.raises(Fault, match=f"--migrate: not a PyTorchJob: {words}"):
-        migrate.migrate(made)
+        migrate.migrate(PYTORCHJOB, made)
     made = deepcopy(MANIFEST)
     made["spec"]["pytorchReplicaSpecs"]["Worker"] = made["metadata"]["labels"] = None
-    assert migrate.migrate(made)[0]["nodes"] == 1
+    assert migrate.migrate(PYTORCHJOB, made)[0]["nodes"] == 1
 
 
 def test_stdout_holds_yaml_alone(tmp_path: Path) -> None:
     source = tmp_path / "old.yaml"
     source.write_text(yaml.safe_dump(MANIFEST))
     with contextlib.redirect_stdout(io.StringIO()) as words:
-        migrate.show(source)
+        migrate.print_migrated(source)
     assert yaml.safe_load(words.getvalue())["name"] == "bert"

@@ -100,7 +100,7 @@ def test_a_watch_of_garbage_is_69(cluster: Cluster) -> None:
     server, config = cluster
     fill(server, restarts=0)
     server.answer = lambda _, path: (200, {}, "<html>\n") if "watch=true" in path else None
-    with pytest.raises(Fault, match="no JSON") as caught:
+    with pytest.raises(Fault, match="not JSON") as caught:
         list(
             changes(connection(config, timeout=5), *JOBSET, "digits", deadline=time.monotonic() + 9)
         )
@@ -129,14 +129,14 @@ def test_a_followed_log_goes_on_where_it_broke_off(cluster: Cluster) -> None:
     server.answer = lambda _, path: next(told, None) if "/log" in path else None
     connected = connection(config, timeout=5)
     lines: list[str] = []
-    job = jobs.look(connected, "digits")
+    job = jobs.get_job(connected, "digits")
     server.put(*JOBSET, jobset(**COMPLETED))
     logs.follow(
         connected,
         job,
         lines.append,
         query={"follow": "true"},
-        wanted=logs.Wanted(nodes=frozenset({0})),
+        selection=logs.Selection(nodes=frozenset({0})),
     )
     assert lines == ["[node 0] one", "[node 0] two", "[node 0] three"]
 
@@ -147,13 +147,13 @@ def test_a_log_that_never_pauses_does_not_keep_the_others_out(cluster: Cluster) 
     chatty = "digits-node-0-0"
     server.logs[chatty] = "again\n" * 400_000
     connected = connection(config, timeout=5)
-    found = jobs.pods(connected, jobs.look(connected, "digits"))
-    following = logs.Following(connected, query={})
-    following.add(found[0])
+    found = jobs.pods(connected, jobs.get_job(connected, "digits"))
+    follower = logs.LogFollower(connected, query={})
+    follower.add(found[0])
     shown: list[str] = []
-    following.drain(shown.append, seconds=0.05)
+    follower.drain(shown.append, seconds=0.05)
     assert len(shown) < 400_000
-    following.drain(shown.append, seconds=60)
-    following.drain(shown.append, seconds=0)
-    following.close()
+    follower.drain(shown.append, seconds=60)
+    follower.drain(shown.append, seconds=0)
+    follower.close()
     assert len(shown) == 400_000

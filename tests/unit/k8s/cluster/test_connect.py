@@ -20,7 +20,7 @@ def test_no_namespace_is_guessed(run: Run, tmp_path: Path) -> None:
     config = kubeconfig(tmp_path, "http://127.0.0.1:1", namespace=None)
     code, _, err = run(config, "list")
     assert code == 64
-    assert "context test names no namespace; say which: --namespace NAME" in err
+    assert "context test names no namespace; add --namespace NAME" in err
 
 
 def test_a_pod_of_the_cluster_needs_no_kubeconfig(

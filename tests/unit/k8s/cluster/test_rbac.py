@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from k8s.cli.command import main
-from k8s.cluster.state import LAUNCHERS, kinds
-from k8s.cluster.wrapped import WRAPPER
+from k8s.cluster.wrapped_job import WRAPPER
+from k8s.launchers import job_kinds
 from tests.cluster_objects import JOBSET, LABELS, Run, fill
 from tests.ranks import free_port
-from tests.rendering import job, render
+from tests.rendering import CLUSTER, job, render
 from tests.standin.server import Answer, Server
 
 Allowed = set[tuple[str, str, str]]  # group, resource, verb
@@ -117,7 +117,7 @@ def stage(server: Server) -> None:
     server.put("v1", "Namespace", {"metadata": {"name": "lab"}})
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", CLUSTER)
 def test_the_role_is_what_the_verbs_take(
     launcher: str, run: Run, cluster: tuple[Server, Path], tmp_path: Path, capsys: Any
 ) -> None:
@@ -142,7 +142,7 @@ def test_the_role_is_what_the_verbs_take(
 
     server.answer = ask
     scaling = False
-    kind = next(one for one in kinds() if one.launcher == launcher)
+    kind = next(one for one in job_kinds() if one.launcher == launcher)
     place = server.path(kind.api_version, kind.kind, "digits")
     stage(server)
 
@@ -162,7 +162,7 @@ def test_the_role_is_what_the_verbs_take(
     scaling = False
     does("suspend", "digits")
     does("resume", "digits")
-    if kind.suspend:  # and as a job of a queue
+    if kind.suspend_field:  # and as a job of a queue
         found = server.objects[place]
         queue = {"labels": LABELS | {"kueue.x-k8s.io/queue-name": "team"}}
         server.store(place, found | {"metadata": found["metadata"] | queue})
@@ -174,7 +174,7 @@ def test_the_role_is_what_the_verbs_take(
     does("port-forward", "digits", "--port", str(port), code=130)
     for verb in (["delete", "digits"], ["list"], ["gc"]):  # the last two where there is no job
         does(*verb)
-    versions = [*((one.api_version, one.kind) for one in kinds()), WRAPPER]
+    versions = [*((one.api_version, one.kind) for one in job_kinds()), WRAPPER]
     other = {(version.split("/")[0], f"{name.lower()}s") for version, name in versions}
     here = {(kind.api_version.split("/")[0], f"{kind.kind.lower()}s")}
     elsewhere = {one for one in used if one[:2] in other - here and one[2] in ("get", "list")}

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s.cluster.progress import newest
-from k8s.cluster.state import CANCELLED, exit_code, find_kind, kinds, pod, read
-from k8s.plan.status import Kind, Phase
+from k8s.cluster.job_progress import newest_events
+from k8s.cluster.state import CANCELLED, exit_code, find_job_manifest, pod, read
+from k8s.launchers import job_kinds
+from k8s.plan.job_kind import JobKind, Phase
 from trainer.config.exits import Exit, Fault
 
-KINDS: dict[str, Kind] = {kind.launcher: kind for kind in kinds()}
+KINDS: dict[str, JobKind] = {kind.launcher: kind for kind in job_kinds()}
 
 
 def true(name: str, **more: str) -> dict[str, Any]:
@@ -163,10 +164,10 @@ def test_a_pod_says_what_keeps_it(status: Any, reason: str) -> None:
 def test_the_one_job_among_manifests_is_found() -> None:
     job = {"apiVersion": "batch/v1", "kind": "Job"}
     service = {"apiVersion": "v1", "kind": "Service"}
-    assert find_kind([service, job])[0].launcher == "job"
+    assert find_job_manifest([service, job])[0].launcher == "job"
     for wrong in ([], [service], [job, job]):
         with pytest.raises(Fault, match="jobs among the manifests"):
-            find_kind(wrong)
+            find_job_manifest(wrong)
 
 
 def test_progress_is_the_newest_step_among_other_words() -> None:
@@ -174,10 +175,10 @@ def test_progress_is_the_newest_step_among_other_words() -> None:
         '{"event": "step", "step": %d, "steps": 4, "samples": 8, "samples_per_s": 2.0, "loss": 1}'
     )
     lines = ["launch: hello", step % 1, '{"event": "eval"}', step % 2, "[1]", "{broken"]
-    found = newest(lines).progress
+    found = newest_events(lines).progress
     assert found is not None
     assert (found.step, found.seconds_left) == (2, 4.0)
-    assert newest(["nothing"]).progress is None
+    assert newest_events(["nothing"]).progress is None
 
 
 @pytest.mark.parametrize(

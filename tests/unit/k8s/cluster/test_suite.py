@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from k8s.cluster.state import LAUNCHERS
 from tests.conftest import ROOT, clean_environment
+from tests.rendering import CLUSTER
 from tests.standin.server import Server
 
 
@@ -50,10 +50,10 @@ def test_the_suite_is_skipped_without_a_cluster_and_knows_every_launcher() -> No
     ran = suite("--collect-only", "-k", "jobset")
     assert "test_a_killed_pod_is_replaced_and_the_job_goes_on[jobset]" in ran.stdout
     ran = suite("--collect-only")
-    assert all(f"test_a_job_trains_to_its_accuracy[{name}]" in ran.stdout for name in LAUNCHERS)
+    assert all(f"test_a_job_trains_to_its_accuracy[{name}]" in ran.stdout for name in CLUSTER)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", CLUSTER)
 def test_the_jobs_of_the_suite_are_rendered_for_every_launcher(launcher: str) -> None:
     from tests.cluster.running import endless, job
     from tests.rendering import pods, render

@@ -62,7 +62,7 @@ def test_a_machine_that_does_not_answer_hides_no_more_than_what_it_has(
     code, out, _ = run(config, "--timeout", "2", "status", "digits", "--json")
     told = json.loads(out)
     assert (code, told["phase"], told["progress"]) == (0, "running", None)
-    assert told["warnings"][-1].startswith("what digits-node-0-0 says cannot be read: ")
+    assert told["warnings"][-1].startswith("the log of digits-node-0-0 cannot be read: ")
     assert "no route to host" in told["warnings"][-1]
     code, out, _ = run(config, "--timeout", "2", "top", "digits", "--once")
     assert (code, "no route to host" in out) == (0, True)
@@ -263,16 +263,14 @@ def test_doctor_says_what_the_cluster_takes(run: Run, cluster: Cluster) -> None:
     assert found["kubernetes"]["good"] is True
     assert found["launcher jobset"]["good"] is True
     assert found["launcher volcano"]["good"] is False
-    assert "install Volcano" in found["launcher volcano"]["words"]
-    assert found["nodes"]["words"] == "1 node with 8 nvidia.com/gpu"
-    assert found["runtime classes"]["words"] == "nvidia"
-    assert found["storage classes"]["words"] == "shared (ReadWriteMany)"
-    assert found["queues"]["words"] == "Kueue's: team (all)"
-    assert found["quota"]["words"] == "pods 2 of 9"
-    assert "enforced: restricted" in found["pod security"]["words"]
-    assert found["launchers"]["words"] == (
-        "this cluster can take job, jobset, pytorchjob, trainjob"
-    )
+    assert "install Volcano" in found["launcher volcano"]["text"]
+    assert found["nodes"]["text"] == "1 node with 8 nvidia.com/gpu"
+    assert found["runtime classes"]["text"] == "nvidia"
+    assert found["storage classes"]["text"] == "shared (ReadWriteMany)"
+    assert found["queues"]["text"] == "Kueue's: team (all)"
+    assert found["quota"]["text"] == "pods 2 of 9"
+    assert "enforced: restricted" in found["pod security"]["text"]
+    assert found["launchers"]["text"] == ("this cluster can run job, jobset, pytorchjob, trainjob")
     assert "RuntimeClass" not in run(config, "doctor")[2]
 
 

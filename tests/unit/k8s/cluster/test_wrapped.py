@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from k8s.cli.command import main
-from k8s.cluster.wrapped import WRAPPER
+from k8s.cluster.wrapped_job import WRAPPER
 from tests.cluster_objects import COMPLETED, FAILED, JOBSET, LABELS, Run, ended, pod
 from tests.rendering import job, render
 from tests.standin.server import Answer, Server
@@ -128,7 +128,7 @@ def test_a_queued_wrapper_is_stopped_by_its_workload(run: Run, submitted: Cluste
     held = {"spec": found["spec"] | {"suspend": True}, "status": {"phase": "Suspended"}}
     server.store(path, found | held | {"metadata": found["metadata"] | {"labels": labels}})
     told = json.loads(run(config, "status", "digits", "--json")[1])
-    assert (told["phase"], told["reason"]) == ("suspended", "held by queue team of Kueue")
+    assert (told["phase"], told["reason"]) == ("suspended", "waits in queue team of Kueue")
     kueue = ("kueue.x-k8s.io/v1beta2", "Workload")
     server.put(
         *kueue, {"metadata": {"name": "w", "labels": {"kueue.x-k8s.io/job-uid": "uid-digits"}}}

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from k8s.cluster.state import kinds, pod
+from k8s.cluster.state import pod
+from k8s.launchers import job_kinds
 from tests.rendering import job, only, planned, pods, render
 from tests.unit.k8s.launchers.test_faults import CODES, pod_failure
 from trainer.config.exits import Exit, Fault
@@ -49,7 +50,7 @@ def test_the_workers_of_an_elastic_pytorchjob_are_nodes_from_0_on() -> None:
     (template,) = pods(render(elastic(), "pytorchjob"))
     labels = {f"{OPERATOR}/replica-type": "worker", f"{OPERATOR}/replica-index": "2"}
     found = {"metadata": {"name": "a-worker-2", "labels": labels}, "spec": template["spec"]}
-    kind = next(one for one in kinds() if one.launcher == "pytorchjob")
+    kind = next(one for one in job_kinds() if one.launcher == "pytorchjob")
     assert pod(found, kind).node == 2
 
 

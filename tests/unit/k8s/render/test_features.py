@@ -14,7 +14,6 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from k8s.jobfile import load
-from k8s.render.manifests import Rendered
 from tests import goldens
 from tests.rendering import CLUSTER, GOLDEN, pods, render
 from tests.unit.k8s.launchers.test_crds import FILES, VOLCANO, crd_folder, validator
@@ -51,13 +50,13 @@ def rendered() -> list[tuple[str, dict[str, Any]]]:
     return list(found.values())
 
 
-def goldens_of_clusters() -> Iterator[tuple[str, Rendered]]:
+def goldens_of_clusters() -> Iterator[tuple[str, Any]]:
     """Yield the files of whole jobs as they are written, and what the pages of features show."""
     for path in sorted(GOLDEN.glob("*/*.yaml")):
         if path.stem in CLUSTER and path.parent != goldens.FEATURES:
             text = path.read_text(encoding="utf-8")
             objects = tuple(yaml.load_all(text, yaml.CSafeLoader))
-            yield f"{path.parent.name}/{path.name}", Rendered(text, objects)
+            yield f"{path.parent.name}/{path.name}", SimpleNamespace(text=text, objects=objects)
     for name in goldens.names_of_features():
         options = goldens.options_of(name)
         under = [load.profile(part) for part in options[1:] if options[0] == "--profile"]

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from k8s import launchers
 from k8s.jobfile import load, validate
-from k8s.plan import make
 from k8s.render import manifests
 from tests.rendering import (
     AWKWARD,
@@ -262,6 +261,6 @@ def test_any_edit_of_one_key_renders_or_is_refused_by_name(launcher: str) -> Non
 
 def rendering(values: dict[str, Any], launcher: str) -> manifests.Rendered:
     found = launchers.find(launcher)
-    made = make.make(validate.validate(values), found)
-    assert len(made.longest_host) <= 63
-    return manifests.render(made, found)
+    rendered = manifests.render(validate.validate(values), found)
+    assert len(rendered.plan.longest_host) <= 63
+    return rendered

@@ -1,8 +1,9 @@
-"""How an Indexed Job of batch/v1 says how it is."""
+"""The Indexed Job of batch/v1 as the verbs see it."""
 
-from k8s.plan.status import (
+from k8s.launchers.gang import POD_GROUP, SCHEDULER_PLUGINS
+from k8s.plan.job_kind import (
     Change,
-    Kind,
+    JobKind,
     Object,
     Phase,
     State,
@@ -42,12 +43,14 @@ def _scale(job: Object, nodes: int) -> list[Change]:
     return [Change("batch/v1", "Job", job["metadata"]["name"], operations)]
 
 
-KIND = Kind(
+JOB_KIND = JobKind(
     launcher="job",
     api_version="batch/v1",
     kind="Job",
-    suspend=("spec", "suspend"),
+    suspend_field=("spec", "suspend"),
     read=_read,
+    companion_kinds=(POD_GROUP,),
+    install=SCHEDULER_PLUGINS,
     node=label_number("batch.kubernetes.io/job-completion-index"),
     elastic=_elastic,
     scale=_scale,

@@ -1,6 +1,6 @@
-"""A rendered job, brought to a cluster: all of its objects, or none.
+"""Submit a rendered job to a cluster: all of its objects, or none.
 
-submit(cluster, read(Path("build/digits-ddp/jobset.yaml")), force=False)
+submit(cluster, read_manifests(Path("build/digits-ddp/jobset.yaml")), force=False)
 """
 
 import contextlib
@@ -11,13 +11,13 @@ from typing import Any
 import yaml
 
 from k8s.base import yaml_text
-from k8s.cluster import jobs, state, wrapped
+from k8s.cluster import jobs, state, wrapped_job
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
 from trainer.config.exits import Exit, Fault
 
 
-def read(manifest: Path) -> list[Object]:
+def read_manifests(manifest: Path) -> list[Object]:
     """Return the objects of a file, or of standard input for `-`. Raises Fault(64)."""
     try:
         text = sys.stdin.read() if str(manifest) == "-" else manifest.read_text(encoding="utf-8")
@@ -41,11 +41,11 @@ def _is_object(document: Any) -> bool:
 def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
     """Apply the manifests, all or, when the server refuses one of them, none; return the job's name.
 
-    Raises Fault(64) for a job that has ended already under this name: nothing would run; and for one of
-    another launcher: pods and what stands beside the two could not be told apart.
+    Raises Fault(64) when a job of this name has ended, since nothing would run; and when there is one of
+    another launcher, since the pods and companions of the two could not be told apart.
     """
-    inside = [one for manifest in manifests for one in wrapped.contents(manifest)]
-    kind, job = state.find_kind(inside)
+    inside = [one for manifest in manifests for one in wrapped_job.contents(manifest)]
+    kind, job = state.find_job_manifest(inside)
     for manifest in manifests:
         objects.resource(cluster, manifest["apiVersion"], manifest["kind"])
         own = manifest["metadata"].get("namespace", cluster.namespace)
@@ -53,20 +53,22 @@ def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
             raise Fault(
                 Exit.CONFIG,
                 f"{manifest['kind']} {manifest['metadata']['name']} is for namespace {own}, not "
-                f"{cluster.namespace}; say --namespace {own}",
+                f"{cluster.namespace}; use --namespace {own}",
             )
     name: str = job["metadata"]["name"]
-    held = next((one for one in manifests if wrapped.is_wrapper(one)), job)
-    before = objects.get(cluster, held["apiVersion"], held["kind"], name)
-    if before is not None and (phase := jobs.of(cluster, before).state.phase).ended:
+    root = next((one for one in manifests if wrapped_job.is_wrapper(one)), job)
+    before = objects.get(cluster, root["apiVersion"], root["kind"], name)
+    if before is not None and (phase := jobs.job_from(cluster, before).state.phase).ended:
         raise Fault(
             Exit.CONFIG,
             f"job {name} is there already and has {phase}; delete it first: delete {name}",
         )
-    for other in jobs.served(cluster):
-        with contextlib.suppress(Forbidden):  # whoever may use one launcher need not see the others
-            found = jobs.of_kind(cluster, other, name)
-            if found and (other != kind or found.held["kind"] != held["kind"]):
+    for other in jobs.served_kinds(cluster):
+        with contextlib.suppress(
+            Forbidden
+        ):  # a user of one launcher need not have rights on the others
+            found = jobs.find_job(cluster, other, name)
+            if found and (other != kind or found.root_object["kind"] != root["kind"]):
                 bare = ", without an AppWrapper" if other == kind and not found.wrapper else ""
                 raise Fault(
                     Exit.CONFIG,

@@ -1,6 +1,6 @@
-"""How a TrainJob of Kubeflow Trainer says how it is."""
+"""The TrainJob of Kubeflow Trainer as the verbs see it."""
 
-from k8s.plan.status import Kind, Object, Phase, State, condition, ended, label_number
+from k8s.plan.job_kind import JobKind, Object, Phase, State, condition, ended, label_number
 
 
 def _read(job: Object) -> State:
@@ -15,13 +15,20 @@ def _read(job: Object) -> State:
     return State(Phase.RUNNING if up else Phase.PENDING)
 
 
-KIND = Kind(
+_RUNTIME = ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime")
+
+# Not elastic: Kubeflow Trainer knows one number of nodes (kubeflow/trainer 2903).
+JOB_KIND = JobKind(
     launcher="trainjob",
     api_version="trainer.kubeflow.org/v1alpha1",
     kind="TrainJob",
-    suspend=("spec", "suspend"),
+    suspend_field=("spec", "suspend"),
     read=_read,
     node=label_number("batch.kubernetes.io/job-completion-index"),
-    elastic=lambda _: None,  # Kubeflow Trainer knows one number of nodes (kubeflow/trainer 2903)
-    scale=lambda _job, _nodes: [],
+    label_domains=("kubeflow.org",),
+    requires=(_RUNTIME, ("jobset.x-k8s.io/v1alpha2", "JobSet")),
+    companion_kinds=(_RUNTIME,),
+    install={
+        "trainer.kubeflow.org": "Kubeflow Trainer v2, https://www.kubeflow.org/docs/components/trainer/",
+    },
 )

@@ -1,6 +1,6 @@
-"""How far a job has come and what its ranks use: by its own words, and by the cluster's metrics.
+"""A job's progress and the use of its ranks: by the events in its logs, and by the cluster's metrics.
 
-seen = look(cluster, pods)
+found = read_progress(cluster, pods)
 """
 
 import json
@@ -18,15 +18,14 @@ from k8s.cluster.state import Pod
 from trainer.config.exits import Fault
 
 METRICS = ("metrics.k8s.io/v1beta1", "PodMetrics")
-_ASKED = 8  # pods at most whose logs are looked through
-_LINES = 200  # of the main rank's log, in which its newest step is looked for
-# Seconds for all these logs: those of a lost machine cannot be read, and all else can be told.
-_PATIENCE = 5.0
+_MOST_PODS = 8  # whose logs are read
+_LINES = 200  # of each log, from its end
+_TIMEOUT = 5.0  # seconds for all these logs; the log of a lost machine never comes
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What the main rank last said of the training; `seconds_left` is an estimate."""
+    """The main rank's newest step event; `seconds_left` is an estimate."""
 
     step: int
     steps: int
@@ -37,7 +36,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a rank uses: cores, its device's busy share and bytes; None where it does not tell."""
+    """What a rank uses: cores, its device's busy share and bytes; None where it is not measured."""
 
     rank: int
     cpu: float | None
@@ -47,34 +46,34 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Said:
-    """The newest of what the job said of itself; `problem` is why a log could not be read."""
+class LogEvents:
+    """The newest events in a job's logs; `problem` is the reason why a log could not be read."""
 
     progress: Progress | None = None
     ranks: tuple[Usage, ...] = ()
     problem: str | None = None
 
 
-def look(cluster: Cluster, pods: Sequence[Pod]) -> Said:
-    """Return what the job last said: the main rank's words, which is on node 0 unless it is elastic."""
+def read_progress(cluster: Cluster, pods: Sequence[Pod]) -> LogEvents:
+    """Return the newest events of the main rank, which is on node 0 unless the job is elastic."""
     problem = None
-    end = time.monotonic() + min(_PATIENCE, cluster.timeout)
-    for pod in pods[:_ASKED]:
+    end = time.monotonic() + min(_TIMEOUT, cluster.timeout)
+    for pod in pods[:_MOST_PODS]:
         left = end - time.monotonic()
         if pod.phase not in ("Running", "Succeeded") or left <= 0:
             continue
         try:
-            said = newest(logs.tail(replace(cluster, timeout=left), pod, lines=_LINES))
+            found = newest_events(logs.tail(replace(cluster, timeout=left), pod, count=_LINES))
         except Fault as fault:
-            problem = problem or f"what {pod.name} says cannot be read: {fault}"
+            problem = problem or f"the log of {pod.name} cannot be read: {fault}"
         else:
-            if said.progress is not None:
-                return said
-    return Said(problem=problem)
+            if found.progress is not None:
+                return found
+    return LogEvents(problem=problem)
 
 
-def newest(lines: list[str]) -> Said:
-    """Return the newest step and the newest use of devices among a log's lines."""
+def newest_events(lines: list[str]) -> LogEvents:
+    """Return the newest step event and the newest usage event among a log's lines."""
     found: dict[str, dict[str, Any]] = {}
     for line in reversed(lines):
         event = _event(line)
@@ -86,7 +85,7 @@ def newest(lines: list[str]) -> Said:
         Usage(one["rank"], one.get("cpu"), one.get("busy"), one.get("memory"), one.get("memory_of"))
         for one in usage.get("ranks", [])
     )
-    return Said(_progress(step) if step else None, ranks)
+    return LogEvents(_progress(step) if step else None, ranks)
 
 
 def _progress(event: dict[str, Any]) -> Progress:
@@ -106,10 +105,10 @@ def _event(line: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def metrics(cluster: Cluster, name: str) -> dict[str, tuple[float, int]] | None:
+def pod_metrics(cluster: Cluster, name: str) -> dict[str, tuple[float, int]] | None:
     """Return the cores and the bytes that each of a job's pods uses, by the pod's name.
 
-    None when the cluster measures nothing, or whoever asks may not see it.
+    None when the cluster measures nothing, or the user may not read it.
     """
     labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": "trainer"}
     try:

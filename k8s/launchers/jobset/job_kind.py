@@ -1,8 +1,9 @@
-"""How a JobSet says how it is."""
+"""The JobSet as the verbs see it."""
 
-from k8s.plan.status import (
+from k8s.launchers.gang import POD_GROUP, SCHEDULER_PLUGINS
+from k8s.plan.job_kind import (
     Change,
-    Kind,
+    JobKind,
     Object,
     Phase,
     State,
@@ -27,8 +28,8 @@ def _read(job: Object) -> State:
     parts = status.get("replicatedJobsStatus") or []
     if any(part.get("ready") or part.get("succeeded") for part in parts):
         return State(Phase.RUNNING, restarts=restarts)
-    held = "its Jobs are suspended" if any(part.get("suspended") for part in parts) else ""
-    return State(Phase.RESTARTING if restarts else Phase.PENDING, held, restarts)
+    waiting = "its Jobs are suspended" if any(part.get("suspended") for part in parts) else ""
+    return State(Phase.RESTARTING if restarts else Phase.PENDING, waiting, restarts)
 
 
 def _elastic(job: Object) -> tuple[int, int] | None:
@@ -45,19 +46,27 @@ def _scale(job: Object, nodes: int) -> list[Change]:
         return [{"op": "replace", "path": f"{place}/{field}", "value": nodes} for field in fields]
 
     return [
-        Change(KIND.api_version, "JobSet", name, at("/spec/replicatedJobs/0/template/spec")),
+        Change(JOB_KIND.api_version, "JobSet", name, at("/spec/replicatedJobs/0/template/spec")),
         Change(
             "batch/v1", "Job", f"{name}-{job['spec']['replicatedJobs'][0]['name']}-0", at("/spec")
         ),
     ]
 
 
-KIND = Kind(
+JOB_KIND = JobKind(
     launcher="jobset",
     api_version="jobset.x-k8s.io/v1alpha2",
     kind="JobSet",
-    suspend=("spec", "suspend"),
+    suspend_field=("spec", "suspend"),
     read=_read,
+    label_domains=("jobset.sigs.k8s.io",),
+    companion_kinds=(POD_GROUP,),
+    # `scale`, where the controller does not let the JobSet itself change
+    rights=(("batch/v1", "Job", ("patch",)),),
+    install={
+        "jobset.x-k8s.io": "JobSet, https://jobset.sigs.k8s.io/docs/installation/",
+        **SCHEDULER_PLUGINS,
+    },
     node=label_number("batch.kubernetes.io/job-completion-index"),
     elastic=_elastic,
     scale=_scale,

@@ -1,6 +1,6 @@
-"""How a PyTorchJob of the training operator says how it is."""
+"""The PyTorchJob of the training operator as the verbs see it."""
 
-from k8s.plan.status import Change, Kind, Object, Phase, State, condition, ended
+from k8s.plan.job_kind import Change, JobKind, Object, Phase, State, condition, ended
 
 
 def _read(job: Object) -> State:
@@ -39,15 +39,19 @@ def _elastic(job: Object) -> tuple[int, int] | None:
 def _scale(job: Object, nodes: int) -> list[Change]:
     path = "/spec/pytorchReplicaSpecs/Worker/replicas"
     operations = [{"op": "replace", "path": path, "value": nodes}]
-    return [Change(KIND.api_version, "PyTorchJob", job["metadata"]["name"], operations)]
+    return [Change(JOB_KIND.api_version, "PyTorchJob", job["metadata"]["name"], operations)]
 
 
-KIND = Kind(
+JOB_KIND = JobKind(
     launcher="pytorchjob",
     api_version="kubeflow.org/v1",
     kind="PyTorchJob",
-    suspend=("spec", "runPolicy", "suspend"),
+    suspend_field=("spec", "runPolicy", "suspend"),
     read=_read,
+    label_domains=("kubeflow.org",),
+    install={
+        "kubeflow.org": "the training operator v1, https://github.com/kubeflow/training-operator",
+    },
     node=_node,
     elastic=_elastic,
     scale=_scale,

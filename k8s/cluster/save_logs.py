@@ -1,6 +1,6 @@
-"""Everything that tells what happened to a job, in a folder: for whom is asked, and for later.
+"""Save a job, its events, pods and logs to a folder, for a bug report.
 
-for path in save(cluster, job, Path("digits-logs")): print(path)
+for path in save_logs(cluster, job, Path("digits-logs")): print(path)
 """
 
 import os
@@ -11,24 +11,25 @@ from k8s.base.yaml_text import dump
 from k8s.cluster import jobs, logs, state
 from k8s.cluster.client.api import Cluster, Object
 from k8s.cluster.jobs import Job
-from k8s.cluster.logs import ALL, Wanted
+from k8s.cluster.logs import ALL, Selection
 from trainer.config.exits import Exit, Fault
 
 
-def save(
+def save_logs(
     cluster: Cluster,
     job: Job,
     folder: Path,
     *,
-    wanted: Wanted = ALL,
+    selection: Selection = ALL,
     since: int | None = None,
 ) -> Iterator[Path]:
-    """Write the job, its events, and each pod's spec, log and previous log; yield what is written.
+    """Write the job, its events, and each pod's spec, log and previous log; yield the paths.
 
-    A file is there whole or not at all. Raises Fault(64) when the folder cannot be written, and at the
-    end Fault(69) when a log could not be read: that of a lost machine keeps none from the others'.
+    No file is half written. Raises Fault(64) when the folder cannot be written. Raises Fault(69) when a
+    log could not be read, after the others are saved.
     """
-    pods = [item for item in jobs.pods_of(cluster, job) if wanted.pod(state.pod(item, job.kind))]
+    found = jobs.pod_objects(cluster, job)
+    pods = [item for item in found if selection.has_pod(state.pod(item, job.kind))]
     unread: list[Fault] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,10 +45,10 @@ def save(
 def _files(
     cluster: Cluster, job: Job, pods: list[Object], *, since: int | None, unread: list[Fault]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the files' names and texts; an empty log makes none, one that cannot be read is `unread`."""
+    """Yield the files' names and texts; an empty log makes no file. Adds unreadable logs to `unread`."""
     names = {pod["metadata"]["name"] for pod in pods}
-    yield "job.yaml", dump([job.found] if job.wrapper is None else [job.wrapper, job.found])
-    yield "events.txt", "".join(f"{_line(e)}\n" for e in jobs.events_of(cluster, job, names))
+    yield "job.yaml", dump([job.manifest] if job.wrapper is None else [job.wrapper, job.manifest])
+    yield "events.txt", "".join(f"{_line(e)}\n" for e in jobs.events(cluster, job, names))
     query: dict[str, object] = {"timestamps": "true"}
     if since is not None:
         query["sinceSeconds"] = since
@@ -75,8 +76,8 @@ def _containers(pod: Object) -> list[tuple[str, int]]:
     """Return a pod's containers, in the order they run, and how often each restarted."""
     status, spec = pod.get("status", {}), pod.get("spec", {})
     parts = ("initContainer", "container")
-    told = [one for part in parts for one in status.get(f"{part}Statuses") or []]
-    restarts = {one.get("name", ""): one.get("restartCount", 0) for one in told}
+    statuses = [one for part in parts for one in status.get(f"{part}Statuses") or []]
+    restarts = {one.get("name", ""): one.get("restartCount", 0) for one in statuses}
     names = [one["name"] for part in parts for one in spec.get(f"{part}s") or []]
     return [(name, restarts.get(name, 0)) for name in names or [""]]
 
@@ -84,13 +85,13 @@ def _containers(pod: Object) -> list[tuple[str, int]]:
 def _line(event: Object) -> str:
     at = event.get("lastTimestamp") or event.get("eventTime") or ""
     times = f" ({event['count']} times)" if event.get("count", 1) > 1 else ""
-    who = event["involvedObject"]["name"]
-    words = f"{at} {event.get('type')} {who}: {event.get('reason')}: {event.get('message')}"
-    return " ".join(words.split()) + times
+    name = event["involvedObject"]["name"]
+    text = f"{at} {event.get('type')} {name}: {event.get('reason')}: {event.get('message')}"
+    return " ".join(text.split()) + times
 
 
 def _write(path: Path, text: str) -> Path:
-    beside = path.with_name(f".{path.name}.part")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)  # noqa: PTH105
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)  # noqa: PTH105
     return path

@@ -1,6 +1,6 @@
-"""What the verbs print: tables for people, JSON for programs.
+"""Output of the verbs of `python -m k8s`: tables on a terminal, JSON for programs.
 
-status(job, pods, said, warnings)
+print_status(job, pods, found, warnings)
 """
 
 import dataclasses
@@ -14,23 +14,23 @@ from rich.table import Table
 from rich.text import Text
 
 from k8s.cluster.doctor import Finding
+from k8s.cluster.job_progress import LogEvents, Progress, Usage
 from k8s.cluster.jobs import Job
-from k8s.cluster.progress import Progress, Said, Usage
 from k8s.cluster.state import Pod
 
 _GIB = 2**30
 
 
-def as_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     print(json.dumps(value))
 
 
-def row_of(job: Job) -> dict[str, Any]:
+def job_as_dict(job: Job) -> dict[str, Any]:
     return {"name": job.name, "launcher": job.kind.launcher, **dataclasses.asdict(job.state)}
 
 
-def status(job: Job, pods: list[Pod], said: Said, warnings: list[str]) -> None:
-    """Print how a job is."""
+def print_status(job: Job, pods: list[Pod], found: LogEvents, warnings: list[str]) -> None:
+    """Print a job's state, progress, pods and warnings."""
     console = Console()
     state = job.state
     console.print(
@@ -42,8 +42,8 @@ def status(job: Job, pods: list[Pod], said: Said, warnings: list[str]) -> None:
             state.reason,
         )
     )
-    if said.progress:
-        console.print(how_far(said.progress))
+    if found.progress:
+        console.print(progress_text(found.progress))
     table = Table("node", "pod", "on", "phase", "restarts", "reason")
     for pod in pods:
         table.add_row(
@@ -54,31 +54,32 @@ def status(job: Job, pods: list[Pod], said: Said, warnings: list[str]) -> None:
         console.print(warning, style="yellow", markup=False)
 
 
-def told(job: Job, pods: list[Pod], said: Said, warnings: list[str]) -> dict[str, Any]:
-    """Return how a job is, for a program."""
+def status_as_dict(
+    job: Job, pods: list[Pod], found: LogEvents, warnings: list[str]
+) -> dict[str, Any]:
+    """Return the same as data."""
     return {
-        **row_of(job),
+        **job_as_dict(job),
         "pods": [dataclasses.asdict(pod) for pod in pods],
-        "progress": dataclasses.asdict(said.progress) if said.progress else None,
+        "progress": dataclasses.asdict(found.progress) if found.progress else None,
         "warnings": warnings,
     }
 
 
-def how_far(progress: Progress) -> str:
-    """Return in words how far a job has come."""
-    words = [f"step {progress.step} of {progress.steps}"]
-    words += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
-    words.append(f"{progress.samples_per_s:.4g} samples/s")
+def progress_text(progress: Progress) -> str:
+    parts = [f"step {progress.step} of {progress.steps}"]
+    parts += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
+    parts.append(f"{progress.samples_per_s:.4g} samples/s")
     if progress.seconds_left is not None:
-        words.append(f"{timedelta(seconds=round(progress.seconds_left))} left")
-    return ", ".join(words)
+        parts.append(f"{timedelta(seconds=round(progress.seconds_left))} left")
+    return ", ".join(parts)
 
 
 def _number(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
-def listed(jobs: Iterable[Job]) -> None:
+def print_jobs(jobs: Iterable[Job]) -> None:
     """Print a line for each job."""
     table = Table("name", "launcher", "state", "restarts", "reason")
     for job in jobs:
@@ -89,20 +90,19 @@ def listed(jobs: Iterable[Job]) -> None:
     Console().print(table)
 
 
-def findings(found: Iterable[Finding]) -> None:
-    """Print what `doctor` found."""
+def print_findings(found: Iterable[Finding]) -> None:
     marks = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}
     table = Table("", "about", "found")
     for finding in found:
-        table.add_row(marks[finding.good], finding.about, Text(finding.words))
+        table.add_row(marks[finding.good], finding.about, Text(finding.text))
     Console().print(table)
 
 
 def usage_rows(
-    pods: Iterable[Pod], said: Said, measured: Mapping[str, tuple[float, int]] | None
+    pods: Iterable[Pod], found: LogEvents, measured: Mapping[str, tuple[float, int]] | None
 ) -> list[dict[str, Any]]:
-    """Return a row for every rank, or for a pod whose ranks are not known; None is not measured."""
-    ranks = {one.rank: one for one in said.ranks}
+    """Return a row for every rank, or for a pod whose ranks are not known; None: not measured."""
+    ranks = {one.rank: one for one in found.ranks}
     rows = []
     for pod in pods:
         cores, size = (measured or {}).get(pod.name, (None, None))
@@ -125,8 +125,10 @@ def usage_rows(
     return rows
 
 
-def usage(job: Job, said: Said, rows: Iterable[Mapping[str, Any]], *, measured: bool) -> Group:
-    """Return what `top` shows: a line for every rank, the pod's own figures on its first."""
+def usage_table(
+    job: Job, found: LogEvents, rows: Iterable[Mapping[str, Any]], *, measured: bool
+) -> Group:
+    """Return the output of `top`: a line for every rank, the pod's figures on its first."""
     table = Table("rank", "node", "pod", "CPU", "GPU", "GPU memory", "pod's CPU", "pod's memory")
     before = None
     for row in rows:
@@ -142,11 +144,13 @@ def usage(job: Job, said: Said, rows: Iterable[Mapping[str, Any]], *, measured: 
             _gib(row["pod_memory"]) if first else "",
         )
     head = f"{job.name} ({job.kind.launcher}) is {job.state.phase}"
-    lines = [Text(head), Text(how_far(said.progress))] if said.progress else [Text(head)]
-    if said.problem:
-        lines.append(Text(said.problem))
+    lines = [Text(head), Text(progress_text(found.progress))] if found.progress else [Text(head)]
+    if found.problem:
+        lines.append(Text(found.problem))
     if not measured:
-        lines.append(Text("no metrics of pods: metrics-server is not here, or not to be seen"))
+        lines.append(
+            Text("no metrics of pods: metrics-server is not installed, or may not be read")
+        )
     return Group(*lines, table)
 
 

@@ -1,0 +1,111 @@
+"""A PyTorchJob as the values of a job file, with notes about what they do not hold.
+
+render.py --migrate pytorchjob.yaml > job.yaml
+
+Fields with a key of their own go there, other fields of the pod into podPatch.
+"""
+
+from typing import Any
+
+from k8s.launchers.pytorchjob.migrate_pod import migrate_pod
+
+Values = dict[str, Any]
+
+
+def migrate(job: Values) -> tuple[Values, list[str]]:
+    """Return a job file's values for a PyTorchJob, and notes.
+
+    Raises KeyError, TypeError, AttributeError, IndexError or ValueError for an object that is none.
+    """
+    spec, metadata = job["spec"], job["metadata"]
+    replicas = spec["pytorchReplicaSpecs"]
+    first = replicas.get("Master") or replicas["Worker"]
+    labels, queue, label_notes = _labels(metadata.get("labels") or {})
+    pod = migrate_pod(first["template"], name=metadata["name"])
+    faults, gang = _faults(spec.get("runPolicy") or {})
+    procs = str(spec.get("nprocPerNode", (spec.get("elasticPolicy") or {}).get("nProcPerNode", "")))
+    values: Values = {
+        "name": metadata["name"],
+        "launcher": "pytorchjob",
+        "namespace": metadata.get("namespace"),
+        "nodes": _nodes(spec, replicas),
+        "labels": labels,
+        "annotations": metadata.get("annotations"),
+        **pod.values,
+        "faults": faults | pod.values.get("faults", {}),
+        "procsPerNode": int(procs) if procs.isdecimal() else None,
+        "scheduling": queue | pod.scheduling | gang,
+    }
+    notes = [*_worker_notes(first, replicas.get("Worker") or {}), *label_notes, *pod.notes]
+    if procs in ("auto", "cpu") and not values["resources"].get("gpu"):
+        notes.append(
+            f"nprocPerNode={procs!r}: a rank per core of the machine; here one rank per pod, set "
+            "procsPerNode"
+        )
+    restart = first.get("restartPolicy", "OnFailure")
+    if restart != "ExitCode":
+        notes.append(f"restartPolicy={restart!r}: here the exit code decides, see README")
+    always = ("resources", "faults")
+    values = {k: value for k, value in values.items() if k in always or value not in (None, {}, [])}
+    return values, notes
+
+
+def _worker_notes(first: Values, worker: Values) -> list[str]:
+    if worker is first or not worker.get("replicas"):
+        return []
+    if worker["template"]["spec"] == first["template"]["spec"]:
+        return []
+    return ["Worker: its pod differs from Master's; the pods here are like Master's"]
+
+
+def _nodes(spec: Values, replicas: Values) -> Any:
+    elastic = spec.get("elasticPolicy") or {}
+    count = sum(int(one.get("replicas", 1)) for one in replicas.values() if one)
+    if "minReplicas" in elastic or "maxReplicas" in elastic:
+        low = int(elastic.get("minReplicas", 1))
+        return {"min": low, "max": int(elastic.get("maxReplicas", max(count, low)))}
+    return count
+
+
+_KUEUE_LABELS = {
+    "kueue.x-k8s.io/queue-name": "queue",
+    "kueue.x-k8s.io/priority-class": "priority",
+}
+
+
+def _labels(labels: dict[str, str]) -> tuple[dict[str, str], Values, list[str]]:
+    """Return the job file's labels, the keys of its `scheduling` that Kueue's labels set, and notes."""
+    notes = []
+    queue = {key: labels[name] for name, key in _KUEUE_LABELS.items() if name in labels}
+    if "priority" in queue and "queue" not in queue:
+        notes.append("label kueue.x-k8s.io/priority-class: has no effect without a queue")
+        del queue["priority"]
+    kept = {}
+    for name, text in labels.items():
+        domain = name.rpartition("/")[0]
+        if domain == "app.kubernetes.io" or domain.endswith("kubeflow.org"):
+            notes.append(f"label {name}={text!r}: muster or the controller sets it")
+        elif name not in _KUEUE_LABELS:
+            kept[name] = text
+    return kept, queue, notes
+
+
+def _faults(policy: Values) -> tuple[Values, Values]:
+    """Return the job file's `faults`, and the keys of its `scheduling` that a runPolicy sets."""
+    group = policy.get("schedulingPolicy") or {}
+    scheduling: Values = {}
+    if group.get("minAvailable"):
+        scheduling["gang"] = True
+        if group.get("scheduleTimeoutSeconds"):
+            scheduling["gangTimeout"] = group["scheduleTimeoutSeconds"]
+    if group.get("priorityClass"):
+        scheduling["priorityClass"] = group["priorityClass"]
+    keys = {
+        "backoffLimit": "maxRestarts",
+        "activeDeadlineSeconds": "deadline",
+        "ttlSecondsAfterFinished": "ttl",
+        "cleanPodPolicy": "cleanPodPolicy",
+        "suspend": "suspend",
+    }
+    faults = {name: policy[key] for key, name in keys.items() if policy.get(key) is not None}
+    return faults, scheduling

@@ -1,0 +1,193 @@
+"""The pod of a PyTorchJob as keys of a job file; fields without a key go into podPatch, or into a note.
+
+render.py --migrate pytorchjob.yaml > job.yaml
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from k8s.jobfile.env import is_credential, set_elsewhere
+from k8s.jobfile.volumes import TAKEN, TAKEN_NAMES
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MigratedPod:
+    """Keys of a job file, those of its `scheduling`, and notes about fields that have no key."""
+
+    values: Values
+    scheduling: Values
+    notes: list[str]
+
+
+# Fields of the pod that muster sets itself, and fields that have a key of their own.
+_SET_BY_MUSTER = {
+    *("restartPolicy", "automountServiceAccountToken", "enableServiceLinks", "containers"),
+    *("volumes", "imagePullSecrets", "serviceAccountName", "terminationGracePeriodSeconds"),
+}
+_SCHEDULING = {
+    "nodeSelector": "nodeSelector",
+    "tolerations": "tolerations",
+    "affinity": "affinity",
+    "schedulerName": "schedulerName",
+    "priorityClassName": "priorityClass",
+}
+
+
+def migrate_pod(template: Values, *, name: str) -> MigratedPod:
+    """Migrate the pod template of job `name`. Raises ValueError without the trainer's container."""
+    pod = template["spec"]
+    mains = [one for one in pod["containers"] if one["name"] == "pytorch"]
+    if not mains:
+        raise ValueError("no container of its pod is called pytorch")
+    (main,) = mains
+    others = [one for one in pod["containers"] if one is not main]
+    environment, notes = _environment(main, secret=f"{name}-secrets")
+    volumes = _volumes(pod, main, [*(pod.get("initContainers") or []), *others])
+    container, container_notes = _container_patch(main, volumes.mounts)
+    containers = [*([container] if container else []), *others]
+    unmigrated = pod.keys() - _SET_BY_MUSTER - _SCHEDULING.keys()
+    patch: Values = {key: value for key, value in pod.items() if key in unmigrated}
+    patch |= {"containers": containers} if containers else {}
+    patch |= {"volumes": volumes.unmigrated} if volumes.unmigrated else {}
+    pod_patch = {"metadata": _metadata(template.get("metadata") or {}), "spec": patch}
+    grace = pod.get("terminationGracePeriodSeconds")
+    values: Values = {
+        "image": main["image"],
+        "imagePullPolicy": main.get("imagePullPolicy"),
+        "imagePullSecrets": [one["name"] for one in pod.get("imagePullSecrets") or []],
+        "resources": _resources(main.get("resources") or {}) | volumes.shm,
+        "serviceAccount": pod.get("serviceAccountName"),
+        "faults": {} if grace is None else {"gracePeriod": grace},
+        "env": environment,
+        "envFrom": main.get("envFrom"),
+        **volumes.values,
+        "podPatch": {key: part for key, part in pod_patch.items() if part},
+    }
+    values = {key: value for key, value in values.items() if value or key == "resources"}
+    scheduling = {key: pod[field] for field, key in _SCHEDULING.items() if pod.get(field)}
+    return MigratedPod(values, scheduling, [*notes, *volumes.notes, *container_notes])
+
+
+def _metadata(own: Values) -> Values:
+    """Return the pods' labels and annotations without those that muster sets itself."""
+    kept: Values = {}
+    for key in ("labels", "annotations"):
+        found = {k: v for k, v in (own.get(key) or {}).items() if k != "sidecar.istio.io/inject"}
+        kept |= {key: found} if found else {}
+    return kept
+
+
+def _resources(given: Values) -> Values:
+    limits, requests = given.get("limits") or {}, given.get("requests") or {}
+    found: Values = {}
+    devices = {name: int(count) for name, count in {**requests, **limits}.items() if "/" in name}
+    gpus = [name for name in devices if "gpu" in name.lower() or "/mig-" in name]
+    if gpus:
+        found["gpu"] = devices.pop(gpus[0])
+        if gpus[0] != "nvidia.com/gpu":
+            found["gpuResource"] = gpus[0]
+    for key, first, second in (("cpu", requests, limits), ("memory", limits, requests)):
+        amount = first.get(key, second.get(key))
+        if amount is not None:
+            found[key] = str(amount)
+    rdma = {n: c for n, c in devices.items() if n.startswith("rdma/") or n.endswith("/efa")}
+    rest = {name: count for name, count in devices.items() if name not in rdma}
+    return found | ({"rdma": rdma} if rdma else {}) | ({"devices": rest} if rest else {})
+
+
+def _environment(main: Values, *, secret: str) -> tuple[list[Values], list[str]]:
+    kept, notes = [], []
+    for one in main.get("env") or []:
+        name, value = one["name"], one.get("value", "")
+        if where := set_elsewhere(name):
+            notes.append(f"env {name}: not migrated; {where}")
+        elif "valueFrom" not in one and is_credential(name, value):
+            reference = {"secretKeyRef": {"name": secret, "key": name}}
+            kept.append({"name": name, "valueFrom": reference})
+            notes.append(f"env {name}: looks like a credential; put it in the Secret {secret}")
+        else:
+            kept.append({"name": name, **({} if "valueFrom" in one else {"value": value}), **one})
+    return kept, notes
+
+
+@dataclass(frozen=True)
+class _Volumes:
+    values: Values  # checkpoints, data, volumes
+    shm: Values
+    unmigrated: list[Values]  # volumes for podPatch
+    mounts: list[Values]  # the trainer's mounts of those
+    notes: list[str]
+
+
+def _volumes(pod: Values, main: Values, others: list[Values]) -> _Volumes:
+    """Migrate the trainer's volumes and mounts; `others` are the pod's other containers."""
+    by_name = {one["name"]: one for one in pod.get("volumes") or []}
+    values: Values = {}
+    shm: Values = {}
+    migrated: list[Values] = []
+    unmigrated: list[Values] = []
+    mounts: list[Values] = []
+    notes: list[str] = []
+    for mount in main.get("volumeMounts") or []:
+        name, path = mount["name"], mount["mountPath"]
+        volume = by_name[name]
+        source = _source(volume)
+        folder = {"/out": "checkpoints", "/data": "data"}.get(path)
+        if path == "/dev/shm":  # noqa: S108
+            size = (volume.get("emptyDir") or {}).get("sizeLimit")
+            shm |= {"shm": str(size)} if size else {}
+        elif path in TAKEN:
+            if folder and {"pvc", "hostPath"} & (source or {}).keys() and "subPath" not in mount:
+                values[folder] = source
+            elif "emptyDir" not in volume:  # an emptyDir is empty when the pod starts
+                notes.append(
+                    f"volume {name}: the pod has its own {path}; mount it elsewhere, in `volumes`"
+                )
+        elif source:
+            made = {"name": f"{name}-volume" if name in TAKEN_NAMES else name, "path": path}
+            made |= source | ({"readOnly": True} if mount.get("readOnly") else {})
+            migrated.append(made | ({"subPath": mount["subPath"]} if "subPath" in mount else {}))
+        else:
+            unmigrated.append(volume)
+            mounts.append(mount)
+    # Volumes that only other containers mount; shm, tmp and out are muster's own.
+    elsewhere = {mount["name"] for one in others for mount in one.get("volumeMounts") or []}
+    elsewhere -= {one["name"] for one in [*migrated, *unmigrated]} | {"shm", "tmp", "out"}
+    unmigrated += [by_name[name] for name in sorted(elsewhere)]
+    values |= {"volumes": migrated} if migrated else {}
+    return _Volumes(values, shm, unmigrated, mounts, notes)
+
+
+_SOURCES = {
+    "persistentVolumeClaim": ("pvc", "claimName"),
+    "hostPath": ("hostPath", "path"),
+    "configMap": ("configMap", "name"),
+    "secret": ("secret", "secretName"),
+}
+
+
+def _source(volume: Values) -> Values | None:
+    """Return a volume's source in keys of a job file, None when it has fields without a key."""
+    for kind, (key, field) in _SOURCES.items():
+        if kind in volume:
+            fields = set(volume[kind]) - {"type", "readOnly"}
+            return {key: volume[kind][field]} if fields == {field} else None
+    size = (volume.get("emptyDir") or {}).get("sizeLimit")
+    return {"emptyDir": str(size)} if size and len(volume["emptyDir"]) == 1 else None
+
+
+def _container_patch(main: Values, mounts: list[Values]) -> tuple[Values | None, list[str]]:
+    """Return a patch of the trainer's container with the fields that have no key, and notes."""
+    notes = [
+        f"{key}: {' '.join(map(str, main[key]))[:200]!r} is not migrated; the image's entrypoint starts "
+        "the ranks and trainer.task says what is trained"
+        for key in ("command", "args")
+        if key in main
+    ]
+    migrated = {"name", "image", "imagePullPolicy", "resources", "env", "envFrom", "ports"}
+    migrated |= {"command", "args", "volumeMounts"}
+    rest = {key: value for key, value in main.items() if key not in migrated and value}
+    rest |= {"volumeMounts": mounts} if mounts else {}
+    return ({"name": "trainer", **rest} if rest else None), notes

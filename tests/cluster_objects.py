@@ -45,7 +45,7 @@ FAILED = {"conditions": [{"type": "Failed", "status": "True", "reason": "FailedJ
 JOBSET = ("jobset.x-k8s.io/v1alpha2", "JobSet")
 
 
-def jobset(spec: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+def jobset(spec: Any = None, **status: Any) -> dict[str, Any]:
     metadata = {"name": "digits", "labels": LABELS, "creationTimestamp": "2020-01-01T00:00:00Z"}
     return {"metadata": metadata, "spec": spec or {}, "status": status}
 

@@ -128,7 +128,7 @@ def test_sigterm_saves_a_checkpoint(verbs: Verbs, launcher: str, claim: str) -> 
         trained_to(verbs, name, 30)
         job_ = jobs.get_job(verbs.cluster, name)
         first = next(pod for pod in jobs.pods(verbs.cluster, job_) if pod.node == 0)
-        following = logs.Following(verbs.cluster, query={"follow": "true"})
+        following = logs.LogFollower(verbs.cluster, query={"follow": "true"})
         following.add(first)
         lines: list[str] = []
         api.call(verbs.cluster, "DELETE", objects.path_of(verbs.cluster, "v1", "Pod", first.name))

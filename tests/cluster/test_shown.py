@@ -39,7 +39,7 @@ def test_what_a_running_job_uses_is_told(verbs: Verbs, claim: str) -> None:
 def failed_probes(verbs: Verbs, name: str) -> int:
     """Return how often a job's pods have been found without a sign of life."""
     job = jobs.get_job(verbs.cluster, name)
-    events = jobs.events_of(verbs.cluster, job, {pod.name for pod in jobs.pods(verbs.cluster, job)})
+    events = jobs.events(verbs.cluster, job, {pod.name for pod in jobs.pods(verbs.cluster, job)})
     return sum(one.get("count", 1) for one in events if one["message"].startswith("Liveness"))
 
 

@@ -93,7 +93,7 @@ def start(
     return done
 
 
-def events(tree: Path, *arguments: str, ranks: int = 1, **settings: str) -> list[dict[str, Any]]:
+def events(tree: Path, *arguments: str, ranks: int = 1, **settings: Any) -> list[dict[str, Any]]:
     variables = {f"TRAINER_{name.upper()}": value for name, value in (SETTINGS | settings).items()}
     done = start(tree, *arguments, PET_NPROC_PER_NODE=str(ranks), **variables)
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,10 @@ def standin(folder: Path) -> Iterator[Path]:
     with network() as net, serving(server, folder, namespace=None) as config:
         kubelet = Kubelet(server, folder, net)
         server.log = kubelet.log
-        rounds = [*(partial(sync, server) for sync in CONTROLLERS), kubelet.sync]
+        rounds: list[Callable[[], object]] = [
+            *(partial(sync, server) for sync in CONTROLLERS),
+            kubelet.sync,
+        ]
 
         def control() -> None:
             while not stop.wait(_PAUSE):

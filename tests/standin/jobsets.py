@@ -71,7 +71,7 @@ def _part_status(
     def up(job: Object) -> bool:
         status = job.get("status", {})
         ready: int = status.get("succeeded", 0) + status.get("ready", 0)
-        return ready >= job["spec"]["parallelism"]
+        return bool(ready >= job["spec"]["parallelism"])
 
     return {
         "name": name,

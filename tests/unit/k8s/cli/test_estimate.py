@@ -126,7 +126,7 @@ def test_any_task_that_can_be_imported_has_figures(task: str) -> None:
 
 def test_for_programs() -> None:
     rendered = render(gpus(faults={"deadline": 5400}), "job")
-    figures = [Estimate("ddp", "as set", NEED, 80 * 2**30)]
+    figures: list[Estimate | str] = [Estimate("ddp", "as set", NEED, 80 * 2**30)]
     (found,) = json.loads(report.to_json([rendered], figures))
     assert found["gpu_hours"] == 48.0
     assert found["totals"]["nvidia.com/gpu"] == "32"

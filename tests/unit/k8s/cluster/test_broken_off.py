@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from k8s.cluster import jobs, logs
 from k8s.cluster.client.objects import listed
 from k8s.cluster.client.watch import changes
 from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, connection, fill, jobset
-from tests.standin.server import Server
+from tests.standin.server import Answer, Server
 from trainer.config.exits import Fault
 
 Cluster = tuple[Server, Path]
@@ -83,7 +83,7 @@ def test_a_watch_begins_anew_when_its_version_is_forgotten(how: str, cluster: Cl
     def act() -> None:
         attached(server)
         if how == "as the answer":
-            told = iter([(410, {}, '{"message": "too old"}')])
+            told: Iterator[Answer] = iter([(410, {}, '{"message": "too old"}')])
             server.answer = lambda _, path: next(told, None) if "watch" in path else None
             server.hang_up()
         server.forget()
@@ -110,7 +110,9 @@ def test_a_watch_of_garbage_is_69(cluster: Cluster) -> None:
 def test_a_list_begins_anew_when_its_pages_are_forgotten(cluster: Cluster) -> None:
     server, config = cluster
     page = {"items": [{"metadata": {"name": "a"}}], "metadata": {"continue": "next"}}
-    told = iter([(200, {}, json.dumps(page)), (410, {}, "{}"), (200, {}, json.dumps(page))])
+    told: Iterator[Answer] = iter(
+        [(200, {}, json.dumps(page)), (410, {}, "{}"), (200, {}, json.dumps(page))]
+    )
     server.answer = lambda _, __: next(told, None)
     found = listed(connection(config, timeout=5), "/api/v1/namespaces/lab/pods", {})
     assert found == [{"metadata": {"name": "a"}}]
@@ -125,7 +127,7 @@ def test_a_followed_log_goes_on_where_it_broke_off(cluster: Cluster) -> None:
     whole = b"".join(server.log(f"/x/{name}", {"timestamps": "true"})).decode()
     # cut within the second line: the length promises more than comes
     lying = {"Content-Length": "9999", "Connection": "close"}
-    told = iter([(200, lying, whole[: whole.index("two") + 1])])
+    told: Iterator[Answer] = iter([(200, lying, whole[: whole.index("two") + 1])])
     server.answer = lambda _, path: next(told, None) if "/log" in path else None
     connected = connection(config, timeout=5)
     lines: list[str] = []

@@ -185,7 +185,7 @@ def test_the_role_is_what_the_verbs_take(
 def test_who_may_is_said(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(job(namespace="research")))
-    bindings = set()
+    bindings: set[str] = set()
     for who, subject in {
         "user:jane@lab.org": {"kind": "User", "name": "jane@lab.org", "apiGroup": API},
         "user:jane-lab/org": {"kind": "User", "name": "jane-lab/org", "apiGroup": API},

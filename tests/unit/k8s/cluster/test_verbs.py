@@ -29,7 +29,7 @@ from tests.cluster_objects import (
     pod,
 )
 from tests.conftest import ROOT, clean_environment
-from tests.standin.server import Server
+from tests.standin.server import Answer, Server
 
 Cluster = tuple[Server, Path]
 
@@ -57,7 +57,7 @@ def test_a_machine_that_does_not_answer_hides_no_more_than_what_it_has(
     """As when a node is lost: the API server says 500 for the logs of its pods, and goes on."""
     server, config = cluster
     fill(server, **RUNNING)
-    lost = (500, {}, json.dumps({"message": "dial tcp 10.0.0.7:10250: no route to host"}))
+    lost: Answer = (500, {}, json.dumps({"message": "dial tcp 10.0.0.7:10250: no route to host"}))
     server.answer = lambda _, path: lost if "/log" in path else None
     code, out, _ = run(config, "--timeout", "2", "status", "digits", "--json")
     told = json.loads(out)
@@ -68,7 +68,11 @@ def test_a_machine_that_does_not_answer_hides_no_more_than_what_it_has(
     assert (code, "no route to host" in out) == (0, True)
     code, out, err = run(config, "--timeout", "2", "logs", "digits")
     assert (code, out.count("(no log: "), "no route to host" in err) == (69, 2, True)
-    hidden = (403, {}, json.dumps({"message": 'User "jane" cannot get resource "pods/log"'}))
+    hidden: Answer = (
+        403,
+        {},
+        json.dumps({"message": 'User "jane" cannot get resource "pods/log"'}),
+    )
     server.answer = lambda _, path: hidden if "/log" in path else None
     code, _, err = run(config, "logs", "digits")
     assert (code, "not allowed" in err) == (64, True)

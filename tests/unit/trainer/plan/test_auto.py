@@ -209,4 +209,4 @@ def test_a_dry_run_without_a_result_says_why(
     written: dict[str, str], seconds: float, message: str
 ) -> None:
     with pytest.raises(Fault, match=f"the dry run {message}"):
-        memory.dry_run(settings_for(**written), 2, seconds=seconds)
+        memory.dry_run(settings_for(None, **written), 2, seconds=seconds)

@@ -11,7 +11,7 @@ from trainer.config.ending import leave, tell
 from trainer.config.environment import from_environment, variable
 from trainer.config.exits import MEANINGS, Exit, Fault
 from trainer.config.settings import Settings
-from trainer.launcher.orphans import die_with_the_agent
+from trainer.launcher.orphans import die_with_launcher
 
 _HELP = """usage: python -m trainer
 
@@ -38,7 +38,7 @@ def train(*, is_forked: bool) -> int:
     """Train as the environment says and return the exit code; a forked rank has its parent already."""
     try:
         if not is_forked:
-            die_with_the_agent()
+            die_with_launcher()
         settings = from_environment()
         # torch takes seconds to import; a wrong setting is told at once.
         if settings.dry_run is not None:

@@ -80,8 +80,8 @@ def test_events_that_find_no_room_are_missing_and_tear_no_others(
 SPEAKING = """
 import sys
 from pathlib import Path
-from trainer.launcher.log import kept
-with kept(Path("logs")) as log:
+from trainer.launcher.log_file import log_to_file
+with log_to_file(Path("logs")) as log:
     for number in range(3000):
         print(number)
         print(number, file=sys.stderr)
@@ -98,7 +98,7 @@ def test_a_log_that_finds_no_room_costs_the_log_only(start: Any, tiny_disk: Path
     assert lines == [str(number) for number in range(3000)]
     assert 0 < int(size) < 2**15
     said = process.read(process.words)
-    (told,) = re.findall("launch: .*: No space left on device; words are missing there\n", said)
+    (told,) = re.findall("launch: .*: No space left on device; its log is incomplete\n", said)
     assert said.replace(told, "").splitlines() == lines
 
 

@@ -12,7 +12,7 @@ from trainer.config.environment import from_environment, variable
 from trainer.config.exits import MEANINGS, Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.config.settings import Settings
-from trainer.launcher.orphans import die_with_the_agent
+from trainer.launcher.orphans import die_with_launcher
 
 _HELP = """usage: python -m trainer
 
@@ -40,7 +40,7 @@ def train(*, is_forked: bool) -> int:
     log_to_stderr()
     try:
         if not is_forked:
-            die_with_the_agent()
+            die_with_launcher()
         settings = from_environment()
         # torch takes seconds to import; a wrong setting is reported before.
         if settings.dry_run is not None:

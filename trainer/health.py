@@ -1,9 +1,9 @@
-"""Signs of life: the launcher and every rank of this node renew theirs, and this command judges them.
+"""The liveness check: the launcher and every rank keep a file fresh, and this command checks their age.
 
-A rank renews it with every step and every batch that it evaluates; a file each, in the folder
-TRAINER_HEALTH. Imports neither torch nor pydantic: a kubelet runs it every minute.
+A rank renews its file at every step and every evaluated batch, in the folder TRAINER_HEALTH. Imports
+neither torch nor pydantic, since a kubelet runs it every minute.
 
-    python -m trainer.health    # 0: fresh signs, or none asked for; 1: one line that says whose is old
+    python -m trainer.health    # 0: all fresh, or TRAINER_HEALTH is not set; 1: a line with the oldest
 """
 
 import contextlib
@@ -20,28 +20,27 @@ LAUNCHER = "launcher"
 
 Renew = Callable[[], None]
 
-_EVERY = 1.0  # seconds between two writes
-_LENGTH = 100  # bytes
+_WRITE_INTERVAL = 1.0  # seconds
+_FILE_SIZE = 100  # bytes
 
 
 def rank(local_rank: int) -> str:
-    """Return the name under which a rank signs."""
+    """Return the name of a rank's file."""
     return f"rank-{local_rank}"
 
 
 def sign(folder: Path | None, name: str, *, limit: float) -> Renew:
-    """Give the first sign of life of `name` and return what renews it.
+    """Create the liveness file `name` and return the function that renews it.
 
-    It is old after `limit` seconds, 0: never. Nothing is written where there is no folder. Raises
-    Fault(71).
+    It is old after `limit` seconds; 0: never. Without a folder nothing is written. Raises Fault(71).
     """
     if folder is None:
         return lambda: None
     path, signs, written = folder / name, 0, float("-inf")
 
     def write(now: float) -> None:
-        # In place, so that a full disk does not age it; the clock is the same for all processes.
-        text = json.dumps({"time": now, "signs": signs, "limit": limit}).ljust(_LENGTH)
+        # In place, since a full disk allows that; the monotonic clock is the same for all processes.
+        text = json.dumps({"time": now, "signs": signs, "limit": limit}).ljust(_FILE_SIZE)
         file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.pwrite(file, text.encode(), 0)
@@ -52,7 +51,7 @@ def sign(folder: Path | None, name: str, *, limit: float) -> Renew:
         nonlocal signs, written
         signs += 1
         now = time.monotonic()
-        if now - written >= _EVERY:
+        if now - written >= _WRITE_INTERVAL:
             written = now
             with contextlib.suppress(OSError):
                 write(now)
@@ -62,24 +61,25 @@ def sign(folder: Path | None, name: str, *, limit: float) -> Renew:
         write(time.monotonic())
     except OSError as error:
         raise Fault(
-            Exit.MACHINE, f"{path}: {error.strerror}; set a TRAINER_HEALTH that can be written"
+            Exit.MACHINE,
+            f"{path}: {error.strerror}; set TRAINER_HEALTH to a folder that can be written",
         ) from error
     return renew
 
 
 def forget(folder: Path | None) -> None:
-    """Remove what an earlier launch has left; its clock may have been another."""
+    """Remove the files of an earlier launch; its monotonic clock may have been another."""
     for path in folder.glob("*") if folder else ():
         if path.name == LAUNCHER or path.name.startswith("rank-"):
             path.unlink(missing_ok=True)
 
 
 def judge(folder: Path) -> str | None:
-    """Return what is wrong with the signs of life in `folder`, or None."""
+    """Return the problem with the liveness files in `folder`, or None."""
     names = [LAUNCHER, *(path.name for path in sorted(folder.glob("rank-*")))]
     signs = {name: _read(folder / name) for name in names if (folder / name).is_file()}
     if not signs:
-        return f"no process has given a sign of life in {folder}"
+        return f"no liveness file in {folder}"
     now = time.monotonic()
     old = {
         name: now - sign["time"]
@@ -97,7 +97,7 @@ def judge(folder: Path) -> str | None:
 
 def _read(path: Path) -> dict[str, float]:
     for _ in range(3):
-        with contextlib.suppress(ValueError):  # it is being written
+        with contextlib.suppress(ValueError):  # being written
             found: dict[str, float] = json.loads(path.read_bytes())
             return found
         time.sleep(0.01)
@@ -105,12 +105,12 @@ def _read(path: Path) -> dict[str, float]:
 
 
 def main() -> int:
-    """Judge this node's signs of life; return 0, or 1 with a line on standard output."""
+    """Check this node's processes; return 0, or 1 with a line on standard output."""
     folder = os.environ.get("TRAINER_HEALTH")
-    wrong = judge(Path(folder)) if folder else None
-    if wrong:
-        print(f"health: {wrong}")  # a kubelet shows both streams; so does docker inspect
-    return 1 if wrong else 0
+    problem = judge(Path(folder)) if folder else None
+    if problem:
+        print(f"health: {problem}")  # a kubelet shows both streams; so does docker inspect
+    return 1 if problem else 0
 
 
 if __name__ == "__main__":

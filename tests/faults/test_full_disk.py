@@ -79,8 +79,8 @@ def test_events_without_room_are_missing_and_no_others_are_torn(
 SPEAKING = """
 import sys
 from pathlib import Path
-from trainer.launcher.log import kept
-with kept(Path("logs")) as log:
+from trainer.launcher.log_file import log_to_file
+with log_to_file(Path("logs")) as log:
     for number in range(3000):
         print(number)
         print(number, file=sys.stderr)
@@ -97,7 +97,7 @@ def test_a_full_disk_ends_the_log_and_not_the_run(start: Any, tiny_disk: Path) -
     assert lines == [str(number) for number in range(3000)]
     assert 0 < int(size) < 2**15
     text = process.read(process.words)
-    (warning,) = re.findall("launch: .*: No space left on device; words are missing there\n", text)
+    (warning,) = re.findall("launch: .*: No space left on device; its log is incomplete\n", text)
     assert text.replace(warning, "").splitlines() == lines
 
 

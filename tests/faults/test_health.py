@@ -1,4 +1,4 @@
-"""`python -m trainer.health`: fresh signs of life are 0, a process that makes none is named, with 1."""
+"""`python -m trainer.health`: 0 while all processes make progress, else 1 with the one that does not."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ from trainer import health
 from trainer.config.exits import Exit, Fault
 
 
-def judged(folder: Path | str, *options: str) -> subprocess.CompletedProcess[str]:
+def run_check(folder: Path | str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *options, "-m", "trainer.health"],
         env=clean_environment(TRAINER_HEALTH=str(folder)),
@@ -27,31 +27,31 @@ def judged(folder: Path | str, *options: str) -> subprocess.CompletedProcess[str
 
 def test_it_needs_neither_torch_nor_pydantic(tmp_path: Path) -> None:
     health.sign(tmp_path, health.LAUNCHER, limit=60)
-    done = judged(tmp_path, "-X", "importtime")
+    done = run_check(tmp_path, "-X", "importtime")
     assert done.returncode == 0
     assert not any(name in done.stderr for name in ("| torch", "| pydantic", "| trainer.settings"))
 
 
-def test_the_oldest_sign_past_its_limit_is_named(tmp_path: Path) -> None:
+def test_the_oldest_file_past_its_limit_is_named(tmp_path: Path) -> None:
     for name, limit in ((health.LAUNCHER, 60.0), ("rank-0", 0.02), ("rank-1", 0.01), ("rank-2", 0)):
         health.sign(tmp_path, name, limit=limit)
         time.sleep(0.03)
-    assert (wrong := health.judge(tmp_path)) is not None
-    assert wrong.startswith("rank 0: no step, evaluated batch or checkpoint for 0 s (limit 0 s, ")
+    assert (problem := health.judge(tmp_path)) is not None
+    assert problem.startswith("rank 0: no step, evaluated batch or checkpoint for 0 s (limit 0 s, ")
     health.forget(tmp_path)
-    assert health.judge(tmp_path) == f"no process has given a sign of life in {tmp_path}"
+    assert health.judge(tmp_path) == f"no liveness file in {tmp_path}"
 
 
-def test_it_says_so_when_nobody_has_signed_and_is_content_when_nobody_is_asked_to(
+def test_no_file_is_a_problem_unless_trainer_health_is_not_set(
     tmp_path: Path,
 ) -> None:
-    done = judged(tmp_path / "none")
+    done = run_check(tmp_path / "none")
     assert done.returncode == 1
-    assert done.stdout == f"health: no process has given a sign of life in {tmp_path / 'none'}\n"
-    assert judged("").returncode == 0
+    assert done.stdout == f"health: no liveness file in {tmp_path / 'none'}\n"
+    assert run_check("").returncode == 0
 
 
-def test_a_sign_is_written_once_a_second_at_most_and_in_place(tmp_path: Path) -> None:
+def test_a_file_is_written_once_a_second_at_most_and_in_place(tmp_path: Path) -> None:
     renew = health.sign(tmp_path, "rank-0", limit=60)
     renew()
     before = (tmp_path / "rank-0").stat()
@@ -61,15 +61,15 @@ def test_a_sign_is_written_once_a_second_at_most_and_in_place(tmp_path: Path) ->
     assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)
 
 
-def test_a_sign_that_cannot_be_read_is_an_old_one(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_an_old_one(tmp_path: Path) -> None:
     (tmp_path / "rank-0").write_text("{")
-    assert (wrong := health.judge(tmp_path)) is not None
-    assert wrong.startswith("rank 0: ")
+    assert (problem := health.judge(tmp_path)) is not None
+    assert problem.startswith("rank 0: ")
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Fault, match="set a TRAINER_HEALTH that can be written") as caught:
+    with pytest.raises(Fault, match="set TRAINER_HEALTH to a folder") as caught:
         health.sign(tmp_path / "file", "rank-0", limit=60)
     assert caught.value.code == Exit.MACHINE
 
@@ -90,16 +90,16 @@ def test_a_stopped_rank_is_named_and_healthy_again_when_it_goes_on(
         TRAINER_HEALTH_TIMEOUT="3",
     )
     running.wait_for('"step": 5,')
-    time.sleep(3.5)  # more than the limit: only renewed signs are fresh
-    assert judged(folder).returncode == 0
+    time.sleep(3.5)  # more than the limit: only renewed files are fresh
+    assert run_check(folder).returncode == 0
     (rank,) = running.ranks()
     rank.send_signal(signal.SIGSTOP)
     time.sleep(4.5)
-    done = judged(folder)
+    done = run_check(folder)
     assert done.returncode == 1
     assert done.stdout.startswith("health: rank 0: no step, evaluated batch or checkpoint for ")
     rank.send_signal(signal.SIGCONT)
     time.sleep(1)
-    assert judged(folder).returncode == 0
+    assert run_check(folder).returncode == 0
     running.process.send_signal(signal.SIGTERM)
     assert running.end().code == Exit.STOPPED

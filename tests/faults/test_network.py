@@ -59,7 +59,7 @@ def test_a_former_attempt_is_told_from_this_one_and_outlived(net: Network, tmp_p
     former = job.start_node(hosts[0])  # its node 1 is gone, and nobody has told it yet
     job.attempts = 2
     second = job.start_node(hosts[1])
-    second.wait_for("waiting for a place")
+    second.wait_for("waiting to join")
     assert "this is job 'attempt-1', another one or attempt" in second.read(second.words)
     first = job.start_node(hosts[0])
     assert first.end(timeout=30).code == 69

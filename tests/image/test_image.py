@@ -40,7 +40,7 @@ def site(image: Image) -> Path:
 def test_it_says_what_it_is_and_how_it_is_run(built: Built) -> None:
     config = built.image.config
     assert config["User"] == "65532:65532"
-    assert config["Entrypoint"] == ["python", "-m", "trainer.launch"]
+    assert config["Entrypoint"] == ["tini", "--", "python", "-m", "trainer.launch"]
     assert not config.get("Cmd")
     assert config["WorkingDir"] == "/workspace"
     assert config["Labels"].items() >= {

@@ -1,4 +1,4 @@
-"""The process that forks the ranks: what each of them begins with, and what becomes of who is lost."""
+"""The process that forks the ranks: what each of them starts with, and what happens when one is lost."""
 
 import json
 import os
@@ -19,15 +19,14 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each rank is started anew"),
 ]
 
-BIRTH = """
+RANKS = """
 import json, os, signal, sys
 import numpy
-from trainer.launcher.fork_server import begin
+from trainer.launcher import fork_server
 
-server = begin(["numpy"])
-if server is None:
+def run_rank():
     handlers = [signal.getsignal(n) is signal.SIG_DFL for n in (signal.SIGTERM, signal.SIGHUP)]
-    said = {
+    state = {
         "environment": dict(os.environ),
         "leads": os.getsid(0) == os.getpid(),
         "handlers": handlers,
@@ -35,9 +34,11 @@ if server is None:
         "open": len(os.listdir("/dev/fd")),
         "drawn": numpy.random.random(),
     }
-    print(json.dumps(said))
+    print(json.dumps(state))
     print("error", file=sys.stderr)
     sys.exit(int(os.environ["CODE"]))
+
+server = fork_server.start(["numpy"], run_rank=run_rank)
 ranks = []
 for number, code in enumerate((0, 69)):
     own = {"RANK": str(number), "CODE": str(code), "LARGE": "x" * 500_000, "BYTES": "\\udcff"}
@@ -47,10 +48,10 @@ print(json.dumps([rank.wait(30) for rank in ranks]))
 """
 
 
-def test_a_rank_begins_with_its_own_variables_files_signals_and_draws(
+def test_a_rank_starts_with_its_own_variables_files_signals_and_random_numbers(
     start: Any,
 ) -> None:
-    started = start("-c", BIRTH, PYTHONPATH=str(ROOT))
+    started = start("-c", RANKS, PYTHONPATH=str(ROOT))
     folder = Path(started.out.name).parent
     assert started.process.wait(60) == 0, started.read(started.words)
     assert json.loads(started.read(started.out)) == [0, 69]
@@ -70,13 +71,11 @@ def test_a_rank_begins_with_its_own_variables_files_signals_and_draws(
     assert ranks[0]["drawn"] != ranks[1]["drawn"]
 
 
-AT_ONCE = """
+SIGNALLED = """
 import json, os, signal, time
-from trainer.launcher.fork_server import begin
+from trainer.launcher import fork_server
 
-server = begin(["signal"])
-if server is None:
-    time.sleep(60)
+server = fork_server.start(["signal"], run_rank=lambda: time.sleep(60))
 codes = []
 for _ in range(50):
     rank = server.fork({}, stdout=1, stderr=2)
@@ -86,8 +85,8 @@ print(json.dumps(codes))
 """
 
 
-def test_a_signal_that_comes_with_the_birth_is_not_lost(start: Any) -> None:
-    started = start("-c", AT_ONCE, PYTHONPATH=str(ROOT))
+def test_a_signal_right_after_the_fork_is_not_lost(start: Any) -> None:
+    started = start("-c", SIGNALLED, PYTHONPATH=str(ROOT))
     assert started.process.wait(60) == 0, started.read(started.words)
     assert json.loads(started.read(started.out)) == [-15] * 50
 
@@ -95,12 +94,13 @@ def test_a_signal_that_comes_with_the_birth_is_not_lost(start: Any) -> None:
 LOST = """
 import os, signal, time
 from trainer.config.exits import Fault
-from trainer.launcher.fork_server import begin
+from trainer.launcher import fork_server
 
-server = begin(["signal"])
-if server is None:
+def run_rank():
     print(os.getppid(), flush=True)
     time.sleep(60)
+
+server = fork_server.start(["signal"], run_rank=run_rank)
 with open("parent", "w") as file:
     rank = server.fork({}, stdout=file.fileno(), stderr=2)
 while not (pid := open("parent").read()):
@@ -114,7 +114,7 @@ except Fault as fault:
 """
 
 
-def test_a_server_that_is_lost_takes_its_ranks_along_and_is_told_of(start: Any) -> None:
+def test_ranks_end_with_a_server_that_is_killed(start: Any) -> None:
     started = start("-c", LOST, PYTHONPATH=str(ROOT))
     assert started.process.wait(60) == 0, started.read(started.words)
     lost = "71 the process that forks the ranks does not answer"
@@ -148,7 +148,7 @@ int cuGetProcAddress(const char *name, void **found, int v, unsigned long long f
 
 @pytest.fixture
 def driver(tmp_path: Path) -> dict[str, str]:
-    """The variables under which torch finds our driver, which writes who uses it to `used`."""
+    """Variables with which torch finds our driver, which writes the ids of its users to `used`."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     (tmp_path / "driver.c").write_text(DRIVER, encoding="utf-8")
@@ -158,10 +158,10 @@ def driver(tmp_path: Path) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": found, "DRIVER_USED": str(tmp_path / "used")}
 
 
-def test_nothing_asks_the_driver_of_gpus_before_the_ranks_are_forked(
+def test_no_process_uses_the_gpu_driver_before_the_ranks_are_forked(
     start: Any, driver: dict[str, str]
 ) -> None:
-    """Nor does what counts the devices, where nothing says how many ranks to start."""
+    """Nor is it used to count the devices, where PET_NPROC_PER_NODE is not set."""
     started = start("-m", "trainer.launch", **(QUICK | driver | {"TRAINER_STEPS": "100000"}))
     started.wait_for('"step": 5,')
     launcher, server, rank = started.family()
@@ -173,17 +173,20 @@ def test_nothing_asks_the_driver_of_gpus_before_the_ranks_are_forked(
     assert not asked & {launcher.pid, server.pid}
 
 
-def test_a_driver_that_crashes_when_it_is_asked_is_71(start: Any, driver: dict[str, str]) -> None:
+def test_a_driver_that_crashes_while_devices_are_counted_is_71(
+    start: Any, driver: dict[str, str]
+) -> None:
     ended = start("-m", "trainer.launch", **(QUICK | driver), DRIVER_BROKEN="1").end()
     assert ended.code == 71
     assert "cannot be counted" in ended.words
     assert "PET_NPROC_PER_NODE" in ended.words
 
 
-def test_a_number_that_a_former_process_had_does_not_end_a_new_one() -> None:
-    ours, theirs = socket.socketpair()
+def test_the_exit_code_of_an_earlier_process_is_not_taken_for_a_new_one_of_its_number() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = ForkServer(ours, 0)
-    theirs.sendall(b"born 5 0\nended 5 69\n")
-    assert server.ended(5) == 69
-    theirs.sendall(b"born 5 0\n")
-    assert server.ended(5) is None
+    theirs.send(b"started 5 0")
+    theirs.send(b"ended 5 69")
+    assert server.exit_code(5) == 69
+    theirs.send(b"started 5 0")
+    assert server.exit_code(5) is None

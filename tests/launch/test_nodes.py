@@ -14,7 +14,7 @@ from tests.checkpoint.small import save
 from tests.conftest import QUICK, ROOT, Ended
 from tests.ranks import free_port
 from trainer.config.exits import Exit
-from trainer.rendezvous.client import Member
+from trainer.rendezvous.client import RendezvousClient
 
 pytestmark = pytest.mark.slow
 
@@ -66,18 +66,18 @@ def test_elastic_nodes_meet_by_c10d(start: Any) -> None:
     assert summary["world_size"] == 2
 
 
-def test_a_node_that_is_lost_as_the_round_starts_keeps_nobody_waiting(start: Any) -> None:
+def test_a_node_that_is_lost_as_the_round_starts_is_not_waited_for(start: Any) -> None:
     """torch's agents would wait for what it was to write to their store, for five minutes."""
     port = free_port()
     first = start("-m", "trainer.launch", **(elastic("1:2", port) | QUICK), TRAINER_LAST_CALL="60")
-    lost = Member("127.0.0.1", port, job="attempt-1", ranks=3, peer_timeout=3)
+    lost = RendezvousClient("127.0.0.1", port, job="attempt-1", ranks=3, peer_timeout=3)
     deadline = time.monotonic() + 60
     lost.join(1, deadline=deadline, own_address=None)
-    assert lost.next_round(deadline=deadline, clean=True, least=1).world_size == 4
+    assert lost.next_round(deadline=deadline, clean=True, min_nodes=1).world_size == 4
     lost.leave(Exit.CODE)
     ended = first.end(timeout=30)
     assert ended.code == 0, ended.words
-    assert "node 1 (127.0.0.1) is gone; on to the next round" in ended.words
+    assert "node 1 (127.0.0.1) is gone; starting the next round" in ended.words
     assert ended.of("launch")[0]["world_size"] == 1
 
 
@@ -88,9 +88,7 @@ def test_a_master_that_never_comes_is_69_and_named(start: Any) -> None:
     assert f"node 0, did not answer at 127.0.0.1:{port} within 2 s" in ended.words
 
 
-def test_a_node_that_never_comes_is_69_and_counted_once_it_has_been_in_vain(
-    start: Any, tmp_path: Path
-) -> None:
+def test_a_node_that_never_comes_is_69_and_70_once_that_repeats(start: Any, tmp_path: Path) -> None:
     variables = {"TRAINER_RENDEZVOUS_TIMEOUT": "1", "TRAINER_PEER_LOSSES": "1"}
 
     def attempt() -> Ended:
@@ -108,7 +106,7 @@ def test_a_node_that_never_comes_is_69_and_counted_once_it_has_been_in_vain(
     assert attempt().code == 69
 
 
-def test_an_elastic_job_whose_ranks_lose_each_other_in_vain_is_70(
+def test_an_elastic_job_whose_ranks_lose_each_other_repeatedly_is_70(
     start: Any, tmp_path: Path
 ) -> None:
     """Their nodes see each other, so each round would start, and end, like the one before."""
@@ -121,8 +119,8 @@ def test_an_elastic_job_whose_ranks_lose_each_other_in_vain_is_70(
     nodes = [start("-m", "trainer.launch", **(QUICK | variables)) for _ in range(2)]
     endings = [node.end() for node in nodes]
     assert sorted(ended.code for ended in endings) == [69, 70], endings
-    (keeper,) = [ended for ended in endings if ended.code == 70]
-    assert "in a row without a new checkpoint: 1, of which TRAINER_PEER_LOSSES=0" in keeper.words
+    (server,) = [ended for ended in endings if ended.code == 70]
+    assert "in a row without a new checkpoint: 1, of which TRAINER_PEER_LOSSES=0" in server.words
 
 
 def test_who_is_to_blame_says_so_however_long_its_end_takes(start: Any) -> None:

@@ -1,7 +1,7 @@
-"""The in-container contract: torchrun's own PET_* variables, resolved to where this node stands.
+"""The contract of a container: torchrun's own PET_* variables, read into this node's place in the job.
 
-Every launcher ends in these variables, so `torchrun -m trainer` and `python -m trainer.launch` both
-work in every one. Imports no torch.
+Every launcher sets these variables, so both `torchrun -m trainer` and `python -m trainer.launch` work
+with each. Imports no torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,10 +15,10 @@ _LAST_PORT = 65535
 
 @dataclass(frozen=True)
 class Contract:
-    """Where this node stands. `port` 0 means: any free one, for a job of one node.
+    """This node's place in the job. `port` 0 is any free port, for a job of one node.
 
-    Fixed size: `min_nodes` == `max_nodes`, a static rendezvous at the master, `node_rank` known.
-    Elastic: torch's c10d rendezvous decides ranks; `rendezvous_id` is unique per attempt.
+    A job of fixed size meets at its master, and `node_rank` is known. In an elastic one the rendezvous
+    assigns ranks, between `min_nodes` and `max_nodes`. `rendezvous_id` is unique per attempt.
     """
 
     min_nodes: int
@@ -39,14 +39,14 @@ class Contract:
 
     @property
     def world_size(self) -> int | None:
-        """Ranks in all; None when elastic."""
+        """The number of ranks; None when elastic."""
         return None if self.elastic else self.max_nodes * self.ranks_per_node
 
 
 def resolve(environment: Mapping[str, str], *, devices: Callable[[], int]) -> Contract:
-    """Read the PET_* variables; `devices` counts the accelerators when nothing names the ranks.
+    """Read the PET_* variables; `devices` counts accelerators when PET_NPROC_PER_NODE is not set.
 
-    Raises Fault(64) naming the variable that is missing or wrong.
+    Raises Fault(64) with the variable that is missing or wrong.
     """
     low, high = _nodes(environment)
     elastic = environment.get("PET_RDZV_BACKEND", "static") == "c10d"
@@ -118,7 +118,7 @@ def _endpoint(environment: Mapping[str, str], *, elastic: bool, nodes: int) -> t
     address = environment.get("PET_MASTER_ADDR") or ""
     if not address and nodes > 1:
         raise Fault(Exit.CONFIG, f"PET_MASTER_ADDR is not set, but there are {nodes} nodes")
-    several = nodes > 1  # who cannot all look for a free port of their own
+    several = nodes > 1  # they must agree on a port
     port_number = _integer(
         environment,
         "PET_MASTER_PORT",
@@ -142,7 +142,7 @@ def _integer(
 
 
 def table(contract: Contract) -> str:
-    """Return the resolved contract as a table for people."""
+    """Return the contract as a table for the log."""
     nodes = str(contract.max_nodes)
     if contract.min_nodes != contract.max_nodes:
         nodes = f"{contract.min_nodes} to {contract.max_nodes}"

@@ -1,7 +1,7 @@
-"""How the settings are read: from TRAINER_* here, from the job file's `trainer:` block by the renderer.
+"""Reads the settings from TRAINER_* variables, or from the job file's `trainer:` block.
 
-The block holds the same keys in lower camel case. Both ways end in `parse`, so a value that the
-renderer accepts is a value that the trainer accepts. Imports neither torch nor kubernetes.
+The block has the same keys in lower camel case. `parse` checks both, so the trainer accepts every value
+that the renderer has accepted. Imports neither torch nor kubernetes.
 
     TRAINER_MODE=ddp TRAINER_GLOBAL_BATCH=128 torchrun --nproc-per-node 2 -m trainer
 """
@@ -19,7 +19,7 @@ from trainer.config.settings import Settings
 
 PREFIX = "TRAINER_"
 
-# How a setting is called where it was written: "TRAINER_LR" or "trainer.lr".
+# The name of a setting where the user has set it: "TRAINER_LR" or "trainer.lr".
 Label = Callable[[str], str]
 
 
@@ -44,10 +44,9 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
 
 
 def parse(values: Mapping[str, str], *, label: Label) -> Settings:
-    """Check `values` (field name to text, as an environment would hold it).
+    """Check `values` (field name to text) and return the settings.
 
-    Raises Fault(64) with one line that names the first wrong setting as its writer called it, the
-    value seen and what would work.
+    Raises Fault(64) for the first wrong one.
     """
     for name in values:
         if name not in Settings.model_fields:
@@ -61,14 +60,14 @@ def parse(values: Mapping[str, str], *, label: Label) -> Settings:
         message = first["msg"].replace("Input should be", "must be")
         raise Fault(Exit.CONFIG, f"{label(name)}={values[name]!r}: {message}") from None
     _check_names(settings, label)
-    _check_patience(settings, label)
+    _check_health_timeout(settings, label)
     return settings
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """Return the TRAINER_* variables that make `from_environment` read the same settings again.
+    """Return the TRAINER_* variables from which `from_environment` reads these settings.
 
-    Only what was set is listed, in the order of the model.
+    Only those that were set, in the order of the model.
     """
     return {
         variable(name): str(getattr(settings, name))
@@ -93,18 +92,18 @@ def _check_names(settings: Settings, label: Label) -> None:
         )
 
 
-def _check_patience(settings: Settings, label: Label) -> None:
-    """Have what ends a rank with a reason come before what only finds it stuck."""
+def _check_health_timeout(settings: Settings, label: Label) -> None:
+    """The liveness time-out must exceed every time-out that reports a cause."""
     if 0 < settings.health_limit <= settings.longest_wait:
         waits = ("rendezvous_timeout", "collective_timeout", "checkpoint_timeout")
         longest = max(waits, key=lambda name: int(getattr(settings, name)))
         raise Fault(
             Exit.CONFIG,
             f"{label('health_timeout')}={settings.health_timeout}: must be above "
-            f"{label(longest)}={settings.longest_wait}, which says what it waited for; or 0, never",
+            f"{label(longest)}={settings.longest_wait}, which reports a cause; 0 disables",
         )
 
 
 def _close_to(name: str, label: Label) -> str:
-    near = difflib.get_close_matches(name, Settings.model_fields, n=1)
-    return f"; did you mean {label(near[0])}?" if near else "; --help lists them all"
+    close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+    return f"; did you mean {label(close[0])}?" if close else "; --help lists them all"

@@ -1,7 +1,6 @@
-"""What a process of this kit says with its exit code: one table for trainer, templates and docs.
+"""The exit codes of this kit: one table for the trainer, the renderer and the README.
 
-The table is read by the trainer (which code to end with), by the renderer (which code a controller
-is told to retry) and by the README (a test compares). It imports neither torch nor kubernetes.
+Imports neither torch nor kubernetes.
 
     python -m trainer; echo $?
 """
@@ -12,7 +11,7 @@ from enum import IntEnum, StrEnum
 
 
 class Action(StrEnum):
-    """What a launcher is told to do with a pod that ended with a code."""
+    """What a launcher does after a pod has ended with a code."""
 
     NONE = "nothing, the job is done"
     FAIL = "fail the job at once"
@@ -23,7 +22,7 @@ class Action(StrEnum):
 
 
 class Exit(IntEnum):
-    """Every exit code of the kit; the numbers 64 to 71 follow BSD's sysexits where they fit."""
+    """Every exit code; 64 to 71 follow BSD's sysexits where they fit."""
 
     DONE = 0
     CONFIG = 64
@@ -37,7 +36,7 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True)
 class Meaning:
-    """A row of the table: what the code says and what a launcher does about it."""
+    """A row of the table."""
 
     text: str
     action: Action
@@ -52,12 +51,12 @@ MEANINGS: dict[Exit, Meaning] = {
     Exit.DATA: Meaning(
         "bad data or checkpoint (unreadable, wrong shape, all checkpoints corrupt)", Action.FAIL
     ),
-    # Whoever caused it ends with a code of its own, which is counted. Counting every node too would
-    # use up one retry per node for a single lost pod; a launcher that restarts all of them together
-    # counts them as one, so that a rendezvous that never comes about is not tried for ever.
+    # The node that caused it ends with another code, which is counted. Counting all others too would
+    # use up one retry per node for a single lost pod. A launcher that restarts all nodes together
+    # counts them once, so that a rendezvous that always fails is not retried forever.
     Exit.PEER: Meaning("a peer or the rendezvous is unavailable", Action.RETRY_PEER),
     Exit.CODE: Meaning(
-        "the training code raised, a rank was killed, or peers were lost again and again in vain",
+        "the training code raised, a rank was killed, or peers were lost repeatedly without progress",
         Action.RETRY,
     ),
     Exit.MACHINE: Meaning(
@@ -70,8 +69,8 @@ MEANINGS: dict[Exit, Meaning] = {
     ),
 }
 
-# Which of several ranks' codes speaks for all: a cause before its consequences. A rank whose peer is
-# gone says 69, so 69 explains nothing as long as another rank says something else.
+# The first of these among the codes of several ranks is the code for all: causes before consequences.
+# Ranks that lose a peer end with 69, which is a consequence where another rank has another code.
 _CAUSES_FIRST = (
     Exit.CONFIG,
     Exit.DATA,
@@ -84,9 +83,9 @@ _CAUSES_FIRST = (
 
 
 class Fault(Exception):
-    """An end that has a code of its own.
+    """An error that ends the process with `code`.
 
-    Its text is the one line a person reads: what was wrong, where, the value seen, what would work.
+    Its text is one line: what was wrong, where, the value seen, what would work.
     """
 
     def __init__(self, code: Exit, message: str) -> None:
@@ -94,26 +93,20 @@ class Fault(Exception):
         self.code = code
 
     def __reduce__(self) -> tuple[type["Fault"], tuple[Exit, str]]:
-        """Keep the code on the way from one process to another."""
+        """Pickle with the code."""
         return Fault, (self.code, str(self))
 
 
 def combine(codes: Iterable[int]) -> Exit:
-    """Return the code that speaks for several ranks of one node.
+    """Return one code for several ranks of one node.
 
-    A code outside the table (a rank killed by a signal is negative in Python) counts as 70.
+    A code that is not in the table counts as 70, such as the negative one of a killed rank.
     """
-    seen = {_known(code) for code in codes}
+    table = set(Exit)
+    seen = {code if code in table else Exit.CODE for code in codes}
     return next((code for code in _CAUSES_FIRST if code in seen), Exit.DONE)
 
 
-def _known(code: int) -> Exit:
-    try:
-        return Exit(code)
-    except ValueError:
-        return Exit.CODE
-
-
 def codes_for(*actions: Action) -> list[int]:
-    """Return the codes, ascending, that a launcher answers with one of `actions`."""
+    """Return the codes, ascending, whose action is one of `actions`."""
     return sorted(int(code) for code, meaning in MEANINGS.items() if meaning.action in actions)

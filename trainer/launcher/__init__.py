@@ -1,1 +1,1 @@
-"""A node among the others: the roll that node 0 keeps, and the agent that starts the ranks."""
+"""The node's supervisor: starts, watches and signals its ranks, keeps their output and exit codes."""

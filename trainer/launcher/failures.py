@@ -1,55 +1,56 @@
-"""Why this node's ranks failed: told once, the cause with its traceback.
+"""Report why this node's ranks failed: each once, the cause with its traceback.
 
-code = tell(agent.run(), oom_kills())
+code = report_failures(agent.run(), oom_kills())
 """
 
+import logging
 import signal
 import sys
 from dataclasses import dataclass
-from typing import Self
 
 from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from trainer.config.exits import Exit, combine
-from trainer.config.lines import of_rank
+from trainer.config.lines import rank_prefix
 from trainer.watch.cgroup import explain_sigkill
 
-
-def tell(result: RunResult, kills_before: int | None) -> Exit:
-    """Tell why ranks failed, the cause with its traceback, and return the code for them all."""
-    failures = {rank: _Failure.of(failure) for rank, failure in result.failures.items()}
-    verdict = combine(failure.code for failure in failures.values())
-    if verdict == Exit.STOPPED:
-        return verdict
-    causes = [rank for rank, failure in failures.items() if combine([failure.code]) == verdict]
-    first = min(causes, key=lambda rank: failures[rank].timestamp, default=None)
-    for rank in sorted(failures, key=lambda rank: rank != first):
-        failure = failures[rank]
-        trace = failure.trace.splitlines() if rank == first else []
-        killed = explain_sigkill(kills_before) if failure.code == -signal.SIGKILL else ""
-        told = [of_rank(rank) + line for line in trace]
-        told.append(f"launch: rank {rank}: {failure.message}{killed} (exit {failure.code})")
-        print("\n".join(told), file=sys.stderr, flush=True)
-    return verdict
+_log = logging.getLogger("launch")
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a failed rank said of itself, or what its exit code says where it could not."""
-
     code: int
     message: str
-    trace: str
+    traceback: str
     timestamp: int
 
-    @classmethod
-    def of(cls, failure: ProcessFailure) -> Self:
-        said = failure.error_file_data.get("message")
-        if isinstance(said, dict):  # written by trainer/__main__.py
-            trace = said["extraInfo"]["py_callstack"]
-            return cls(said["errorCode"], said["message"], trace, failure.timestamp)
-        # SIGTERM ended it at once: it had no handler yet, so there was no step to save.
-        early = failure.exitcode == -signal.SIGTERM
-        code = int(Exit.STOPPED) if early else failure.exitcode
-        return cls(code, str(failure.message), "", failure.timestamp)
+
+def report_failures(result: RunResult, oom_kills_before: int | None) -> Exit:
+    """Write each rank's failure to stderr, the earliest cause first; return one code for all ranks."""
+    failures = {rank: _read(failure) for rank, failure in result.failures.items()}
+    code = combine(failure.code for failure in failures.values())
+    if code == Exit.STOPPED:
+        return code
+    causes = [rank for rank, failure in failures.items() if combine([failure.code]) == code]
+    first = min(causes, key=lambda rank: failures[rank].timestamp, default=None)
+    for rank in sorted(failures, key=lambda rank: rank != first):
+        failure = failures[rank]
+        if rank == first:
+            for line in failure.traceback.splitlines():
+                print(rank_prefix(rank) + line, file=sys.stderr, flush=True)
+        oom = explain_sigkill(oom_kills_before) if failure.code == -signal.SIGKILL else ""
+        _log.error("rank %d: %s%s (exit %d)", rank, failure.message, oom, failure.code)
+    return code
+
+
+def _read(failure: ProcessFailure) -> _Failure:
+    """Return what a rank has written about its failure, or what its exit code shows."""
+    report = failure.error_file_data.get("message")
+    if isinstance(report, dict):  # written by trainer/config/ending.py
+        traceback = report["extraInfo"]["py_callstack"]
+        return _Failure(report["errorCode"], report["message"], traceback, failure.timestamp)
+    # Ended by SIGTERM before it had a handler for it, so with no step to save.
+    early = failure.exitcode == -signal.SIGTERM
+    code = int(Exit.STOPPED) if early else failure.exitcode
+    return _Failure(code, str(failure.message), "", failure.timestamp)

@@ -1,6 +1,6 @@
-"""A rank does not outlive its agent: orphans would hold their GPU and write to a run that has moved on.
+"""Have the kernel kill a process with its parent: an orphaned rank would keep its GPU and train on.
 
-Called first thing in `python -m trainer`.
+`python -m trainer` calls `die_with_launcher` before anything else.
 """
 
 import ctypes
@@ -13,16 +13,16 @@ from trainer.config.exits import Exit, Fault
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def die_with_the_agent() -> None:
-    """Have the kernel kill this rank when its agent dies. Raises Fault(69) when it has died already."""
+def die_with_launcher() -> None:
+    """Die with the launcher that started this rank. Raises Fault(69) when it is gone already."""
     if sys.platform != "linux" or "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    agent = os.environ.get("MUSTER_AGENT")
-    die_with(int(agent) if agent else None)
+    launcher = os.environ.get("MUSTER_AGENT")
+    die_with_parent(int(launcher) if launcher else None)
 
 
-def die_with(parent: int | None) -> None:
-    """Have the kernel kill this process when its parent dies. Raises Fault(69) when it has already."""
+def die_with_parent(parent: int | None) -> None:
+    """Die with the parent, process `parent` where known. Raises Fault(69) when it is gone already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
-        raise Fault(Exit.PEER, "the agent of this rank is gone")
+        raise Fault(Exit.PEER, "the launcher of this rank is gone")

@@ -1,23 +1,32 @@
-"""An agent's end of the roll (`coordinator.py`): joining it, and hearing what becomes of it."""
+"""A node's connection to the rendezvous server: it joins, waits for rounds, and learns of lost peers.
+
+server.py describes the messages. A thread of its own sends the heartbeats, so that no work of the
+caller delays one.
+
+    client = RendezvousClient("job-0.job", 29500, job="job-1", ranks=8, peer_timeout=3)
+"""
 
 import contextlib
+import logging
 import select
 import socket
-import sys
 import threading
 import time
 from dataclasses import dataclass
 
 from trainer.config.exits import Exit, Fault
-from trainer.rendezvous.connect import connect
-from trainer.rendezvous.wire import Line, Message
+from trainer.rendezvous.connection import Connection, Message, connect
+
+_RETRY_INTERVAL = 0.5  # seconds
+
+_log = logging.getLogger("launch")
 
 
 @dataclass(frozen=True)
 class Round:
-    """Who trains together: `nodes`, how many `ranks` each has, and the store's port at the keeper.
+    """Round `number`: the names of its nodes, the ranks of each, and the store's port on the server.
 
-    `rank` is this node's place among them.
+    `rank` is this node's index in both lists.
     """
 
     number: int
@@ -32,219 +41,206 @@ class Round:
 
     @property
     def first_rank(self) -> int:
-        """Return the global rank of this node's first one."""
+        """The global rank of this node's local rank 0."""
         return sum(self.ranks[: self.rank])
 
 
 @dataclass(frozen=True)
-class News:
-    """What the ranks are to be stopped for. `lost`: one they talk to is gone, so they cannot save."""
+class MembershipEvent:
+    """A reason to stop the ranks here. `lost`: they cannot save, since a rank they need is gone."""
 
     reason: str
     lost: bool
-    since: float
-    silent: bool = False
+    since: float  # monotonic
+    silent: bool = False  # the peer stopped answering, with its connection still open
 
 
-class Member:
-    """This node's place on the roll. A thread keeps it, so that no caller's work delays a beat."""
+class RendezvousClient:
+    """This node's membership. The public events are set by the receiving thread."""
 
     def __init__(
         self, address: str, port: int, *, job: str, ranks: int, peer_timeout: float
     ) -> None:
-        self._place = (address, port)
-        self._hello = {"job": job, "ranks": ranks}
+        self._address, self._port = address, port
+        self._job, self._ranks = job, ranks
         self._peer_timeout = peer_timeout
-        self._line: Line | None = None
-        self._told = threading.Condition()
-        self._round: Round | None = None
-        self._here = 1
-        self._refused: str | None = None
-        self.keeper = ""  # the address at which the roll was found
+        self._connection: Connection | None = None
+        self._changed = threading.Condition()
+        self._round: Round | None = None  # the newest one
+        self._entered: Round | None = None  # the newest one that `next_round` has returned
+        self._joined_nodes = 1
         self._left = False
-        self._entered: Round | None = None  # the round that this node was last told to start
-        self.change: News | None = None  # come to the next round
-        self.broken: News | None = None  # there will be no next round
-        self.over: News | None = None  # another node is done; this one is to end soon too
+        self._refusal = ""  # the latest reason
+        self.server = ""  # the address at which the server was found
+        self.membership_changed: MembershipEvent | None = None  # stop, and go to the next round
+        self.peer_lost: MembershipEvent | None = None  # there will be no next round
+        self.peer_finished: MembershipEvent | None = None  # this node is expected to end soon, too
 
     def join(self, number: int, *, deadline: float, own_address: str | None) -> None:
-        """Connect and say who this is, again and again while refused. Raises Fault(69) at `deadline`.
+        """Join as node `number`, and try again while refused. Raises Fault(69) at `deadline`.
 
-        A refusal may pass: what refuses can be an attempt that is about to end.
+        A refusal may be temporary: the server may belong to an attempt that is about to end.
         """
-        told = None
+        logged = None
         while True:
-            try:
-                connection = connect(*self._place)
-            except OSError as error:
-                problem = str(error)
-            else:
-                peer = connection.getpeername()
-                self.keeper, _ = socket.getnameinfo(
-                    peer, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-                )
-                self._line = Line(connection)
-                me = own_address or connection.getsockname()[0]
-                self._line.send("hello", number=number, address=me, **self._hello)
-                if self._admitted(deadline):
-                    threading.Thread(target=self._listen, name="member", daemon=True).start()
-                    return
-                self._line.close()
-                problem = self._refused or "the connection ended"
-            if problem != told:
-                host, port = self._place
-                line = f"launch: waiting for a place at the rendezvous {host}:{port} ({problem})"
-                print(line, file=sys.stderr, flush=True)
-                told = problem
+            problem = self._try_to_join(number, deadline, own_address)
+            if problem is None:
+                threading.Thread(target=self._receive, name="membership", daemon=True).start()
+                return
+            place = f"{self._address}:{self._port}"
+            if problem != logged:
+                _log.info("waiting to join the rendezvous at %s (%s)", place, problem)
+                logged = problem
             if time.monotonic() >= deadline:
-                host, port = self._place
-                raise Fault(Exit.PEER, f"no place at the rendezvous {host}:{port}: {problem}")
-            self.pause(0.5)
+                raise Fault(Exit.PEER, f"could not join the rendezvous at {place}: {problem}")
+            self.pause(_RETRY_INTERVAL)
 
-    def pause(self, seconds: float) -> None:
-        """Wait. Raises Fault(143) after `leave`, and Fault(69) when there will be no round."""
-        with self._told:
-            self._told.wait_for(self._is_in_vain, timeout=seconds)
-            self._check()
-
-    def _is_in_vain(self) -> bool:
-        """Return whether this node waits for a round that it will not see."""
-        return bool(self._left or self.broken or self.over)
-
-    def _check(self) -> None:
-        """Raise what ends a wait that is in vain."""
-        if self._left:
-            raise Fault(Exit.STOPPED, "stopped before any rank was started")
-        if news := self.broken or self.over:
-            raise Fault(Exit.PEER, news.reason)
-
-    def _admitted(self, deadline: float) -> bool:
-        """Wait for the first answer, which every admitted node gets within a beat.
-
-        What has come with it counts as well: it may be the start of the round.
-        """
-        line = self._line
-        assert line is not None  # noqa: S101  # join has just set it
-        until = min(deadline, time.monotonic() + self._peer_timeout)
-        while time.monotonic() < until and not line.closed:
-            self._check()
-            select.select([line], [], [], 0.1)
-            answers = line.receive()
-            for message in answers:
-                if message["kind"] == "refused":
-                    self._refused = str(message.get("reason"))
-                    return False
+    def _try_to_join(self, number: int, deadline: float, own_address: str | None) -> str | None:
+        """Connect and join once. Return the reason when that did not work."""
+        try:
+            connected = connect(self._address, self._port)
+        except OSError as error:
+            return str(error)
+        numeric = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+        self.server, _ = socket.getnameinfo(connected.getpeername(), numeric)
+        own_address = own_address or connected.getsockname()[0]
+        self._connection = connection = Connection(connected)
+        connection.send(
+            "join", number=number, address=own_address, job=self._job, ranks=self._ranks
+        )
+        # The server answers each node that has joined within a heartbeat.
+        deadline = min(deadline, time.monotonic() + self._peer_timeout)
+        while time.monotonic() < deadline and not connection.closed:
+            self._raise_if_over()
+            select.select([connection], [], [], 0.1)
+            messages = connection.receive()
+            for message in messages:
                 if message["kind"] == "finished":
                     raise Fault(Exit.DONE, "the run was finished before this node came")
-                self._take(message)
-            if answers:
-                return True
-        return False
+                if message["kind"] == "refused":
+                    self._refusal = str(message.get("reason"))
+                    connection.close()
+                    return self._refusal
+                self._handle(message)  # "start" may come with the first heartbeat
+            if messages:
+                return None
+        connection.close()
+        return self._refusal or "the connection ended"
 
-    def _listen(self) -> None:
-        line = self._line
-        assert line is not None  # noqa: S101
-        woke = time.monotonic()
-        beat = self._peer_timeout / 6
+    def _receive(self) -> None:
+        """Handle messages and send heartbeats until this node leaves or the server is lost."""
+        connection = self._connection
+        assert connection is not None  # noqa: S101  # join has set it
+        last_turn = time.monotonic()
         while not self._left:
             with contextlib.suppress(OSError, ValueError):  # closed by leave()
-                select.select([line], [], [], beat)
-            for message in line.receive():
-                self._take(message)
+                select.select([connection], [], [], self._peer_timeout / 6)
+            for message in connection.receive():
+                self._handle(message)
             now = time.monotonic()
-            if now - woke > self._peer_timeout / 2:
-                line.heard = now  # this process slept, and cannot tell who else did
-            woke = now
-            silent = now - line.heard
-            if line.closed or silent > self._peer_timeout:
-                host, port = self._place
-                how = "is gone" if line.closed else f"has been silent for {silent:.1f} s"
-                with self._told:
-                    if not self._left and not self.broken and not self.over:
-                        reason = f"the rendezvous at {host}:{port} {how}"
-                        self.broken = News(reason, lost=True, since=now, silent=not line.closed)
-                    self._told.notify_all()
+            if now - last_turn > self._peer_timeout / 2:  # this process was suspended
+                connection.last_received = now
+            last_turn = now
+            silence = now - connection.last_received
+            if connection.closed or silence > self._peer_timeout:
+                how = "is gone" if connection.closed else f"has been silent for {silence:.1f} s"
+                self._lose_server(how, silent=not connection.closed)
                 return
-            line.send("beat")
+            connection.send("heartbeat")
 
-    def _take(self, message: Message) -> None:
-        with self._told:
+    def _lose_server(self, how: str, *, silent: bool) -> None:
+        reason = f"the rendezvous at {self._address}:{self._port} {how}"
+        with self._changed:
+            if not self._is_over():
+                self.peer_lost = MembershipEvent(reason, True, time.monotonic(), silent)
+            self._changed.notify_all()
+
+    def _handle(self, message: Message) -> None:
+        with self._changed:
             reason, now = str(message.get("reason")), time.monotonic()
             match message["kind"]:
-                case "beat":
-                    self._here = int(message["here"])
+                case "heartbeat":
+                    self._joined_nodes = int(message["here"])
                 case "start":
                     del message["kind"]
                     self._round = Round(**message)
-                    self.change = None
-                case "change":
-                    self.change = News(reason, lost=message["lost"], since=now)
-                case "broken":
-                    self.broken = News(reason, lost=True, since=now, silent=message["silent"])
-                case "over":
-                    self.over = News(reason, lost=False, since=now)
-            self._told.notify_all()
+                    self.membership_changed = None
+                case "membership_changed":
+                    self.membership_changed = MembershipEvent(reason, message["lost"], now)
+                case "peer_lost":
+                    self.peer_lost = MembershipEvent(reason, True, now, message["silent"])
+                case "peer_finished":
+                    self.peer_finished = MembershipEvent(reason, False, now)
+            self._changed.notify_all()
 
-    def next_round(self, *, deadline: float, clean: bool, least: int) -> Round:
-        """Say that the ranks here have ended, cleanly or not, and wait for the next round.
+    def next_round(self, *, deadline: float, clean: bool, min_nodes: int) -> Round:
+        """Report that the ranks here have ended, cleanly or not, and wait for the next round.
 
-        Raises Fault(69) at `deadline`, `least` nodes not being there, or when the roll is gone, and
-        Fault(143) after `leave`.
+        Raises Fault(69) at `deadline` or when there will be no round, and Fault(143) after `leave`.
         """
-        with self._told:
+        with self._changed:
             if self._round is not None and self._round is self._entered:
                 self._round = None
                 self._send("ready", clean=clean)
-            self._told.wait_for(
-                lambda: self._round or self._is_in_vain(), timeout=deadline - time.monotonic()
+            self._changed.wait_for(
+                lambda: self._round or self._is_over(), timeout=deadline - time.monotonic()
             )
-            self._check()
-            found = self._newest()
-            if found is None:
-                host, port = self._place
+            self._raise_if_over()
+            if self._round is None:
                 raise Fault(
                     Exit.PEER,
-                    f"only {self._here} of {least} nodes came to the rendezvous at {host}:{port} "
-                    "in time (TRAINER_RENDEZVOUS_TIMEOUT)",
+                    f"only {self._joined_nodes} of {min_nodes} nodes came to the rendezvous at "
+                    f"{self._address}:{self._port} in time (TRAINER_RENDEZVOUS_TIMEOUT)",
                 )
-            self._entered = found
-            return found
+            self._entered = self._round
+            return self._round
 
-    def reach(self, port: int, *, deadline: float) -> None:
-        """Wait until the keeper can be connected to at `port`, such as a round's store.
+    def wait_for_port(self, port: int, *, deadline: float) -> None:
+        """Wait until the server's machine accepts connections at `port`, such as a round's store's.
 
-        Torch's client, for one, tries for as long as it is told to, deaf to what has become of the
-        keeper. Raises Fault(69) when that is gone, or at `deadline`, and Fault(143) after `leave`.
+        torch's own client would wait for its whole time-out after the server is lost. Raises Fault(69)
+        when it is, or at `deadline`, and Fault(143) after `leave`.
         """
         while True:
             try:
-                connect(self.keeper, port).close()
+                connect(self.server, port).close()
             except OSError as error:
                 if time.monotonic() >= deadline:
-                    place, why = f"{self.keeper}:{port}", error.strerror or error
                     raise Fault(
                         Exit.PEER,
-                        f"no answer at {place}, where the nodes meet: {why}; let them reach each "
-                        "other at every port",
+                        f"no answer from the rendezvous' store at {self.server}:{port}: "
+                        f"{error.strerror or error}; nodes must reach each other at every port",
                     ) from None
             else:
                 return
-            self.pause(0.5)
+            self.pause(_RETRY_INTERVAL)
 
-    def _newest(self) -> Round | None:
-        """Return the round that the listening thread has set meanwhile, which no type checker sees."""
-        return self._round
+    def pause(self, seconds: float) -> None:
+        """Wait. Raises Fault(143) after `leave`, and Fault(69) when there will be no round."""
+        with self._changed:
+            self._changed.wait_for(self._is_over, timeout=seconds)
+            self._raise_if_over()
+
+    def _is_over(self) -> bool:
+        """Return whether this node takes part in no further round."""
+        return bool(self._left or self.peer_lost or self.peer_finished)
+
+    def _raise_if_over(self) -> None:
+        if self._left:
+            raise Fault(Exit.STOPPED, "stopped before any rank was started")
+        if event := self.peer_lost or self.peer_finished:
+            raise Fault(Exit.PEER, event.reason)
 
     def leave(self, ending: Exit) -> None:
-        """Say farewell when the ranks are done or were stopped; otherwise go as a lost node."""
-        with self._told:
+        """Disconnect: in order when the ranks have finished or were stopped, else as a lost node."""
+        with self._changed:
             if not self._left and ending in (Exit.DONE, Exit.STOPPED):
-                self._send("bye", done=ending == Exit.DONE)
+                self._send("leave", done=ending == Exit.DONE)
             self._left = True
-            self._told.notify_all()
-        if self._line is not None:
-            self._line.close()
+            self._changed.notify_all()
+        if self._connection is not None:
+            self._connection.close()
 
     def _send(self, kind: str, **fields: object) -> None:
-        if self._line is not None:
-            self._line.send(kind, **fields)
+        if self._connection is not None:
+            self._connection.send(kind, **fields)

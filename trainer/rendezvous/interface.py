@@ -1,11 +1,10 @@
-"""Which network interface the ranks of several nodes talk over, where nobody has said.
+"""Choose the network interface that gloo and NCCL use between nodes, unless the user has chosen one.
 
-Left alone, gloo listens at what this machine's name resolves to, which Debian lets be a loopback
-address, and NCCL takes the first interface it finds, which may lead nowhere (dstack's snippet,
-sglang 3784). The one whose address this node has been given leads to the others, or else the one that
-leads to the master.
+By default gloo listens at the address of this machine's name, which Debian makes a loopback address,
+and NCCL takes the first interface it finds, which may lead nowhere (dstack's snippet, sglang 3784). Used
+instead is the interface with PET_LOCAL_ADDR, or else the one that routes to the master.
 
-    for name, value in choice(contract, os.environ): ...
+    variables, reason = choose_interface(contract, os.environ)
 """
 
 import contextlib
@@ -21,40 +20,40 @@ from trainer.config.contract import Contract
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
-# The sign is NCCL's for this very name, and not each that begins like it.
+# NCCL takes a name as a prefix, and exactly when it begins with an equals sign.
 _VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 
 
-def choice(contract: Contract, environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Return the variables to set, none where there is nothing to choose, and why in words."""
-    unsaid = {name: text for name, text in _VARIABLES.items() if not _said(name, environment)}
-    if contract.max_nodes == 1 and contract.local_address is None:
+def choose_interface(
+    contract: Contract, environment: Mapping[str, str]
+) -> tuple[dict[str, str], str]:
+    """Return the variables to set, none where there is nothing to choose, and the reason."""
+    unset = {name: form for name, form in _VARIABLES.items() if not _is_set(name, environment)}
+    local = contract.local_address
+    if not unset or sys.platform != "linux" or (contract.max_nodes == 1 and local is None):
         return {}, ""
-    if not unsaid or sys.platform != "linux":
-        return {}, ""
-    given = contract.local_address
-    address = given or _way_to(contract.address, contract.port)
-    name = _interface_of(address) if address else None
+    address = local or _source_address(contract.address, contract.port)
+    name = _interface_with(address) if address else None
     if name is None:
         return {}, ""
-    why = f"it has PET_LOCAL_ADDR, {given}" if given else f"it leads to {contract.address}"
-    return {variable: text.format(name) for variable, text in unsaid.items()}, why
+    reason = f"it has PET_LOCAL_ADDR, {local}" if local else f"it leads to {contract.address}"
+    return {variable: form.format(name) for variable, form in unset.items()}, reason
 
 
-def _said(name: str, environment: Mapping[str, str]) -> bool:
-    """Return whether the environment says it, or for NCCL one of its files."""
+def _is_set(name: str, environment: Mapping[str, str]) -> bool:
+    """Return whether the environment sets it, or for NCCL one of its files."""
     if name in environment:
         return True
     files = [environment.get("NCCL_CONF_FILE") or "~/.nccl.conf", "/etc/nccl.conf"]
     for file in files if name.startswith("NCCL") else ():
-        with contextlib.suppress(OSError, RuntimeError):  # there is none; there is no home
+        with contextlib.suppress(OSError, RuntimeError):  # no such file; no home
             if name in Path(file).expanduser().read_text(encoding="utf-8", errors="replace"):
                 return True
     return False
 
 
-def _way_to(host: str, port: int) -> str | None:
-    """Return the address of this machine from which packets to `host` go; none are sent."""
+def _source_address(host: str, port: int) -> str | None:
+    """Return the own address that packets to `host` would come from; none is sent."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_DGRAM
@@ -65,27 +64,22 @@ def _way_to(host: str, port: int) -> str | None:
     return None
 
 
-def _interface_of(address: str) -> str | None:
+def _interface_with(address: str) -> str | None:
     """Return the name of the interface that has `address`."""
     try:
         wanted = ipaddress.ip_address(address)
     except ValueError:
         return None
     if wanted.version == 6:
-        return _interface_of_ipv6(wanted.packed.hex())
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        with contextlib.suppress(OSError):  # no IPv6 on this machine
+            for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+                if line.startswith(wanted.packed.hex()):
+                    return line.split()[-1]
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an IPv4 address
-                request = struct.pack("256s", name.encode())
-                answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
                 if answer[20:24] == wanted.packed:
                     return name
-    return None
-
-
-def _interface_of_ipv6(digits: str) -> str | None:
-    with contextlib.suppress(OSError):  # there is no IPv6 here
-        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
-            if line.startswith(digits):
-                return line.split()[-1]
     return None

@@ -45,13 +45,13 @@ def test_elastic() -> None:
 
 @pytest.mark.parametrize(("devices", "ranks"), [(0, 1), (8, 8)])
 @pytest.mark.parametrize("asked", ["", "auto", "gpu"])
-def test_nothing_said_is_a_rank_per_gpu_or_one(asked: str, devices: int, ranks: int) -> None:
+def test_the_default_is_a_rank_per_gpu_or_one(asked: str, devices: int, ranks: int) -> None:
     contract = place({"PET_NPROC_PER_NODE": asked}, devices)
     assert contract.ranks_per_node == ranks
     assert contract.port == 0  # any free one
 
 
-def test_the_operators_own_meaning_of_rank_and_world_size_is_not_read() -> None:
+def test_the_operators_own_rank_and_world_size_are_not_read() -> None:
     # kubeflow/trainer 1790, 1947: nodes in one version, ranks in another
     assert place(NODE_1_OF_2 | {"WORLD_SIZE": "5", "RANK": "4"}) == place(NODE_1_OF_2)
 

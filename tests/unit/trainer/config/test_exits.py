@@ -1,4 +1,4 @@
-"""The exit codes: the table, and which code speaks for several ranks."""
+"""The exit codes: the table, and the one code for several ranks."""
 
 import pytest
 
@@ -20,22 +20,22 @@ def test_the_table_is_the_contract() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codes", "speaks"),
+    ("codes", "combined"),
     [
         ([], 0),
         ([0, 0], 0),
         ([69, 70, 69], 70),  # the cause, not those that lost it as a peer
         ([69, 64], 64),
         ([143, 143], 143),
-        ([143, 69], 69),  # not everyone has saved
+        ([143, 69], 69),  # not every rank has saved
         ([-9, 69], 70),  # killed by a signal
         ([1], 70),
         ([71, 69], 71),
         ([72, 69], 72),
     ],
 )
-def test_a_cause_speaks_before_its_consequences(codes: list[int], speaks: int) -> None:
-    assert combine(codes) == speaks
+def test_a_cause_comes_before_its_consequences(codes: list[int], combined: int) -> None:
+    assert combine(codes) == combined
 
 
 def test_codes_are_listed_ascending_as_kubernetes_wants_them() -> None:

@@ -1,4 +1,4 @@
-"""Settings: what is refused, how it is said, and that text survives the way through the environment."""
+"""Settings: what is refused with which message, and that values survive the environment."""
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,7 @@ REFUSED = [
     ({"TRAINER_OPTIMIZER": "adam"}, "TRAINER_OPTIMIZER='adam': must be 'sgd' or 'adamw'"),
     (
         {"TRAINER_HEALTH_TIMEOUT": "600", "TRAINER_CHECKPOINT_TIMEOUT": "700"},
-        "TRAINER_HEALTH_TIMEOUT=600: must be above TRAINER_CHECKPOINT_TIMEOUT=700, which says",
+        "TRAINER_HEALTH_TIMEOUT=600: must be above TRAINER_CHECKPOINT_TIMEOUT=700, which reports",
     ),
 ]
 
@@ -44,7 +44,7 @@ def test_refusals_name_variable_value_and_remedy(environment: dict[str, str], me
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_setting_is_called_as_its_writer_called_it() -> None:
+def test_a_wrong_setting_is_named_as_the_user_wrote_it() -> None:
     with pytest.raises(Fault, match=r"trainer\.globalBatch='x': must be"):
         parse({"global_batch": "x"}, label=lambda _: "trainer.globalBatch")
 

@@ -1,11 +1,11 @@
-"""Which interface gloo and NCCL are told to use: the one that leads to the master, if none was said."""
+"""The interface for gloo and NCCL: the one that leads to the master, unless the user has chosen."""
 
 from pathlib import Path
 
 import pytest
 
 from trainer.config.contract import resolve
-from trainer.rendezvous.interface import choice
+from trainer.rendezvous.interface import choose_interface
 
 LO = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 TWO = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "127.0.0.1"}
@@ -18,22 +18,22 @@ CASES: list[tuple[dict[str, str], dict[str, str], str]] = [
     (TWO | LO, {}, ""),
     (TWO | {"PET_MASTER_ADDR": "no.such.host.invalid"}, {}, ""),
     (TWO | {"PET_LOCAL_ADDR": "192.0.2.7"}, {}, ""),  # of no interface here
-    ({}, {}, ""),  # one node talks to nobody
+    ({}, {}, ""),  # one node has no peers
 ]
 
 
-@pytest.mark.parametrize(("environment", "expected", "why"), CASES)
-def test_what_was_not_said_is_chosen_with_its_reason(
-    environment: dict[str, str], expected: dict[str, str], why: str
+@pytest.mark.parametrize(("environment", "expected", "reason"), CASES)
+def test_what_is_not_set_is_chosen_with_its_reason(
+    environment: dict[str, str], expected: dict[str, str], reason: str
 ) -> None:
-    chosen, because = choice(resolve(environment, devices=lambda: 0), environment)
+    chosen, given = choose_interface(resolve(environment, devices=lambda: 0), environment)
     assert chosen == expected
-    assert because.startswith(why)
+    assert given.startswith(reason)
 
 
-def test_nccls_own_file_is_heard(tmp_path: Path) -> None:
+def test_nccls_own_file_counts_as_set(tmp_path: Path) -> None:
     file = tmp_path / "nccl.conf"
     file.write_text("NCCL_SOCKET_IFNAME=ib0\n", encoding="utf-8")
     environment = TWO | {"NCCL_CONF_FILE": str(file)}
-    chosen, _ = choice(resolve(environment, devices=lambda: 0), environment)
+    chosen, _ = choose_interface(resolve(environment, devices=lambda: 0), environment)
     assert chosen == {"GLOO_SOCKET_IFNAME": "lo"}

@@ -1,4 +1,4 @@
-"""The roll of the nodes: who may come, who is lost, when a round starts. Real sockets, no ranks."""
+"""The rendezvous server: which nodes may join, which are lost, when a round starts. Real sockets."""
 
 import contextlib
 import json
@@ -12,59 +12,61 @@ from typing import Any
 import pytest
 
 from trainer.config.exits import Exit, Fault
-from trainer.rendezvous.client import Member, Round
-from trainer.rendezvous.server import Coordinator, Rules
+from trainer.rendezvous.client import RendezvousClient, Round
+from trainer.rendezvous.server import RendezvousServer, Rules
 
-TIMEOUT = 1.0  # of silence; what is told without it is told in a fraction
+TIMEOUT = 1.0  # seconds of silence; what is known without it is known much sooner
 
 
 @pytest.fixture
-def roll() -> Iterator[Callable[..., Callable[..., Member]]]:
-    """Keep a roll for `low` to `high` nodes; what that returns lets node `number` join it."""
+def serve() -> Iterator[Callable[..., Callable[..., RendezvousClient]]]:
+    """Start a server for `low` to `high` nodes; return a function with which node `number` joins it."""
     with contextlib.ExitStack() as stack:
 
-        def keep(low: int, high: int, *, elastic: bool = True, last_call: float = 0.2) -> Any:
+        def start(low: int, high: int, *, elastic: bool = True, last_call: float = 0.2) -> Any:
             listener = socket.create_server(("127.0.0.1", 0))
             port = listener.getsockname()[1]
             rules = Rules("job", low, high, elastic, TIMEOUT, last_call)
-            coordinator = Coordinator(listener, rules, open_store=lambda: 1234)
-            stack.callback(coordinator.close)
+            server = RendezvousServer(listener, rules, open_store=lambda: 1234)
+            stack.callback(server.close)
 
-            def join(number: int, *, job: str = "job", seconds: float = 30) -> Member:
-                member = Member("127.0.0.1", port, job=job, ranks=number + 1, peer_timeout=TIMEOUT)
+            def join(number: int, *, job: str = "job", seconds: float = 30) -> RendezvousClient:
+                member = RendezvousClient(
+                    "127.0.0.1", port, job=job, ranks=number + 1, peer_timeout=TIMEOUT
+                )
                 stack.callback(member.leave, Exit.CODE)
                 deadline = time.monotonic() + seconds
                 member.join(number, deadline=deadline, own_address=f"10.0.0.{number}")
                 return member
 
             join.port = port  # type: ignore[attr-defined]
-            join.close = coordinator.close  # type: ignore[attr-defined]
+            join.close = server.close  # type: ignore[attr-defined]
             return join
 
-        yield keep
+        yield start
 
 
-def rounds(*members: Member, clean: bool = True, seconds: float = 30) -> list[Round]:
-    """Have the members come to the next round together, and return what each was told.
+def rounds(*members: RendezvousClient, clean: bool = True, seconds: float = 30) -> list[Round]:
+    """Let the members wait for the next round at once, and return each one's.
 
-    Where the last call was over before all had come, the first ones come again, as an agent does.
+    A round that starts before all have joined is followed by another, as with an agent.
     """
-    told: dict[int, Round] = {}
+    results: dict[int, Round] = {}
 
-    def come(number: int) -> None:
+    def wait(number: int) -> None:
         member, deadline = members[number], time.monotonic() + seconds
-        found = member.next_round(deadline=deadline, clean=clean, least=2)
+        found = member.next_round(deadline=deadline, clean=clean, min_nodes=2)
         while len(found.nodes) < len(members):
-            wait_for(lambda: member.change)
-            found = member.next_round(deadline=deadline, clean=clean, least=2)
-        told[number] = found
+            wait_for(lambda: member.membership_changed)
+            found = member.next_round(deadline=deadline, clean=clean, min_nodes=2)
+        results[number] = found
 
-    threads = [threading.Thread(target=come, args=(n,)) for n in range(len(members))]
+    threads = [threading.Thread(target=wait, args=(n,)) for n in range(len(members))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [told[number] for number in range(len(members))]
+    return [results[number] for number in range(len(members))]
 
 
 def wait_for(what: Callable[[], Any], *, seconds: float = 30) -> Any:
@@ -75,8 +77,8 @@ def wait_for(what: Callable[[], Any], *, seconds: float = 30) -> Any:
     return found
 
 
-def test_a_fixed_size_starts_when_all_are_there_ranked_by_their_numbers(roll: Any) -> None:
-    join = roll(3, 3, elastic=False)
+def test_a_fixed_size_starts_when_all_have_joined_ranked_by_their_numbers(serve: Any) -> None:
+    join = serve(3, 3, elastic=False)
     members = [join(2), join(0), join(1)]
     found = rounds(*members)
     assert [one.rank for one in found] == [2, 0, 1]
@@ -85,44 +87,44 @@ def test_a_fixed_size_starts_when_all_are_there_ranked_by_their_numbers(roll: An
     assert [(one.first_rank, one.world_size) for one in found] == [(3, 6), (0, 6), (1, 6)]
 
 
-def test_a_node_that_vanishes_breaks_a_fixed_size_and_is_named(roll: Any) -> None:
-    join = roll(2, 2, elastic=False)
+def test_a_node_that_vanishes_breaks_a_fixed_size_and_is_named(serve: Any) -> None:
+    join = serve(2, 2, elastic=False)
     first, second = join(0), join(1)
     rounds(first, second)
-    second.leave(Exit.CODE)  # no farewell: as a killed agent
-    news = wait_for(lambda: first.broken, seconds=TIMEOUT / 2)
-    assert news.reason == "node 1 (10.0.0.1) is gone"
+    second.leave(Exit.CODE)  # without "leave", as a killed launcher
+    event = wait_for(lambda: first.peer_lost, seconds=TIMEOUT / 2)
+    assert event.reason == "node 1 (10.0.0.1) is gone"
     with pytest.raises(Fault, match="is gone") as caught:
-        first.next_round(deadline=time.monotonic() + 5, clean=False, least=2)
+        first.next_round(deadline=time.monotonic() + 5, clean=False, min_nodes=2)
     assert caught.value.code == Exit.PEER
 
 
-def test_a_silent_node_is_lost_within_the_bound_and_a_talking_one_never(roll: Any) -> None:
-    join = roll(1, 3)
+def test_a_silent_node_is_lost_within_the_bound_and_another_never(serve: Any) -> None:
+    join = serve(1, 3)
     member = join(0)
     rounds(member)
     mute = socket.create_connection(("127.0.0.1", join.port))
-    mute.sendall(b'{"kind": "hello", "job": "job", "number": 1, "ranks": 1, "address": "mute"}\n')
-    assert wait_for(lambda: member.change).reason == "node 1 (mute) joined"
+    mute.sendall(b'{"kind": "join", "job": "job", "number": 1, "ranks": 1, "address": "mute"}\n')
+    assert wait_for(lambda: member.membership_changed).reason == "node 1 (mute) joined"
     assert [len(one.nodes) for one in rounds(member)] == [2]
-    news = wait_for(lambda: member.change, seconds=TIMEOUT * 1.5)
-    assert news.lost
-    assert news.reason.startswith("node 1 (mute) has been silent for 1.")
+    event = wait_for(lambda: member.membership_changed, seconds=TIMEOUT * 1.5)
+    assert event.lost
+    assert event.reason.startswith("node 1 (mute) has been silent for 1.")
     assert [one.nodes for one in rounds(member)] == [["node 0 (10.0.0.0)"]]
     time.sleep(TIMEOUT * 1.5)
-    assert member.change is member.broken is None
+    assert member.membership_changed is member.peer_lost is None
     mute.close()
 
 
-def test_nodes_join_and_leave_an_elastic_job(roll: Any) -> None:
-    join = roll(1, 3)
+def test_nodes_join_and_leave_an_elastic_job(serve: Any) -> None:
+    join = serve(1, 3)
     first, second = join(0), join(1)
     begun = rounds(first, second)
     assert [len(one.nodes) for one in begun] == [2, 2]
     third = join(2)
     for member in (first, second):
-        news = wait_for(partial(getattr, member, "change"))
-        assert (news.reason, news.lost) == ("node 2 (10.0.0.2) joined", False)
+        event = wait_for(partial(getattr, member, "membership_changed"))
+        assert (event.reason, event.lost) == ("node 2 (10.0.0.2) joined", False)
     found = rounds(first, second, third)
     second_round = begun[0].number + 1
     assert [(one.number, one.rank, len(one.nodes)) for one in found] == [
@@ -131,70 +133,70 @@ def test_nodes_join_and_leave_an_elastic_job(roll: Any) -> None:
         (second_round, 2, 3),
     ]
     second.leave(Exit.STOPPED)
-    assert not wait_for(lambda: first.change).lost
+    assert not wait_for(lambda: first.membership_changed).lost
     third.leave(Exit.CODE)
     (alone,) = rounds(first)
     assert (alone.nodes, alone.number) == (["node 0 (10.0.0.0)"], second_round + 1)
 
 
-def test_ranks_that_failed_bring_everybody_to_the_next_round(roll: Any) -> None:
-    join = roll(2, 2)
+def test_ranks_that_failed_bring_all_nodes_to_the_next_round(serve: Any) -> None:
+    join = serve(2, 2)
     first, second = join(0), join(1)
     rounds(first, second)
     again: list[Round] = []
     failed = threading.Thread(target=lambda: again.extend(rounds(first, clean=False)))
     failed.start()
-    assert wait_for(lambda: second.change).lost
+    assert wait_for(lambda: second.membership_changed).lost
     assert rounds(second)[0].number == 2
     failed.join()
     assert [one.number for one in again] == [2]
 
 
-def test_who_comes_too_late_too_many_or_from_elsewhere_is_refused(roll: Any) -> None:
-    fixed = roll(2, 2, elastic=False)
+def test_a_node_too_late_too_many_or_of_another_job_is_refused(serve: Any) -> None:
+    fixed = serve(2, 2, elastic=False)
     first, second = fixed(0), fixed(1)
     rounds(first, second)
     with pytest.raises(Fault, match="a former attempt of this job still runs here"):
         fixed(1, seconds=0.2)
     with pytest.raises(Fault, match="this is job 'job', another one or attempt"):
         fixed(1, job="attempt-2", seconds=0.2)
-    small = roll(1, 1)
+    small = serve(1, 1)
     only = small(0)
     rounds(only)
-    with pytest.raises(Fault, match="all 1 nodes are there"):
+    with pytest.raises(Fault, match="all 1 nodes have joined"):
         small(1, seconds=0.2)
 
 
-def test_a_refused_node_takes_the_place_of_a_former_attempt_once_that_is_gone(roll: Any) -> None:
-    join = roll(1, 1)
+def test_a_refused_node_takes_the_place_of_a_former_attempt_once_that_is_gone(serve: Any) -> None:
+    join = serve(1, 1)
     former = join(0)
     rounds(former)
     threading.Timer(0.5, former.leave, (Exit.CODE,)).start()
     assert rounds(join(0))[0].number == 2
 
 
-def test_a_finished_run_takes_no_more_nodes_and_others_are_told(roll: Any) -> None:
-    join = roll(1, 3)
+def test_a_finished_run_admits_no_node_and_the_others_are_informed(serve: Any) -> None:
+    join = serve(1, 3)
     first, second = join(0), join(1)
     rounds(first, second)
     first.leave(Exit.DONE)
-    assert wait_for(lambda: second.over).reason == "node 0 (10.0.0.0) has ended its part"
+    assert wait_for(lambda: second.peer_finished).reason == "node 0 (10.0.0.0) has ended its part"
     with pytest.raises(Fault, match="finished before this node came") as caught:
         join(2)
     assert caught.value.code == Exit.DONE
 
 
-def test_too_few_nodes_are_counted(roll: Any) -> None:
-    member = roll(2, 2)(0)
+def test_too_few_nodes_are_counted(serve: Any) -> None:
+    member = serve(2, 2)(0)
     with pytest.raises(Fault, match=r"only 1 of 2 nodes came to the rendezvous at 127.0.0.1:"):
-        member.next_round(deadline=time.monotonic() + 0.5, clean=True, least=2)
+        member.next_round(deadline=time.monotonic() + 0.5, clean=True, min_nodes=2)
 
 
-def test_leaving_ends_a_wait_with_143(roll: Any) -> None:
-    member = roll(2, 2)(0)
+def test_leaving_ends_a_wait_with_143(serve: Any) -> None:
+    member = serve(2, 2)(0)
     threading.Timer(0.2, member.leave, (Exit.STOPPED,)).start()
     with pytest.raises(Fault) as caught:
-        member.next_round(deadline=time.monotonic() + 5, clean=True, least=2)
+        member.next_round(deadline=time.monotonic() + 5, clean=True, min_nodes=2)
     assert caught.value.code == Exit.STOPPED
 
 
@@ -202,31 +204,31 @@ NONSENSE = [
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     b"\xff" * 200_000,
     b"[" * 50_000 + b"\n",
-    b'{"kind": 1}\n{"kind": "ready"}\n{"kind": "bye"}\n',
-    b'{"kind": "hello", "number": "1"}\n',
-    json.dumps({"kind": "hello", "job": ["job"], "number": 1}).encode() + b"\n",
+    b'{"kind": 1}\n{"kind": "ready"}\n{"kind": "leave"}\n',
+    b'{"kind": "join", "number": "1"}\n',
+    json.dumps({"kind": "join", "job": ["job"], "number": 1}).encode() + b"\n",
 ]
 
 
-def test_strangers_change_nothing(roll: Any) -> None:
-    join = roll(1, 2)
+def test_strangers_change_nothing(serve: Any) -> None:
+    join = serve(1, 2)
     member = join(0)
     rounds(member)
     for text in NONSENSE:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", join.port)) as to:
             to.sendall(text)
     time.sleep(TIMEOUT / 2)
-    assert member.change is member.broken is None
+    assert member.membership_changed is member.peer_lost is None
     join(1)
-    assert wait_for(lambda: member.change)
+    assert wait_for(lambda: member.membership_changed)
 
 
-def test_no_wall_clock_decides(roll: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_wall_clock_decides(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's rendezvous takes a node whose clock is behind for dead."""
 
     def none() -> float:
         raise AssertionError("a clock that differs between machines was read")
 
     monkeypatch.setattr(time, "time", none)
-    join = roll(2, 2)
+    join = serve(2, 2)
     assert len(rounds(join(0), join(1))) == 2

@@ -1,19 +1,20 @@
-"""What ranks say through the launcher's pipes: whole lines, each with its rank, and nothing lost."""
+"""The ranks' output through the launcher's pipes: whole lines, each with its rank, none lost."""
 
 import os
 import pty
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
 from tests.conftest import ROOT, clean_environment
-from trainer.launcher.output import Output, carried
+from trainer.launcher.rank_output import RankOutput
 
 
-def say(output: Output, script: str, *, ranks: tuple[int, ...] = (0, 1)) -> None:
+def run(output: RankOutput, script: str, *, ranks: tuple[int, ...] = (0, 1)) -> None:
     """Run a shell script as each rank, all at once, RANK being set."""
-    out, err = output.targets(dict(enumerate(ranks)))
+    out, err = output.paths(dict(enumerate(ranks)))
     running = []
     for local, rank in enumerate(ranks):
         with open(out[local], "w") as one, open(err[local], "w") as other:  # noqa: PTH123
@@ -24,10 +25,10 @@ def say(output: Output, script: str, *, ranks: tuple[int, ...] = (0, 1)) -> None
     assert [process.wait() for process in running] == [0] * len(ranks)
 
 
-def test_lines_of_ranks_that_speak_at_once_stay_whole(capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_that_ranks_write_at_once_stay_whole(capfd: pytest.CaptureFixture[str]) -> None:
     script = 'for n in $(seq 500); do printf "a "; printf "b $RANK\\n"; printf "c\\n" >&2; done'
-    with carried(2) as output:
-        say(output, script)
+    with closing(RankOutput(2)) as output:
+        run(output, script)
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == [f"[rank {r}] a b {r}" for r in (0, 1) for _ in range(500)]
     assert sorted(err.splitlines()) == [f"[rank {rank}] c" for rank in (0, 1) for _ in range(500)]
@@ -44,20 +45,20 @@ LINES = [
 
 
 @pytest.mark.parametrize(("script", "first", "other"), LINES)
-def test_events_of_the_main_rank_stay_as_they_are_and_all_else_says_its_rank(
+def test_events_of_the_main_rank_stay_as_they_are_and_all_else_gets_its_rank(
     script: str, first: str, other: str | None, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    with carried(1) as output:
+    with closing(RankOutput(1)) as output:
         for rank, shown in ((0, first), (5, other)):
-            say(output, script, ranks=(rank,))
+            run(output, script, ranks=(rank,))
             output.drain()
             if shown is not None:
                 assert capfdbinary.readouterr().out.decode(errors="replace") == shown
 
 
 def test_a_line_that_never_ends_is_broken(capfd: pytest.CaptureFixture[str]) -> None:
-    with carried(1) as output:
-        say(output, "head -c 3000000 /dev/zero | tr '\\0' x", ranks=(3,))
+    with closing(RankOutput(1)) as output:
+        run(output, "head -c 3000000 /dev/zero | tr '\\0' x", ranks=(3,))
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all(line.startswith("[rank 3] x") for line in lines)
@@ -65,13 +66,14 @@ def test_a_line_that_never_ends_is_broken(capfd: pytest.CaptureFixture[str]) -> 
 
 
 BEGIN = (
-    "import subprocess, sys; from trainer.launcher.output import carried\nwith carried(1) as one: "
+    "import contextlib, subprocess, sys; from trainer.launcher.rank_output import RankOutput\n"
+    "with contextlib.closing(RankOutput(1)) as one: "
 )
-TOLD = "out, err = one.targets({0: 2}); print((out[0] or 'own', err[0][:8]), file=sys.stderr)"
-MUCH = "subprocess.run(['seq', '100000'], stdout=open(one.targets({0: 2})[0][0], 'w'), check=True)"
+PATHS = "out, err = one.paths({0: 2}); print((out[0] or 'own', err[0][:8]), file=sys.stderr)"
+MUCH = "subprocess.run(['seq', '100000'], stdout=open(one.paths({0: 2})[0][0], 'w'), check=True)"
 
 
-def program(text: str, stdout: int) -> str:
+def run_program(text: str, stdout: int) -> str:
     """Run a program with that standard output and return what it wrote to standard error."""
     ran = subprocess.run(
         [sys.executable, "-c", BEGIN + text],
@@ -88,10 +90,10 @@ def program(text: str, stdout: int) -> str:
     return ran.stderr
 
 
-def test_a_terminal_shows_a_ranks_own_words() -> None:
+def test_a_terminal_is_left_to_the_ranks() -> None:
     _, terminal = pty.openpty()
-    assert program(TOLD, terminal) == "('own', '/dev/fd/')\n"
+    assert run_program(PATHS, terminal) == "('own', '/dev/fd/')\n"
 
 
-def test_output_that_nobody_takes_is_lost_and_the_ranks_go_on() -> None:
-    assert program(MUCH, os.open("/dev/full", os.O_WRONLY)) == ""
+def test_output_that_cannot_be_written_is_lost_and_the_ranks_go_on() -> None:
+    assert run_program(MUCH, os.open("/dev/full", os.O_WRONLY)) == ""

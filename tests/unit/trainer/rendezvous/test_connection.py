@@ -1,4 +1,4 @@
-"""Finding a node by a name that leads to several places. Real sockets."""
+"""Connecting to a name that has several addresses. Real sockets."""
 
 import contextlib
 import socket
@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from trainer.rendezvous.connect import connect
+from trainer.rendezvous.connection import connect
 
 Address = tuple[str, int]
 
 
 @pytest.fixture
-def places() -> Iterator[dict[str, Address]]:
-    """Yield where somebody answers, where nobody does, and where one is refused."""
+def addresses() -> Iterator[dict[str, Address]]:
+    """Yield an address that answers, one that is silent, one that refuses, and one without a route."""
     with contextlib.ExitStack() as stack:
         answers = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(4):  # its queue is full, so that what else asks hears nothing
+        for _ in range(4):  # a full backlog: further connections get no answer
             full = stack.enter_context(socket.socket())
             full.setblocking(False)
             full.connect_ex(silent.getsockname())
@@ -27,7 +27,7 @@ def places() -> Iterator[dict[str, Address]]:
         refuses.bind(("127.0.0.1", 0))
         found = {"answers": answers, "silent": silent, "refuses": refuses}
         yield {name: one.getsockname() for name, one in found.items()} | {
-            "none": ("255.255.255.255", 1)  # no way there
+            "none": ("255.255.255.255", 1)  # no route
         }
 
 
@@ -42,12 +42,12 @@ def places() -> Iterator[dict[str, Address]]:
     ],
     ids=" ".join,
 )
-def test_the_first_that_answers_is_taken(
-    names: list[str], places: dict[str, Address], monkeypatch: pytest.MonkeyPatch
+def test_the_first_address_that_answers_is_used(
+    names: list[str], addresses: dict[str, Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _lead_to([places[name] for name in names], monkeypatch)
+    _resolve_to([addresses[name] for name in names], monkeypatch)
     with connect("name", 1) as found:
-        assert found.getpeername() == places["answers"]
+        assert found.getpeername() == addresses["answers"]
         assert found.getblocking()
 
 
@@ -61,27 +61,27 @@ def test_the_first_that_answers_is_taken(
     ],
     ids=str,
 )
-def test_what_is_wrong_is_told_when_none_does(
-    names: list[str], problem: str, places: dict[str, Address], monkeypatch: pytest.MonkeyPatch
+def test_without_an_answer_the_most_telling_problem_is_raised(
+    names: list[str], problem: str, addresses: dict[str, Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _lead_to([places[name] for name in names], monkeypatch)
+    _resolve_to([addresses[name] for name in names], monkeypatch)
     with pytest.raises(OSError, match=problem):
         connect("name", 1)
 
 
-def test_who_says_no_is_asked_again_while_another_says_nothing(
-    places: dict[str, Address], monkeypatch: pytest.MonkeyPatch
+def test_an_address_that_refuses_is_tried_again_while_another_is_silent(
+    addresses: dict[str, Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a pod that has just come does, while its name still leads to the one before as well."""
+    """A new pod refuses until it listens, while its name still resolves to the pod before it, too."""
     with socket.socket() as late:
         late.bind(("127.0.0.1", 0))
         threading.Timer(0.5, late.listen).start()
-        _lead_to([places["silent"], late.getsockname()], monkeypatch)
+        _resolve_to([addresses["silent"], late.getsockname()], monkeypatch)
         with connect("name", 1) as found:
             assert found.getpeername() == late.getsockname()
 
 
-def _lead_to(addresses: list[Address], monkeypatch: pytest.MonkeyPatch) -> None:
+def _resolve_to(found: list[Address], monkeypatch: pytest.MonkeyPatch) -> None:
     tcp = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
-    answer: Any = [(*tcp, address) for address in addresses]
+    answer: Any = [(*tcp, address) for address in found]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)

@@ -1,7 +1,10 @@
-"""The rendezvous of torch's elastic agent, on the roll that node 0 keeps (trainer/rendezvous/server.py).
+"""The rendezvous server and client, as the RendezvousHandler that torch's elastic agent asks for.
 
-A job of fixed size meets at its master's address, an elastic one at its endpoint. Every round has a
-store of its own, so that no key of a former one is ever read.
+A job of fixed size meets at its master's address, an elastic one at its endpoint; the node that has
+that address runs the server. Every round has a TCPStore of its own, so no key of an earlier round is
+ever read.
+
+    handler = TorchRendezvousHandler(contract, settings)
 """
 
 import contextlib
@@ -20,16 +23,16 @@ from torch.distributed.elastic.rendezvous import (
 from trainer.config.contract import Contract
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
-from trainer.rendezvous.client import Member, Round
-from trainer.rendezvous.server import Coordinator, Rules
+from trainer.rendezvous.client import RendezvousClient, Round
+from trainer.rendezvous.server import RendezvousServer, Rules
 
-# Seconds to reach a round's store, which is there before anybody is told of it. Torch's own client has
-# as many again; should the keeper vanish only then, that wait cannot be ended.
-_CONNECT = 30.0
+# Seconds to reach a round's store, which is open before any node is sent its port. torch's client waits
+# as long again, and that wait cannot be cut short when the server is lost meanwhile.
+_STORE_TIMEOUT = 30.0
 
 
-class Rendezvous(RendezvousHandler):
-    """Meets the other nodes. `member` knows what has become of them since."""
+class TorchRendezvousHandler(RendezvousHandler):
+    """Meets the other nodes. `client` has the events since."""
 
     use_agent_store = True
 
@@ -44,7 +47,7 @@ class Rendezvous(RendezvousHandler):
             settings.peer_timeout,
             settings.last_call,
         )
-        self.member = Member(
+        self.client = RendezvousClient(
             contract.address,
             contract.port,
             job=contract.rendezvous_id,
@@ -53,37 +56,33 @@ class Rendezvous(RendezvousHandler):
         )
         self.round: Round | None = None  # the newest one
         self.clean = True  # whether the ranks of the last round could save before they ended
-        self.leaving = False  # whether this node was told to stop, and comes to no further round
-        self._coordinator: Coordinator | None = None
+        self.leaving = False  # this node was told to stop, and takes part in no further round
+        self._server: RendezvousServer | None = None
         self._store: TCPStore | None = None
         self._joined = False
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the other nodes and return this node's place. Raises Fault(69) or Fault(143)."""
-        contract = self._contract
+        contract, client = self._contract, self.client
         deadline = time.monotonic() + self._timeout
         if not self._joined:
-            self._keep_the_roll(deadline)
-            self.member.join(
-                contract.node_rank, deadline=deadline, own_address=contract.local_address
-            )
+            self._start_server_if_here(deadline)
+            client.join(contract.node_rank, deadline=deadline, own_address=contract.local_address)
             self._joined = True
-        self.round = found = self.member.next_round(
-            deadline=deadline, clean=self.clean, least=contract.min_nodes
+        self.round = found = client.next_round(
+            deadline=deadline, clean=self.clean, min_nodes=contract.min_nodes
         )
-        # Where the roll was found, not the name: that can lead elsewhere the next time it is asked,
-        # to a pod that this one replaced.
-        address = self.member.keeper
-        self.member.reach(found.store, deadline=min(deadline, time.monotonic() + _CONNECT))
-        store = TCPStore(address, found.store, is_master=False, timeout=timedelta(seconds=_CONNECT))
-        return RendezvousInfo(
-            store, found.rank, len(found.nodes), RendezvousStoreInfo(address, found.store)
-        )
+        # The address, not the name: that may resolve to a replaced pod the next time.
+        host, port = client.server, found.store
+        client.wait_for_port(port, deadline=min(deadline, time.monotonic() + _STORE_TIMEOUT))
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_STORE_TIMEOUT))
+        place = RendezvousStoreInfo(host, port)
+        return RendezvousInfo(store, found.rank, len(found.nodes), place)
 
-    def _keep_the_roll(self, deadline: float) -> None:
-        """Keep the roll here if this is the place for it. Raises Fault(69) when the port is taken."""
+    def _start_server_if_here(self, deadline: float) -> None:
+        """Start the server if this node has its address. Raises Fault(69) when the port is taken."""
         contract = self._contract
-        if not (self._is_the_place(deadline) if contract.elastic else contract.node_rank == 0):
+        if not (self._has_endpoint(deadline) if contract.elastic else contract.node_rank == 0):
             return
         try:
             listener = _listen(contract.address, contract.port)
@@ -91,21 +90,21 @@ class Rendezvous(RendezvousHandler):
             if error.errno != errno.EADDRINUSE:
                 raise
             if contract.elastic:
-                return  # another agent on this machine keeps it
+                return  # another launcher on this machine serves
             raise Fault(
                 Exit.PEER, f"port {contract.port} is in use on this machine; set PET_MASTER_PORT"
             ) from None
-        self._coordinator = Coordinator(listener, self._rules, self._open_store)
+        self._server = RendezvousServer(listener, self._rules, self._open_store)
 
-    def _is_the_place(self, deadline: float) -> bool:
-        """Return whether the endpoint is here; its name may take a while to resolve."""
+    def _has_endpoint(self, deadline: float) -> bool:
+        """Return whether the endpoint is this machine; its name may not resolve at once."""
         while True:
             try:
                 return _is_own_address(self._contract.address)
             except socket.gaierror:
                 if time.monotonic() >= deadline:
                     return False
-                self.member.pause(0.5)
+                self.client.pause(0.5)
 
     def _open_store(self) -> int:
         self._store = TCPStore(
@@ -115,22 +114,22 @@ class Rendezvous(RendezvousHandler):
         return port
 
     @property
-    def is_kept_here(self) -> bool:
-        """Whether this node keeps the roll, and so speaks for all where one has to."""
-        return self._coordinator is not None
+    def is_server(self) -> bool:
+        """Whether the server runs on this node, which then counts and reports for all nodes."""
+        return self._server is not None
 
     def leave(self, ending: Exit) -> None:
-        """Take leave of the others; wakes a wait in `next_rendezvous`, which then raises Fault(143)."""
-        self.member.leave(ending)
+        """Leave the job; a wait in `next_rendezvous` then raises Fault(143)."""
+        self.client.leave(ending)
 
     def close(self) -> None:
-        """End the roll, if it was kept here."""
-        if self._coordinator is not None:
-            self._coordinator.close()
+        """Stop the server, if it runs here."""
+        if self._server is not None:
+            self._server.close()
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 when this node is to come to another round, else 0: all that the agent asks."""
-        return int(self.member.change is not None and not self.leaving)
+        """Return 1 when this node is to go to the next round, else 0; the agent asks no more."""
+        return int(self.client.membership_changed is not None and not self.leaving)
 
     def get_backend(self) -> str:
         return "muster"
@@ -149,7 +148,7 @@ class Rendezvous(RendezvousHandler):
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """Listen at `port`: of every interface, unless all nodes come from this machine."""
+    """Listen on all interfaces, or on loopback when all nodes are on this machine."""
     if address == "127.0.0.1":
         return socket.create_server((address, port))
     if socket.has_dualstack_ipv6():
@@ -159,7 +158,7 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def _is_own_address(host: str) -> bool:
-    """Return whether a name is this machine's: whether one can listen at what it resolves to."""
+    """Return whether `host` is this machine, that is, whether one can bind to its address."""
     for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.bind(address)

@@ -1,0 +1,135 @@
+"""Forwards the output of this node's ranks line by line, each line with its rank before it.
+
+Ranks that write to one pipe tear each other's lines. torch's `--tee` does not, but writes all output to
+files as well, which fill the disk, and puts its prefix before JSON too.
+
+    with closing(RankOutput(2)) as output:
+        stdouts, stderrs = output.paths({0: 4, 1: 5})    # of global ranks 4 and 5
+"""
+
+import os
+import re
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainer.config.lines import EVENT, rank_prefix
+from trainer.launcher.log_file import write_all
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")  # a progress bar ends its lines with \r
+_PIPE_SIZE = 65536  # bytes, as on Linux
+_MAX_LINE = 1 << 20  # bytes, after which a line without an end is broken
+_TIMEOUT = 5.0  # seconds to write what is left when our own stdout or stderr is not read
+
+
+@dataclass
+class _Stream:
+    """The pipe of one rank's stdout or stderr, forwarded to our descriptor `target`."""
+
+    read_end: int
+    write_end: int  # kept open, so that there is no end of file before the last round of ranks
+    target: int
+    prefix: bytes = b""
+    unprefixed: bytes | None = None  # a line that begins with this gets no prefix
+    incomplete: bytes = b""
+
+    def forward(self) -> bool:
+        """Forward what has arrived; return whether there was anything."""
+        try:
+            data = os.read(self.read_end, _PIPE_SIZE)
+        except BlockingIOError:
+            return False
+        start, lines = 0, []
+        for end in _LINE_END.finditer(data):
+            lines.append(self._prefixed(self.incomplete + data[start : end.end()]))
+            self.incomplete, start = b"", end.end()
+        self.incomplete += data[start:]
+        write_all(self.target, b"".join(lines))  # without a reader it is lost; training goes on
+        if len(self.incomplete) > _MAX_LINE:
+            self.end_line()
+        return True
+
+    def end_line(self) -> None:
+        """Forward an incomplete line, with an end."""
+        if self.incomplete:
+            write_all(self.target, self._prefixed(self.incomplete + b"\n"))
+        self.incomplete = b""
+
+    def _prefixed(self, line: bytes) -> bytes:
+        plain = self.unprefixed and line.startswith(self.unprefixed)
+        return line if plain else self.prefix + line
+
+
+class RankOutput:
+    """Pipes for up to `ranks` local ranks, read by a thread. A terminal is left to the ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        targets = [stream.fileno() for stream in (sys.stdout, sys.stderr) if not stream.isatty()]
+        self._streams = {
+            (rank, target): _new_stream(target) for rank in range(ranks) for target in targets
+        }
+        self._forwarding = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._forward, name="output", daemon=True)
+        self._thread.start()
+
+    def paths(self, ranks: Mapping[int, int]) -> tuple[dict[int, str], dict[int, str]]:
+        """Return the files for the next ranks' stdout and stderr by local rank; "" is our own.
+
+        `ranks` are the global ranks by local rank.
+        """
+        self.drain()
+        for (local, target), stream in self._streams.items():
+            stream.prefix = rank_prefix(ranks[local]).encode()
+            has_events = target == sys.stdout.fileno() and ranks[local] == 0
+            stream.unprefixed = EVENT.encode() if has_events else None
+        stdouts, stderrs = (
+            {local: self._path(local, target.fileno()) for local in ranks}
+            for target in (sys.stdout, sys.stderr)
+        )
+        return stdouts, stderrs
+
+    def _path(self, local: int, target: int) -> str:
+        stream = self._streams.get((local, target))
+        return f"/dev/fd/{stream.write_end}" if stream else ""
+
+    def drain(self) -> None:
+        """Forward all that the ranks have written; call it once they have ended."""
+        if not self._forwarding.acquire(timeout=_TIMEOUT):
+            return  # our own output is not being read
+        try:
+            end = time.monotonic() + _TIMEOUT
+            for stream in self._streams.values():
+                while stream.forward() and time.monotonic() < end:
+                    pass
+                stream.end_line()
+        finally:
+            self._forwarding.release()
+
+    def close(self) -> None:
+        """Forward what is left, and close the pipes."""
+        self.drain()
+        self._closing.set()
+        self._thread.join(_TIMEOUT)
+        if not self._thread.is_alive():
+            for stream in self._streams.values():
+                os.close(stream.read_end)
+                os.close(stream.write_end)
+
+    def _forward(self) -> None:
+        with selectors.DefaultSelector() as ready:
+            for stream in self._streams.values():
+                ready.register(stream.read_end, selectors.EVENT_READ, stream)
+            while not self._closing.is_set():
+                for key, _ in ready.select(timeout=0.2):
+                    with self._forwarding:
+                        key.data.forward()
+
+
+def _new_stream(target: int) -> _Stream:
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    return _Stream(read_end, write_end, target)

@@ -40,6 +40,15 @@ def fenced(text: str, language: str) -> list[str]:
     return [body for name, body in _FENCE.findall(text) if name == language]
 
 
+def recipe(page: str, heading: str) -> list[tuple[str, str]]:
+    """Return language and content of each fenced block below a heading of a page, in order."""
+    text = read(ROOT / page)
+    below = text.partition(f"\n## {heading}\n")[2]
+    found: list[tuple[str, str]] = _FENCE.findall(re.split(r"^## ", below, flags=re.MULTILINE)[0])
+    assert found, f"{page}: no code below {heading!r}"
+    return found
+
+
 def prose(text: str) -> str:
     """Return a page without its fenced blocks."""
     return _FENCE.sub("", text)

@@ -1,5 +1,6 @@
 """The pages say what is true: links lead somewhere, names exist, tables are those of the code."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -94,3 +95,21 @@ def test_a_packages_page_shows_its_folders(folder: str) -> None:
     inside = (path for path in (ROOT / folder).iterdir() if path.is_dir())
     folders = {f"{path.name}/" for path in inside if path.name != "__pycache__"}
     assert folders <= set(named)
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [
+        ("k8s/README.md", "Add a launcher"),
+        ("trainer/README.md", "Add a mode"),
+        ("trainer/README.md", "Add a task"),
+    ],
+)
+def test_a_recipe_shows_code_that_parses(page: str, heading: str) -> None:
+    blocks = pages.recipe(page, heading)
+    code = [body for language, body in blocks if language == "python"]
+    assert code
+    for body in code:
+        ast.parse(
+            f"{{{body}}}" if re.match(r'"\w', body) else body
+        )  # an entry of a table, or a file

@@ -25,6 +25,22 @@ def test_looking_does_not_end_the_process(start: Any) -> None:
     assert whole == dumps  # the thread that writes them is in each of them
 
 
+def test_threads_that_wait_are_in_the_file_too(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def waits_in_here() -> None:
+        over.wait()
+
+    waiting = threading.Thread(target=waits_in_here, name="one that waits")
+    waiting.start()
+    stacks.write_stacks(tmp_path / "stack")
+    over.set()
+    waiting.join()
+    text = (tmp_path / "stack").read_text(encoding="utf-8")
+    assert "in test_threads_that_wait_are_in_the_file_too" in text.partition("# one that waits")[0]
+    assert "in waits_in_here" in text.partition("# one that waits")[2]
+
+
 def main() -> None:
     looks = dumps = whole = 0
     over, file = threading.Event(), Path("stack")

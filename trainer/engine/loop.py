@@ -62,17 +62,18 @@ def run(settings: Settings) -> Exit:
                 watched.current_step, watched.agreements = lambda: current.step, lambda: stop.calls
                 return _train(current, stop)
         except Exception as error:
-            short = out_of_memory(error, settings, runtime)
-            fault = short or as_fault(error)
+            memory_fault = out_of_memory(error, settings, runtime)
+            fault = memory_fault or as_fault(error)
             report("error", code=int(fault.code), message=str(fault))
-            if short:
-                raise short from error
+            if memory_fault:
+                raise memory_fault from error
             raise
 
 
 def _prepare(
     settings: Settings, runtime: Runtime, report: Report, task: tasks.Task, saver: Saver
 ) -> Run:
+    """Load the data, check the machines, build the model, and wrap it for the mode."""
     training = once_per_machine(partial(task.data, train=True), runtime)
     test = once_per_machine(partial(task.data, train=False), runtime)
     if not (len(training) and len(test)):
@@ -105,6 +106,7 @@ def _prepare(
 
 
 def _announce(run: Run) -> None:
+    """Report what runs, where and how: the launch event."""
     runtime, sizing = run.runtime, run.runtime.sizing
     run.report(
         "launch",

@@ -5,7 +5,7 @@
     python -m tests.house.planted_faults --list        # the table; starts no test
 
 Exit code 0 when every fault was seen, else 1. A fault whose text is no longer in its
-file is to be written anew.
+file must be rewritten.
 """
 
 import argparse
@@ -236,7 +236,7 @@ FAULTS = [
         'if kind == "never":',
         "launch/test_metrics.py",
     ),
-    Fault("trainer/watch/straggler.py", "_TIMES = 3.0", "_TIMES = 300.0", "faults/test_where.py"),
+    Fault("trainer/watch/straggler.py", "_TIMES = 3.0", "_TIMES = 300.0", "faults/test_waiting.py"),
     Fault(
         "trainer/preflight/machine.py",
         "if free < needed else None",

@@ -137,3 +137,10 @@ def test_the_owner_is_the_job(capsysbinary: pytest.CaptureFixture[bytes]) -> Non
     *others, made = yaml.safe_load_all(capsysbinary.readouterr().out)
     assert all(one["metadata"]["ownerReferences"][0]["uid"] == "1234" for one in others)
     assert "ownerReferences" not in made["metadata"]
+
+
+def test_scripts_can_be_run_and_manifests_cannot(tmp_path: Path) -> None:
+    example = [str(EXAMPLE), "-o", str(tmp_path)]
+    assert command.main([*example, "--launcher", "job", "--launcher", "local"]) == 0
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"job.yaml": 0o644, "local.sh": 0o755}

@@ -164,3 +164,16 @@ def test_a_job_of_fixed_size_is_not_scaled(launcher: str, run: Run, cluster: Clu
     code, _, err = run(config, "scale", "digits-ddp", "2")
     assert code == 64
     assert "of fixed size" in err
+
+
+def test_a_manifest_for_another_namespace_is_refused(
+    run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    from tests.rendering import job, render
+
+    server, config = cluster
+    rendered = tmp_path / "job.yaml"
+    rendered.write_text(render(job(namespace="elsewhere"), "job").text)
+    code, _, err = run(config, "submit", str(rendered))
+    assert (code, "--namespace elsewhere" in err) == (64, True)
+    assert [path for method, path in server.requests if method == "PATCH"] == []

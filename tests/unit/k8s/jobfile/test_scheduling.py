@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.rendering import CLUSTER, job, pods, render
+from trainer.config.exits import Fault
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -139,3 +140,9 @@ def test_a_topology_to_oneself_stands_on_the_replicated_job(launcher: str) -> No
     (replicated,) = held["replicatedJobs"]
     wanted = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "rack"}
     assert replicated["template"]["metadata"]["annotations"] == wanted
+
+
+@pytest.mark.parametrize("launcher", ["job", "jobset"])
+def test_a_gang_for_a_scheduler_that_reads_no_such_group_is_refused(launcher: str) -> None:
+    with pytest.raises(Fault, match="schedulerName='volcano': has PodGroups of its own"):
+        render(job(scheduling={"gang": True, "schedulerName": "volcano"}), launcher)

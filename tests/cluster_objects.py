@@ -46,7 +46,7 @@ JOBSET = ("jobset.x-k8s.io/v1alpha2", "JobSet")
 
 
 def jobset(spec: Any = None, **status: Any) -> dict[str, Any]:
-    metadata = {"name": "digits", "labels": LABELS, "creationTimestamp": "2020-01-01T00:00:00Z"}
+    metadata = {"name": "digits", "labels": LABELS}
     return {"metadata": metadata, "spec": spec or {}, "status": status}
 
 

@@ -53,7 +53,7 @@ def services(values: dict[str, Any]) -> dict[str, Any]:
 
 def _cluster(launcher: str, values: dict[str, Any]) -> Server:
     """Return an API with a rendered job, and what its controllers have made of it."""
-    server = Server(uid=lambda _: f"{next(_numbers)}-{UID}")
+    server = Server(identity=lambda _: {"uid": f"{next(_numbers)}-{UID}"})
     for one in render(values, launcher).objects:
         server.create(one | {"metadata": one["metadata"] | {"namespace": "lab"}})
     for controller in (jobsets, jobs, pytorchjobs, volcano):

@@ -21,6 +21,7 @@ from tests.standin import jobs, jobsets, pytorchjobs, volcano
 from tests.standin.admission import check
 from tests.standin.http import serving
 from tests.standin.kubelet import NODE, Kubelet
+from tests.standin.objects import now
 from tests.standin.server import Server
 
 CONTROLLERS = (jobsets.sync, jobs.sync, pytorchjobs.sync, volcano.sync)
@@ -30,7 +31,7 @@ _PAUSE = 0.05  # seconds between two rounds of the controllers
 @contextmanager
 def standin(folder: Path) -> Iterator[Path]:
     """Yield the kubeconfig of a stand-in cluster that runs until the block ends."""
-    server = Server(uid=lambda _: str(uuid.uuid4()))
+    server = Server(identity=lambda _: {"uid": str(uuid.uuid4()), "creationTimestamp": now()})
     server.release = "v1.34.0-standin"
     server.admit = partial(check, server)
     server.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})

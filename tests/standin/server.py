@@ -49,8 +49,10 @@ class Server:
 
     release = "v1.34.2"
 
-    def __init__(self, *, uid: Callable[[str], str] = lambda name: f"uid-{name}") -> None:
-        self.uid = uid
+    def __init__(
+        self, *, identity: Callable[[str], Object] = lambda name: {"uid": f"uid-{name}"}
+    ) -> None:
+        self.identity = identity  # the metadata that an object of a name begins with
         self.objects: dict[str, Object] = {}
         self.groups = dict(GROUPS)
         self.requests: list[tuple[str, str]] = []
@@ -93,8 +95,7 @@ class Server:
     def store(self, path: str, one: Object) -> Object:
         with self.changed:
             event = "MODIFIED" if path in self.objects else "ADDED"
-            metadata = {"uid": self.uid(path.rsplit("/", 1)[1]), "creationTimestamp": now()}
-            metadata |= one["metadata"]
+            metadata = self.identity(path.rsplit("/", 1)[1]) | one["metadata"]
             if namespace := namespace_in(path):
                 metadata["namespace"] = namespace
             self.objects[path] = self._publish(path, event, one | {"metadata": metadata})

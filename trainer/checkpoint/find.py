@@ -23,7 +23,7 @@ class Found:
 
 
 def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
-    """Return the checkpoint to resume from, the same on every rank, or None to start anew.
+    """Return the checkpoint to resume from, the same on every rank, or None to start at step 0.
 
     `resume` is the setting: auto, never, or a path or URL. Each rank compares the checksums of its
     share of the files. Raises Fault(65) when the named checkpoint is damaged, all checkpoints are, or

@@ -43,7 +43,7 @@ from trainer.checkpoint.store import Store, difference
 
 @dataclass(frozen=True)
 class Label:
-    """What the manifest has beside the tensors and values."""
+    """The part of the manifest that does not come from the state."""
 
     progress: Progress
     mode: str

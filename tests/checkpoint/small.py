@@ -24,7 +24,7 @@ Trained = tuple[nn.Module, torch.optim.Optimizer]
 
 
 def trained(steps: int) -> Trained:
-    """Return what `steps` steps make of the model; after sixteen it begins anew, to be quick."""
+    """Return the model after `steps` steps; after sixteen it starts over, to be quick."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)

@@ -65,10 +65,10 @@ def test_a_training_waits_a_tenth_of_a_synchronous_save_and_the_disk_holds_littl
     usual, waited = statistics.median(synchronous), statistics.median(blocked)
     print(f"torch.save {usual:.3f} s, blocked {waited:.4f} s, in all {saved.seconds:.3f} s")
     assert waited < 0.1 * usual
-    held = sum(tensor.nbytes for tensor in torch.load(tmp_path / "state.pt")["model"].values())
-    held += 2 * sum(parameter.nbytes for parameter in model.parameters())
+    expected = sum(tensor.nbytes for tensor in torch.load(tmp_path / "state.pt")["model"].values())
+    expected += 2 * sum(parameter.nbytes for parameter in model.parameters())
     files = (tmp_path / "checkpoints" / "step-00000006").iterdir()
-    assert held <= sum(file.stat().st_size for file in files) <= 1.05 * held
+    assert expected <= sum(file.stat().st_size for file in files) <= 1.05 * expected
 
     checkpoint = found(tmp_path / "checkpoints")
     assert checkpoint is not None

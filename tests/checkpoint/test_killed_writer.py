@@ -26,7 +26,7 @@ SEED = int(os.environ.get("MUSTER_KILL_SEED", "4"))
 
 
 def fork_writers(folder: Path, done: Any, orders: Connection) -> None:
-    """Fork a writer for each step that `orders` names, kill it when told to, say that it is dead."""
+    """Fork a writer for each step in `orders`, kill it when asked to, and answer that it is dead."""
     torch.set_num_threads(1)
     save(folder.with_name("warm"), 1)  # what the first save imports is no part of the race
     orders.send("ready")
@@ -73,4 +73,4 @@ def test_resuming_succeeds_after_every_one_of_many_kills(tmp_path: Path) -> None
     orders.send(None)
     server.join()
     print(f"{ROUNDS} kills, {partial} of them within a save, {newest} steps saved")
-    assert partial > ROUNDS / 10, "the kills must come within a save to tell anything"
+    assert partial > ROUNDS / 10, "the kills must come within a save to show anything"

@@ -22,7 +22,7 @@ import torch
 from tests.checkpoint.small import equal, found, loaded, save, trained
 from tests.conftest import ROOT, clean_environment
 from trainer.checkpoint.find import Found
-from trainer.checkpoint.manifest import LISTING
+from trainer.checkpoint.manifest import MANIFEST_FILE
 from trainer.config.environment import from_environment
 from trainer.config.exits import Exit, Fault
 
@@ -88,7 +88,7 @@ def rename_folder(folder: Path, chance: Random) -> None:
 
 def exchange(folder: Path, chance: Random) -> None:
     """Put another value at a random place of a manifest, whose checksum stays."""
-    file = chance.choice(sorted(folder.rglob(LISTING)))
+    file = chance.choice(sorted(folder.rglob(MANIFEST_FILE)))
     outer = json.loads(file.read_text(encoding="utf-8"))
     place: Any = outer
     while True:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ranks import run_ranks
-from trainer.checkpoint.retention import Keep, superfluous
+from trainer.checkpoint.retention import Keep, removable
 
 metrics = st.dictionaries(st.integers(1, 200), st.one_of(st.none(), st.floats(0, 1)), min_size=1)
 keeps = st.builds(Keep, st.integers(1, 4), st.integers(0, 30), st.integers(0, 3))
@@ -18,7 +18,7 @@ keeps = st.builds(Keep, st.integers(1, 4), st.integers(0, 30), st.integers(0, 3)
 def test_what_goes_is_neither_new_nor_best_nor_the_first_of_its_stretch(
     found: dict[int, float | None], keep: Keep
 ) -> None:
-    gone = set(superfluous(found, keep))
+    gone = set(removable(found, keep))
     stay = sorted(found.keys() - gone)
     assert stay[-1] == max(found)
     assert gone.isdisjoint(sorted(found)[-keep.last :])
@@ -31,7 +31,7 @@ def test_what_goes_is_neither_new_nor_best_nor_the_first_of_its_stretch(
         earlier = [s for s in stay if s // keep.every == step // keep.every and s < step]
         assert step < keep.every or earlier
     # The answer is the same after a restart, and what stays once stays again.
-    assert superfluous({step: found[step] for step in stay}, keep) == []
+    assert removable({step: found[step] for step in stay}, keep) == []
 
 
 def saved(events: list[dict[str, Any]]) -> list[int]:

@@ -16,7 +16,7 @@ Single = Callable[[str, str, str], Run]
 
 @pytest.fixture(scope="session")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Single:
-    """Return what gives the run of a task, optimiser and precision; the first who asks makes it."""
+    """Return a function that returns the run of a task, optimiser and precision, made once."""
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # the workers' own folders stand side by side in it

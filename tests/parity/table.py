@@ -1,4 +1,4 @@
-"""Which modes each task is compared in, and how; `tests/parity/test_table.py` says how to add one.
+"""The table of tasks and modes that are compared; `tests/parity/test_table.py` has how to add a row.
 
 A cell is a task in a row: a mode on a mesh, with a schedule. Each optimiser, accumulation and precision
 in every cell is eight runs of it, which `make test-parity` carries out. In `make test` instead
@@ -206,8 +206,8 @@ QUICK = {Case(task, row, "sgd", 1 if row in ("hsdp", "tp") else 4) for task, row
 _NO_PLAN = "cannot be split over the axis tp: it has no method tensor_plan()"
 _SCHEDULES = [row for row in EVERY if ROWS[row].accumulates and ROWS[row].ranks == 2]
 _MODELS = {"digits": "Net", "lstm": "Recurrent", "gru": "Recurrent", "resnet18": "ResNet"}
-# What cannot be: ranks, settings, and what the refusal says. Only the model decides over tp: each is
-# refused in one row, and each row refuses one.
+# Combinations that are refused: ranks, settings, and the message. Whether tp works depends on the model
+# alone: each model is refused in one row, and each row refuses one.
 REFUSED: list[tuple[int, dict[str, str], str]] = [
     *(
         (ROWS[case.row].ranks, case.settings, message)

@@ -4,12 +4,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.config.settings import Settings
 from trainer.data.sets import Tensors
 from trainer.tasks import charlm_gpt, synthetic
+from trainer.tasks.parts.classification import Classification
 from trainer.tasks.parts.text import Recurrent, TextTask
 
 
@@ -27,10 +27,8 @@ class Normed(synthetic.Task):
         )
 
 
-class Deep:
+class Deep(Classification):
     """Ten small layers, as a plain nn.Sequential; one normalises by a batch's statistics."""
-
-    metric = "accuracy"
 
     def __init__(self, _: Settings) -> None:
         pass
@@ -44,15 +42,9 @@ class Deep:
         vectors = torch.randn(640 if train else 100, 8, generator=generator)
         return Tensors(vectors, (vectors[:, :2] > 0).long() @ torch.tensor([1, 2]))
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, targets, reduction="none")
-
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs.argmax(dim=1) == targets).float()
-
 
 class Whole(Deep):
-    """The same as one module, which says nothing of its pieces."""
+    """The same as one module, without a chain."""
 
     def model(self) -> nn.Module:
         return _Whole(super().model())
@@ -81,10 +73,8 @@ Gru = partial(Short, build=partial(Recurrent, nn.GRU, width=16))
 Gpt = partial(Short, build=partial(charlm_gpt.Model, width=32))
 
 
-class WholeResNet:
-    """torchvision's resnet18 on made-up images of 16 x 16, told apart by where they are bright."""
-
-    metric = "accuracy"
+class WholeResNet(Classification):
+    """torchvision's resnet18 on random images of 16 x 16, whose class is the place that is bright."""
 
     def __init__(self, _: Settings) -> None:
         pass
@@ -102,12 +92,6 @@ class WholeResNet:
         for image, label in zip(images, labels, strict=True):
             image[:, label * 4 : label * 4 + 4] += 1
         return Tensors(images, labels)
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, targets, reduction="none")
-
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs.argmax(dim=1) == targets).float()
 
 
 class ResNet(WholeResNet):

@@ -1,4 +1,4 @@
-"""What may be set beside the mode: each option changes what it says, and nothing else."""
+"""Options that go with any mode: each changes what its description names, and nothing else."""
 
 import os
 import shutil
@@ -123,7 +123,7 @@ def test_what_only_saves_memory_changes_no_result(
     assert worst(curve(digits, "loss"), curve(events, "loss")) < 1e-10
 
 
-# Modes that hold a part of the model: what is set beside them has to hold for the parts together.
+# Modes whose ranks have a part of the model: an option must apply to the parts together.
 PARTS: dict[str, tuple[int, dict[str, str]]] = {
     "mp": (1, {"mode": "mp"}),
     "pp": (2, {"mode": "pp"}),

@@ -55,7 +55,7 @@ def _begin(size: int, file: str, *, copied: bool) -> None:
         loop.once_per_machine = lambda build, _: build()  # type: ignore[assignment]
 
 
-def held(folder: Path, size: int, *, copied: bool = False) -> int:
+def resident_bytes(folder: Path, size: int, *, copied: bool = False) -> int:
     """Return the bytes that four ranks hold together, memory they share counted once."""
     folder.mkdir()
     before = partial(_begin, size, str(folder / "pss"), copied=copied)
@@ -66,16 +66,16 @@ def held(folder: Path, size: int, *, copied: bool = False) -> int:
 
 
 def test_two_hundred_megabytes_are_held_once(tmp_path: Path) -> None:
-    nothing = held(tmp_path / "nothing", 32 * ROW)
-    shared = (held(tmp_path / "shared", 200_000_000) - nothing) / 200_000_000
-    copied = (held(tmp_path / "copied", 50_000_000, copied=True) - nothing) / 50_000_000
+    nothing = resident_bytes(tmp_path / "nothing", 32 * ROW)
+    shared = (resident_bytes(tmp_path / "shared", 200_000_000) - nothing) / 200_000_000
+    copied = (resident_bytes(tmp_path / "copied", 50_000_000, copied=True) - nothing) / 50_000_000
     print(f"{RANKS} ranks hold a data set {shared:.2f} times, copied {copied:.2f} times")
     assert 0.9 < shared <= 1.2
-    assert copied > 3  # planted: the test can tell
+    assert copied > 3  # planted: the test sees a copy
 
 
 class Noted(synthetic.Task):
-    """Notes who reads the data, and finds it damaged where FAULTY says so."""
+    """Records which rank reads the data, and finds it damaged if FAULTY is set."""
 
     def data(self, *, train: bool) -> Tensors:
         with Path(os.environ["NOTES"]).open("a", encoding="utf-8") as file:

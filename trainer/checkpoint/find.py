@@ -1,10 +1,10 @@
-"""Find the newest checkpoint that is as it was written, all ranks together."""
+"""Find the newest undamaged checkpoint, all ranks together."""
 
 import logging
 from dataclasses import dataclass
 
-from trainer.checkpoint.manifest import LISTING, Damage, Manifest, decode, step_of
-from trainer.checkpoint.store import Store, difference, split
+from trainer.checkpoint.manifest import MANIFEST_FILE, Damage, Manifest, decode, step_of
+from trainer.checkpoint.store import Local, Store, difference, split
 from trainer.config.exits import Exit, Fault
 from trainer.distributed.runtime import Runtime, from_all, from_main
 
@@ -26,11 +26,11 @@ class Found:
 
 
 def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
-    """Return the checkpoint to resume from, the same on every rank, or None to start anew.
+    """Return the checkpoint to resume from, the same on every rank, or None to start at step 0.
 
-    `resume` is the setting: auto, never, or a path or URL. Every rank reads its part of the files
-    through, to compare checksums. Raises Fault(65) when a named checkpoint, or every one there is,
-    is damaged, or when the newest is of a newer format.
+    `resume` is the setting: auto, never, or a path or URL. Each rank compares the checksums of its
+    share of the files. Raises Fault(65) when the named checkpoint is damaged, all checkpoints are, or
+    the newest has a newer format.
     """
     if resume not in ("auto", "never"):
         elsewhere, name = split(resume)
@@ -69,7 +69,7 @@ def _first_complete(names: list[str], store: Store, runtime: Runtime) -> Found |
 
 
 def _names(resume: str, store: Store) -> list[str] | Fault:
-    """Return what there is, on the rank that may tidy up."""
+    """Return the names of the checkpoints, on the main rank; clean up before."""
     try:
         if resume == "never":
             if aside := store.set_aside():
@@ -82,39 +82,39 @@ def _names(resume: str, store: Store) -> list[str] | Fault:
 
 
 def examine(store: Store, name: str, *, runtime: Runtime) -> Found | str:
-    """Return a checkpoint that is as it was written, or what is wrong with it.
+    """Return a checkpoint, or what is damaged in it.
 
     All ranks call it together, each compares its share of the files, and all get the same answer.
     """
     answer = _examine_share(store, name, runtime.rank, runtime.world_size)
-    for told in from_all(answer if isinstance(answer, Fault | str) else None, runtime):
-        if isinstance(told, Fault):
-            raise told
-        if told is not None:
-            return told
+    for problem in from_all(answer if isinstance(answer, Fault | str) else None, runtime):
+        if isinstance(problem, Fault):
+            raise problem
+        if problem is not None:
+            return problem
     assert isinstance(answer, Manifest)  # noqa: S101  # this rank's answer is among those above
     return Found(store, name, answer)
 
 
 def is_shared(store: Store, *, runtime: Runtime) -> bool:
-    """Return whether all ranks see the same folder; if not, none could load what all have written.
+    """Return whether all ranks see the same checkpoints: always true of a URL.
 
     Raises Fault(71) when the folder cannot be written to.
     """
-    if runtime.control is None:
+    if runtime.control is None or not isinstance(store, Local):
         return True
-    sign: str | Fault | None = None
+    marker: str | Fault = ""
     if runtime.is_main:
         try:
-            sign = store.mark()
+            marker = store.create_marker()
         except OSError as error:
-            sign = Fault(Exit.MACHINE, f"checkpoints {error.filename}: {error.strerror}")
-    sign = from_main(sign, runtime)
-    if isinstance(sign, Fault):
-        raise sign
-    shared = sign is None or all(from_all(store.sees(sign), runtime))
-    if runtime.is_main and sign is not None:
-        store.unmark(sign)
+            marker = Fault(Exit.MACHINE, f"checkpoints {error.filename}: {error.strerror}")
+    marker = from_main(marker, runtime)
+    if isinstance(marker, Fault):
+        raise marker
+    shared = all(from_all((store.root / marker).exists(), runtime))
+    if runtime.is_main:
+        (store.root / marker).unlink(missing_ok=True)
     return shared
 
 
@@ -131,7 +131,7 @@ def complete(checkpoint: str) -> Found:
 
 def _examine_share(store: Store, name: str, rank: int, world_size: int) -> Manifest | Fault | str:
     try:
-        with store.open(name, LISTING) as file:
+        with store.open(name, MANIFEST_FILE) as file:
             manifest = decode(file.read(), name)
         for file_name in sorted(manifest.files)[rank::world_size]:
             if reason := difference(store, name, file_name, manifest.files[file_name]):

@@ -1,7 +1,7 @@
-"""What `muster.json` says, and how a reader knows that it says what was written.
+"""The format of `muster.json`, a checkpoint's manifest, and its checksum.
 
-The text of the file is {"checksum": ..., "checkpoint": {...}}; the checksum is over the canonical
-JSON of the second. Later formats keep this, so that a newer format can be told from damage.
+The file is {"checksum": ..., "checkpoint": {...}}; the checksum is over the canonical JSON of
+"checkpoint". Later formats keep this, so that a reader can distinguish a newer format from damage.
 """
 
 import json
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trainer.config.exits import Exit, Fault
 
 FORMAT = 1
-LISTING = "muster.json"
+MANIFEST_FILE = "muster.json"
 DTYPES = {
     str(kind).removeprefix("torch."): kind
     for kind in vars(torch).values()
@@ -30,16 +30,16 @@ _Count = Annotated[int, Field(ge=0)]
 _Shape = tuple[_Count, ...]
 
 
-class Damage(Exception):  # not an error of this program
-    """Why a checkpoint is not what was once written."""
+class Damage(Exception):
+    """How a checkpoint differs from what was written."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, and what must stay the same for its data order to go on unbroken.
+    """How far a run is, and the settings that its data order depends on.
 
-    Random states need no place here: what is drawn is a function of (seed, step, rank), the data
-    order of (seed, epoch, position), the learning rate of the step.
+    Random states are not saved: random numbers are a function of (seed, step, rank), the data order of
+    (seed, epoch, position), the learning rate of the step.
     """
 
     step: int
@@ -83,10 +83,10 @@ class Tensor(_Part):
 
 
 class Manifest(_Part):
-    """A checkpoint: how far the run was, and where everything lies.
+    """A checkpoint: how far the run was, and where each tensor is.
 
-    `values` are what is no tensor, by the same flat names; `metric` is the score of an evaluation
-    at this very step, larger is better.
+    `values` has the rest of the state, by the same flat names; `metric` is the score of an evaluation at
+    this step, larger is better.
     """
 
     format: int
@@ -111,7 +111,7 @@ def name_of(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step of a checkpoint's name, or None when it is no such name."""
+    """Return the step of a checkpoint's name, None if it is not one."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found else None
 
@@ -123,15 +123,15 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(text: bytes, name: str) -> Manifest:
-    """Return what `muster.json` of the checkpoint `name` says.
+    """Return the manifest in the text of `muster.json` of the checkpoint `name`.
 
-    Raises Damage when it is not what was written, and Fault(65) when a newer muster wrote it.
+    Raises Damage when it is not what was written, Fault(65) when it has a newer format.
     """
     try:
         outer = json.loads(text)
         body = outer["checkpoint"]
         if outer["checksum"] != checksum(body):
-            raise Damage(f"{LISTING} does not have the checksum it states")
+            raise Damage(f"{MANIFEST_FILE} does not have its checksum")
         if body["format"] > FORMAT:
             raise Fault(
                 Exit.DATA,
@@ -142,15 +142,15 @@ def decode(text: bytes, name: str) -> Manifest:
         _check(manifest, name)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise Damage(f"{LISTING} is not in the format: {where}: {first['msg']}") from error
+        key = ".".join(map(str, first["loc"]))
+        raise Damage(f"{MANIFEST_FILE} is not in the format: {key}: {first['msg']}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damage(f"{LISTING} is unreadable: {error}") from error
+        raise Damage(f"{MANIFEST_FILE} is unreadable: {error}") from error
     return manifest
 
 
 def checksum(body: Mapping[str, Any]) -> str:
-    """Return the checksum that stands beside `body`, in this and every later format."""
+    """Return the checksum of `body`, in this and every later format."""
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return blake2b(canonical.encode(), digest_size=16).hexdigest()
 
@@ -158,10 +158,10 @@ def checksum(body: Mapping[str, Any]) -> str:
 def _check(manifest: Manifest, name: str) -> None:
     step = step_of(name)
     if step is not None and step != manifest.progress.step:
-        raise Damage(f"{LISTING} is that of step {manifest.progress.step}")
+        raise Damage(f"{MANIFEST_FILE} is that of step {manifest.progress.step}")
     for key, tensor in manifest.tensors.items():
         if tensor.dtype not in DTYPES:
-            raise Damage(f"{LISTING}: {key} has the unknown type {tensor.dtype}")
+            raise Damage(f"{MANIFEST_FILE}: {key} has the unknown type {tensor.dtype}")
         for chunk in tensor.chunks:
             file = manifest.files.get(chunk.file)
             end = chunk.start + math.prod(chunk.sizes) * tensor.itemsize
@@ -172,4 +172,4 @@ def _check(manifest: Manifest, name: str) -> None:
                 )
             )
             if file is None or end > file.size or not inside:
-                raise Damage(f"{LISTING}: {key} lies outside of {chunk.file}")
+                raise Damage(f"{MANIFEST_FILE}: {key} lies outside of {chunk.file}")

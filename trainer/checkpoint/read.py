@@ -1,6 +1,6 @@
-"""Load a checkpoint, all ranks together: torch.distributed.checkpoint plans, this reads.
+"""Load a checkpoint, all ranks together: torch.distributed.checkpoint (DCP) plans, this reads.
 
-DCP decides which slices of which chunks a rank needs, whatever mode and world size wrote them.
+DCP decides which slices of which chunks a rank needs, so any mode and world size can load them.
 """
 
 import logging
@@ -44,9 +44,9 @@ def load(
     *,
     runtime: Runtime,
 ) -> None:
-    """Give a checkpoint's state to the run. Raises Fault(65) when it is another model's.
+    """Load a checkpoint into the run. Raises Fault(65) when it does not fit the model.
 
-    What `extra` names and the checkpoint does not hold keeps its initial state, and that is said.
+    A part of `extra` that is not in the checkpoint keeps its initial state, with a message.
     """
     state = capture(module, optimizer, extra)
     manifest = found.manifest
@@ -74,7 +74,7 @@ def load(
 
 
 def whole(found: Found, key: str) -> torch.Tensor:
-    """Return one tensor of a checkpoint, put together from its chunks, on the CPU."""
+    """Return one whole tensor of a checkpoint, on the CPU."""
     stored = found.manifest.tensors[key]
     result = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
     for chunk in stored.chunks:
@@ -94,10 +94,10 @@ def _keys(manifest: Manifest) -> Iterator[str]:
 
 
 class _Planner(DefaultLoadPlanner):
-    """DCP's own, but what is no tensor is read as JSON."""
+    """DCP's own planner, but a value that is no tensor comes from JSON."""
 
     def set_value(self, key: str, value: Any) -> None:
-        """Put `value` where the nested state has `key`, a tuple where there was one."""
+        """Replace the value of `key` in the nested state; a tuple stays a tuple."""
         *path, last = self.mappings[key]
         place: Any = self.original_state_dict
         for part in path:
@@ -106,7 +106,7 @@ class _Planner(DefaultLoadPlanner):
 
 
 class _Reader(StorageReader):
-    """DCP's storage: tells it what there is, and reads the slices that it plans."""
+    """DCP's storage: describes the checkpoint, and reads the slices that DCP plans."""
 
     def __init__(self, found: Found) -> None:
         self._found = found
@@ -173,7 +173,7 @@ class _Reader(StorageReader):
 
 
 def _slice(file: BinaryIO, tensor: Tensor, chunk: Chunk, item: ReadItem) -> torch.Tensor:
-    """Return the rectangle of a chunk that `item` wants, reading no rows but its own."""
+    """Return the part of a chunk that `item` describes; read only its rows."""
     offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
     if not lengths:
         return _rows(file, tensor, chunk, slice(0, 1))
@@ -184,7 +184,7 @@ def _slice(file: BinaryIO, tensor: Tensor, chunk: Chunk, item: ReadItem) -> torc
 
 
 def _rows(file: BinaryIO, tensor: Tensor, chunk: Chunk, rows: slice) -> torch.Tensor:
-    """Return rows of a chunk, shape (rows, *the other sizes), or () when the tensor has none."""
+    """Return rows of a chunk, shape (rows, *other sizes); a scalar has shape () and one row."""
     shape = (rows.stop - rows.start, *chunk.sizes[1:]) if chunk.sizes else ()
     row = math.prod(chunk.sizes[1:]) * tensor.itemsize
     data = bytearray((rows.stop - rows.start) * row)

@@ -1,7 +1,8 @@
-"""Checkpoints at a URL: any object store that fsspec knows (s3://, gs://, memory://).
+"""Checkpoints at a URL: any object store that fsspec supports (s3://, gs://, memory://).
 
-There a folder cannot be renamed in one go, so a checkpoint is written in its place and exists from the
-moment its listing does, which is written last. fsspec comes with torch; S3 needs the extra `s3`.
+An object store cannot rename a folder in one operation. So a checkpoint is written in its final place,
+and counts as one once its manifest exists, which is written last. fsspec comes with torch; S3 needs the
+extra `s3`.
 """
 
 import contextlib
@@ -10,10 +11,10 @@ from typing import BinaryIO, cast
 
 from fsspec.core import url_to_fs
 
-from trainer.checkpoint.manifest import LISTING, step_of
+from trainer.checkpoint.manifest import MANIFEST_FILE, step_of
 from trainer.config.exits import Exit, Fault
 
-# Whose errors are told as they are; those of a storage's own library become OSError.
+# Errors of these packages are raised as they are; those of a storage library become OSError.
 _OURS = {"builtins", "torch", "trainer"}
 
 
@@ -34,7 +35,7 @@ class Remote:
         return f"{self.url}/{folder}"
 
     def names(self) -> list[str]:
-        return [name for name in self._folders() if self._exists(name, LISTING)]
+        return [name for name in self._folders() if self._exists(name, MANIFEST_FILE)]
 
     def open(self, folder: str, file: str) -> BinaryIO:
         with _as_os_error():
@@ -52,18 +53,9 @@ class Remote:
     def free(self) -> int | None:
         return None
 
-    def mark(self) -> str | None:
-        return None
-
-    def sees(self, sign: str) -> bool:  # noqa: ARG002  # a URL is the same everywhere
-        return True
-
-    def unmark(self, sign: str) -> None:
-        pass
-
     def begin(self, name: str) -> str:
         with _as_os_error():
-            if self._exists(name, LISTING):  # a damaged one of the same step: it stays
+            if self._exists(name, MANIFEST_FILE):  # a damaged one of the same step is kept
                 self._move(self._path(name), f"{self._path(name)}.replaced")
             elif self._fs.exists(self._path(name)):
                 self._fs.rm(self._path(name), recursive=True)
@@ -79,14 +71,14 @@ class Remote:
 
     def remove(self, name: str) -> None:
         with _as_os_error():
-            self._fs.rm(self._path(name, LISTING))
+            self._fs.rm(self._path(name, MANIFEST_FILE))
             self._fs.rm(self._path(name), recursive=True)
             for replaced in self._fs.glob(self._path(f"{name}.replaced.*")):
                 self._fs.rm(replaced, recursive=True)
 
     def sweep(self) -> None:
         for name in self._folders():
-            if not self._exists(name, LISTING):
+            if not self._exists(name, MANIFEST_FILE):
                 self.discard(name)
 
     def set_aside(self) -> str | None:
@@ -103,7 +95,7 @@ class Remote:
             return bool(self._fs.exists(self._path(*parts)))
 
     def _folders(self) -> list[str]:
-        """Return what bears a checkpoint's name, complete or not, oldest first."""
+        """Return the folders with a name of a checkpoint, complete or not, oldest first."""
         with _as_os_error():
             if not self._fs.exists(self._root):
                 return []
@@ -115,7 +107,7 @@ class Remote:
         )
 
     def _move(self, path: str, target: str) -> str:
-        """Move a folder to `target` with the first number behind it that is not taken."""
+        """Move a folder to `target` with the first free number appended."""
         number = 1
         while self._fs.exists(free := f"{target}.{number}"):
             number += 1

@@ -1,39 +1,45 @@
-"""Which checkpoints stay: the last ones, every K-th for good, the best by the task's metric."""
+"""Remove old checkpoints; keep the last ones, one of every N steps, and the best by the metric."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from trainer.checkpoint.manifest import MANIFEST_FILE, Damage, decode, name_of
+from trainer.checkpoint.store import Store
 
 
 @dataclass(frozen=True)
 class Keep:
-    """How many newest and best ones stay; of each `every` steps the first one stays for good."""
+    """Keep the `last` newest, the `best` best, and the first of every `every` steps (0: none)."""
 
     last: int
     every: int = 0
     best: int = 0
 
 
-def superfluous(metrics: Mapping[int, float | None], keep: Keep) -> list[int]:
-    """Return the steps of the checkpoints that may go, given each one's step and metric.
+def remove_old(store: Store, keep: Keep) -> None:
+    """Remove the checkpoints that `keep` does not name. Damaged ones stay and do not count."""
+    metrics: dict[int, float | None] = {}
+    for name in store.names():
+        try:
+            with store.open(name, MANIFEST_FILE) as file:
+                manifest = decode(file.read(), name)
+        except (Damage, OSError):
+            continue
+        metrics[manifest.progress.step] = manifest.metric
+    for step in removable(metrics, keep):
+        store.remove(name_of(step))
 
-    The answer depends on nothing else, so it is the same after a restart.
+
+def removable(metrics: Mapping[int, float | None], keep: Keep) -> list[int]:
+    """Return the steps of the checkpoints to remove, given each one's step and metric.
+
+    Depends on nothing else, so it is the same after a restart.
     """
     steps = sorted(metrics)
-    kept = {*steps[-keep.last :], *_best(metrics, keep.best)}
+    scored = sorted(((m, step) for step, m in metrics.items() if m is not None), reverse=True)
+    kept = {*steps[-keep.last :], *(step for _, step in scored[: keep.best])}
     if keep.every:
-        kept |= set(_firsts(steps, keep.every))
+        # the first step at or after each multiple
+        firsts = {step // keep.every: step for step in reversed(steps) if step >= keep.every}
+        kept |= set(firsts.values())
     return [step for step in steps if step not in kept]
-
-
-def _best(metrics: Mapping[int, float | None], count: int) -> list[int]:
-    scored = [(value, step) for step, value in metrics.items() if value is not None]
-    return [step for _, step in sorted(scored, reverse=True)[:count]]
-
-
-def _firsts(steps: Iterable[int], every: int) -> list[int]:
-    """Return the first step at or after each multiple of `every`."""
-    firsts: dict[int, int] = {}
-    for step in steps:
-        if step >= every:
-            firsts.setdefault(step // every, step)
-    return list(firsts.values())

@@ -1,9 +1,9 @@
 """Save while the training goes on.
 
-The state is copied to host memory while the next step computes, and only that step's update waits for
-the copy: nothing before it changes a parameter. The memory is kept for the next copy (pinned where there
-is an accelerator), so a rank holds its state once more. A thread then writes it; its collectives run
-over a group of its own, because those of the training go on meanwhile.
+The state is copied to host memory while the next step computes. Only that step's update waits for the
+copy, because nothing before it changes a parameter. The memory is kept for the next copy, so a rank
+needs host memory for one more copy of its state. A thread then writes it. The thread's collectives have
+a process group of their own, because those of the training run at the same time.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ from trainer.checkpoint.write import Label, Refused, write
 from trainer.config.exits import Exit, Fault
 from trainer.distributed.runtime import Runtime
 
-# What is left to a writer when its rank goes down with an error of its own.
+# A save may take this long to finish after an error has ended the training.
 _LAST_SECONDS = 10
 
-# A warning that a world of one need not read; set once, since filters are shared by all threads.
+# True of a world of one, and no reason to warn; set once, because all threads share the filters.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """How a save ended; `bytes` are known to the main rank. `refusal` says why there is none.
+    """How a save ended; only the main rank knows `bytes`. With a `refusal` there is no checkpoint.
 
-    `blocked_s` is what the training waited for it, `seconds` how long it took from its begin.
+    `blocked_s` is how long the training waited for it, `seconds` how long it took.
     """
 
     step: int
@@ -67,14 +67,14 @@ class Saver:
         self._ended: Saved | Exception | None = None
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let no update of `optimizer` come before a copy has ended."""
+        """Make every update of `optimizer` wait until the copy has ended."""
         optimizer.register_step_pre_hook(lambda *_: self.wait_for_copy())
 
     def begin(self, state: State, label: Label, *, since: float) -> None:
-        """Start to copy and write `state`; `since` is when the training began to wait for it.
+        """Start to copy and write `state`; `since` is when the training began to wait (monotonic).
 
-        The save before must have been waited for. No tensor of `state` may change until
-        `wait_for_copy`, which every update of a watched optimiser calls.
+        Call `wait` for the previous save before. No tensor of `state` may change until `wait_for_copy`,
+        which every update of a watched optimiser calls.
         """
         self._staging.wait_for(state)
         self._copied.clear()
@@ -114,7 +114,7 @@ class Saver:
     def ended(self) -> Saved | None:
         """Return how the save ended, once; None while it is being written or when there was none.
 
-        Raises what the writer met with that was not storage's fault.
+        Raises the writer's error, unless storage refused.
         """
         if self._thread is None or self._thread.is_alive():
             return None
@@ -124,7 +124,7 @@ class Saver:
         return self._ended
 
     def wait(self) -> Saved | None:
-        """Wait for the save to end and return how. Raises Fault(71) when it takes too long."""
+        """Wait for the save to end and return the result. Raises Fault(71) when it takes too long."""
         if self._thread is not None:
             self._thread.join(self._timeout)
             if self._thread.is_alive():
@@ -135,18 +135,18 @@ class Saver:
         return Fault(
             Exit.MACHINE,
             f"checkpoints {self.store.where('')}: not written after {self._timeout:.0f} s; "
-            "see to the storage or set a larger TRAINER_CHECKPOINT_TIMEOUT",
+            "check the storage or set a larger TRAINER_CHECKPOINT_TIMEOUT",
         )
 
     def leave(self) -> None:
-        """Give a writer a last chance; the run has failed, so how it ends is of no interest."""
+        """Give a save in progress a last chance to finish; the failed run does not use its result."""
         if self._thread is not None:
             self._thread.join(_LAST_SECONDS)
 
 
 @contextlib.contextmanager
 def saving(store: Store, keep: Keep, *, runtime: Runtime, timeout: float) -> Iterator[Saver]:
-    """Yield what saves; a save that is being written when the block fails gets a last chance."""
+    """Yield a saver; when the block fails, a save in progress gets a last chance to finish."""
     saver = Saver(store, keep, runtime=runtime, timeout=timeout)
     try:
         yield saver

@@ -1,7 +1,7 @@
-"""Copy a state's tensors to host memory, beside the training.
+"""Copy a state's tensors to host memory while the training goes on.
 
-DCP's own stager copies storages, which holds Python's lock for as long as a copy takes, and deep-copies
-what describes a sharded tensor. Here only a rank's own shards are copied; DCP plans with the state.
+DCP's own stager copies storages, which holds Python's lock as long as a copy takes, and deep-copies the
+description of a sharded tensor. This one copies a rank's own shards only; DCP plans with the state.
 """
 
 from collections import defaultdict
@@ -10,21 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from trainer.distributed.tensors import local_part
 
 Path = tuple[Any, ...]
 Copies = Mapping[Path, Tensor]
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 class Staging:
-    """Host memory for one copy of a state: kept, and pinned where there is an accelerator.
+    """Host memory for one copy of a state, reused for the next, and pinned where there is a GPU.
 
-    Every device that holds a part of the state (mode mp) has a stream of its own for the copy.
+    Each device with a part of the state has a stream for the copy; mode mp uses several devices.
     """
 
     def __init__(self) -> None:
@@ -37,8 +33,8 @@ class Staging:
         self._kept: dict[Path, Tensor] = {}
 
     def wait_for(self, state: Mapping[str, Any]) -> None:
-        """Wait for the updates that are still on their way, of which the copy's streams know nothing."""
-        for device in {local(tensor).device for _, tensor in _tensors(state, ())}:
+        """Wait for the updates still queued on the devices; the copy's streams do not wait for them."""
+        for device in {local_part(tensor).device for _, tensor in _tensors(state, ())}:
             if device.type != "cpu":
                 torch.accelerator.current_stream(device).synchronize()
 
@@ -49,8 +45,8 @@ class Staging:
         """
         found: defaultdict[torch.device | None, dict[Path, Tensor]] = defaultdict(dict)
         for path, tensor in _tensors(state, ()):
-            part = local(tensor).detach()
-            # On this thread no other device is current, and pinned memory belongs to one.
+            part = local_part(tensor).detach()
+            # This thread has set no device, and pinned memory belongs to one.
             found[self._own if part.device.type == "cpu" else part.device][path] = part
         with torch.no_grad():
             for device, parts in found.items():

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: model, optimiser, and what else a run registers under a name."""
+"""The contents of a checkpoint: model, optimiser, and what else a run saves under a name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
-from trainer.checkpoint.staging import local
+from trainer.distributed.tensors import local_part
 
 State = dict[str, Any]
 
@@ -25,32 +25,28 @@ _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 def capture(module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Stateful]) -> State:
     """Return the state as nested dicts; its tensors are the run's own, until its next update.
 
-    Buffers are copies, because a forward pass changes them (the statistics of a BatchNorm). `extra`
-    is a loss scaler, averaged weights, an outer optimiser: what has state_dict() and
-    load_state_dict(), of tensors and plain numbers, strings and lists, and changes with or after the
-    optimiser's update only.
+    Buffers are copies, because a forward pass changes them (the statistics of a BatchNorm). `extra` has
+    the loss scaler, averaged weights, an outer optimiser: objects with state_dict() and
+    load_state_dict(), of tensors, numbers, strings and lists, that change only in or after the
+    optimiser's update.
     """
     optimiser: State = {}
     if any(group["params"] for group in optimizer.param_groups):
         model, optimiser = get_state_dict(module, optimizer, options=_OPTIONS)
-    else:  # ddp-zero1 on more ranks than there are tensors, which torch takes for an error
+    else:  # ddp-zero1 on more ranks than tensors, which torch treats as an error
         model = get_model_state_dict(module, options=_OPTIONS)
-    buffers = {_address(buffer) for buffer in module.buffers()}
+    buffers = {local_part(b).untyped_storage().data_ptr() for b in module.buffers()}
     for name, value in model.items():
-        if isinstance(value, Tensor) and _address(value) in buffers:
+        if isinstance(value, Tensor) and local_part(value).untyped_storage().data_ptr() in buffers:
             model[name] = value.clone()
     others = {name: part.state_dict() for name, part in extra.items()}
     return {"model": model, "optimizer": optimiser, "extra": others}
 
 
-def _address(tensor: Tensor) -> int:
-    return local(tensor).untyped_storage().data_ptr()
-
-
 def restore(
     state: State, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Stateful]
 ) -> None:
-    """Give a state of `capture`'s form to model, optimiser and those of `extra` that it holds."""
+    """Load a state of the form of `capture` into model, optimiser and the parts of `extra` it has."""
     if state["optimizer"]:
         set_state_dict(
             module,

@@ -1,6 +1,6 @@
-"""Where checkpoints lie: a local folder, or a URL (`trainer/checkpoint/remote.py`).
+"""The place of checkpoints: a local folder, or a URL (`trainer/checkpoint/remote.py`).
 
-Both kinds of store promise the same: what `names` lists was committed, whole, or was damaged since.
+Both promise the same: every checkpoint that `names` lists was complete once.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from trainer.checkpoint.manifest import LISTING, File, step_of
+from trainer.checkpoint.manifest import MANIFEST_FILE, File, step_of
 
 _BLOCK = 1 << 20
 
@@ -22,7 +22,7 @@ class Store(Protocol):
     """A folder of checkpoints. `folder` is a name below it; every method may raise OSError."""
 
     def where(self, folder: str) -> str:
-        """Return the path or URL of `folder`, for people."""
+        """Return the path or URL of `folder`, for messages."""
         ...
 
     def names(self) -> list[str]:
@@ -34,7 +34,7 @@ class Store(Protocol):
         ...
 
     def create(self, folder: str, file: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Write a file anew; it is on stable storage when the block ends."""
+        """Create a file to write; it is on stable storage when the block ends."""
         ...
 
     def size(self, folder: str, file: str) -> int:
@@ -42,43 +42,31 @@ class Store(Protocol):
         ...
 
     def free(self) -> int | None:
-        """Return the bytes that can still be written, None where that is not known."""
-        ...
-
-    def mark(self) -> str | None:
-        """Leave a sign that other nodes can look for, None where there is no need to."""
-        ...
-
-    def sees(self, sign: str) -> bool:
-        """Return whether the sign is seen from here."""
-        ...
-
-    def unmark(self, sign: str) -> None:
-        """Take the sign away."""
+        """Return the free bytes, None if unknown."""
         ...
 
     def begin(self, name: str) -> str:
-        """Make room for a checkpoint and return the folder to write it to."""
+        """Create and return the folder to write the checkpoint `name` to."""
         ...
 
     def commit(self, folder: str, name: str) -> None:
-        """Let the checkpoint in `folder`, whose listing has been written last, be `name`."""
+        """Make the contents of `folder` the checkpoint `name`. Its manifest was written last."""
         ...
 
     def discard(self, folder: str) -> None:
-        """Remove what a failed attempt left."""
+        """Remove the folder of a failed attempt."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint, and damaged ones that made way for it; it stops being one first."""
+        """Remove a checkpoint and the damaged ones it replaced. Interrupted, it leaves no half."""
         ...
 
     def sweep(self) -> None:
-        """Remove what dead attempts left, but nothing that is being written."""
+        """Remove the folders of attempts whose process is gone."""
         ...
 
     def set_aside(self) -> str | None:
-        """Move all checkpoints out of the way and return where to, None when there are none."""
+        """Move all checkpoints to another place and return it, None when there are none."""
         ...
 
 
@@ -116,17 +104,12 @@ class Local:
     def free(self) -> int | None:
         return shutil.disk_usage(self.root).free
 
-    def mark(self) -> str | None:
+    def create_marker(self) -> str:
+        """Create an empty file and return its name: a node that sees it has the same folder."""
         self.root.mkdir(parents=True, exist_ok=True)
         descriptor, path = tempfile.mkstemp(prefix=".shared-", dir=self.root)
         os.close(descriptor)
         return Path(path).name
-
-    def sees(self, sign: str) -> bool:
-        return (self.root / sign).exists()
-
-    def unmark(self, sign: str) -> None:
-        (self.root / sign).unlink(missing_ok=True)
 
     def begin(self, name: str) -> str:
         folder = f".{name}.partial"
@@ -135,13 +118,13 @@ class Local:
             shutil.rmtree(path)
         path.mkdir(parents=True)
         self._lock = os.open(path, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a process that dies lets go of it
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
         return folder
 
     def commit(self, folder: str, name: str) -> None:
         target = self.root / name
         _flush(self.root / folder)
-        if target.exists():  # a damaged one of the same step: it stays, for inspection
+        if target.exists():  # a damaged one of the same step is kept, for inspection
             target.rename(_free_name(target.with_name(f"{name}.replaced")))
         (self.root / folder).rename(target)
         _flush(self.root)
@@ -152,10 +135,10 @@ class Local:
         self._unlock()
 
     def remove(self, name: str) -> None:
-        # Renamed first: one that is killed half-way through must not look damaged.
-        leaving = self.root / f".{name}.leaving"
-        (self.root / name).rename(leaving)
-        shutil.rmtree(leaving)
+        # Renamed first: a half removed checkpoint must not look like a damaged one.
+        removed = self.root / f".{name}.removed"
+        (self.root / name).rename(removed)
+        shutil.rmtree(removed)
         for replaced in self.root.glob(f"{name}.replaced.*"):
             shutil.rmtree(replaced)
 
@@ -178,7 +161,7 @@ class Local:
 
 
 def _free_name(path: Path) -> Path:
-    """Return `path` with the first number behind it that is not taken."""
+    """Return `path` with the first free number appended."""
     number = 1
     while (free := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
@@ -224,13 +207,13 @@ def split(checkpoint: str) -> tuple[Store, str]:
 
 
 def difference(store: Store, folder: str, name: str, expected: File) -> str | None:
-    """Return how a data file differs from what its manifest says, or None."""
+    """Return how a data file differs from its entry in the manifest, or None."""
     size = store.size(folder, name)
     if size != expected.size:
         return f"{name} has {size} bytes instead of {expected.size}"
     with store.open(folder, name) as file:
         if _checksum(file) != expected.crc32:
-            return f"{name} does not have the checksum that {LISTING} states"
+            return f"{name} does not have the checksum in {MANIFEST_FILE}"
     return None
 
 

@@ -1,7 +1,7 @@
-"""Write a checkpoint, all ranks together: torch.distributed.checkpoint plans, this stores.
+"""Write a checkpoint, all ranks together: torch.distributed.checkpoint (DCP) plans, this stores.
 
-DCP decides which rank writes which part and gathers every rank's failure; its own files are pickles,
-which is why they are not used.
+DCP decides which rank writes which part, and gathers the failures of all ranks. Its own storage is not
+used, because its files are pickles.
 """
 
 import contextlib
@@ -25,9 +25,8 @@ from torch.futures import Future
 
 from trainer.checkpoint.manifest import (
     FORMAT,
-    LISTING,
+    MANIFEST_FILE,
     Chunk,
-    Damage,
     File,
     Manifest,
     Progress,
@@ -36,7 +35,7 @@ from trainer.checkpoint.manifest import (
     encode,
     name_of,
 )
-from trainer.checkpoint.retention import Keep, superfluous
+from trainer.checkpoint.retention import Keep, remove_old
 from trainer.checkpoint.staging import Copies
 from trainer.checkpoint.state import State
 from trainer.checkpoint.store import Store, difference
@@ -44,7 +43,7 @@ from trainer.checkpoint.store import Store, difference
 
 @dataclass(frozen=True)
 class Label:
-    """What the manifest says beside the contents."""
+    """The part of the manifest that does not come from the state."""
 
     progress: Progress
     mode: str
@@ -52,8 +51,8 @@ class Label:
     metric: float | None = None
 
 
-class Refused(Exception):  # nothing is wrong with the program
-    """Why storage did not take a checkpoint: full, failing, or gone. Another attempt may succeed."""
+class Refused(Exception):
+    """Storage did not take a checkpoint: it is full, failing, or gone. Another attempt may succeed."""
 
 
 def write(
@@ -65,11 +64,11 @@ def write(
     group: dist.ProcessGroup | None,
     copies: Copies | None = None,
 ) -> int:
-    """Write `state` as the checkpoint of its step and return its bytes, known to rank 0 only.
+    """Write `state` as the checkpoint of its step and return its bytes (0 on other ranks than 0).
 
     The values of tensors are taken from `copies`, if given. All ranks of `group` call it together and
-    get the same answer. Raises Refused when storage is
-    the reason that there is no checkpoint now; then nothing of the attempt is left.
+    raise alike: Refused when storage failed, RuntimeError for any other failure. Nothing of a failed
+    attempt is left.
     """
     writer = _Writer(store, label, keep)
     try:
@@ -87,7 +86,7 @@ def write(
 
 
 def _reason(error: CheckpointException, where: str) -> Exception:
-    """Return what to raise for the ranks' failures: a refusal if storage is behind all of them."""
+    """Return the error to raise: Refused if the failures of all ranks are those of storage."""
     failures = {rank: failure[0] for rank, failure in error.failures.items()}
     rank, first = min(failures.items())
     text = f"checkpoint {where}: cannot be written: rank {rank}: "
@@ -98,11 +97,11 @@ def _reason(error: CheckpointException, where: str) -> Exception:
 
 
 class _Planner(DefaultSavePlanner):
-    """DCP's own, but what is no tensor becomes JSON instead of a pickle."""
+    """DCP's own planner, but a value that is no tensor becomes JSON instead of a pickle."""
 
     def __init__(self, copies: Copies | None) -> None:
-        # Of what all ranks hold, the first one's: DDP goes by rank 0's running statistics, and a run
-        # that resumed with another rank's was not the same run.
+        # Of a replicated tensor rank 0's is saved: DDP uses rank 0's running statistics, so a run that
+        # resumed with those of another rank would differ.
         super().__init__(dedup_save_to_lowest_rank=True)
         self._copies = copies
 
@@ -130,7 +129,7 @@ class _Writer(StorageWriter):
     def __init__(self, store: Store, label: Label, keep: Keep) -> None:
         self._store, self._label, self._keep = store, label, keep
         self._name = name_of(label.progress.step)
-        self._begun: str | None = None
+        self._folder: str | None = None
         self.size = 0
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -147,13 +146,13 @@ class _Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        self._begun = self._store.begin(self._name)
+        self._folder = self._store.begin(self._name)
         needed = sum(item.tensor_storage_size() or 0 for plan in plans for item in plan.items)
         free = self._store.free()
         if free is not None and free < needed:
             raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free")
         return [
-            replace(plan, storage_data=(self._begun, f"rank-{rank:05d}.data"))
+            replace(plan, storage_data=(self._folder, f"rank-{rank:05d}.data"))
             for rank, plan in enumerate(plans)
         ]
 
@@ -185,28 +184,30 @@ class _Writer(StorageWriter):
         written = File(size=start, crc32=checksum)
         if reason := difference(self._store, folder, name, written):
             raise OSError(errno.EIO, f"{reason}, just after it was written")
-        # DCP carries results, not files: the file's own travels with its first tensor.
+        # DCP gathers results of tensors, not of files: the file's size and checksum are in the first.
         first = results[0]
         results[0] = replace(first, storage_data=(*first.storage_data, written))
         return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        manifest = _manifest(self._label, metadata, [one for some in results for one in some])
+        manifest = _manifest(
+            self._label, metadata, [result for of_rank in results for result in of_rank]
+        )
         text = encode(manifest)
         decode(text, self._name)
-        folder = cast("str", self._begun)
-        with self._store.create(folder, LISTING) as file:
+        folder = cast("str", self._folder)
+        with self._store.create(folder, MANIFEST_FILE) as file:
             file.write(text)
         self._store.commit(folder, self._name)
-        self._begun = None
+        self._folder = None
         self.size = manifest.size + len(text)
-        with contextlib.suppress(OSError):  # the next one tries again
+        with contextlib.suppress(OSError):  # the next save tries again
             remove_old(self._store, self._keep)
 
     def discard(self) -> None:
-        """Remove what a failed attempt left, on the rank that began it."""
-        if self._begun is not None:
-            self._store.discard(self._begun)
+        """Remove what a failed attempt left; only the rank that created it has anything to remove."""
+        if self._folder is not None:
+            self._store.discard(self._folder)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -257,17 +258,3 @@ def _manifest(label: Label, metadata: Metadata, results: Sequence[WriteResult]) 
         tensors=tensors,
         values=values,
     )
-
-
-def remove_old(store: Store, keep: Keep) -> None:
-    """Remove the checkpoints that `keep` does not; what is damaged neither counts nor goes."""
-    metrics: dict[int, float | None] = {}
-    for name in store.names():
-        try:
-            with store.open(name, LISTING) as file:
-                manifest = decode(file.read(), name)
-        except (Damage, OSError):
-            continue
-        metrics[manifest.progress.step] = manifest.metric
-    for step in superfluous(metrics, keep):
-        store.remove(name_of(step))

@@ -1,8 +1,8 @@
-"""Augmentation of whole batches on the device: each sample draws its own, by its key.
+"""Augmentation of whole batches on the device, with random numbers that come from each sample's key.
 
-A key is a function of (seed, epoch, index), so neither world size nor workers nor restarts change what
-a sample looks like. torchvision's random transforms draw once for a whole batch; these work on integers
-and move whole pixels, so that every device gives the same.
+A key is a function of (seed, epoch, index), so a sample looks the same for any world size, number of
+workers, and after a restart. torchvision's random transforms draw once for a whole batch. These use
+integers and move whole pixels, so that every device computes the same.
 """
 
 from collections.abc import Sequence
@@ -14,23 +14,22 @@ from torch import Tensor
 
 from trainer.data.order import scramble
 
-_STREAM = 0x1E3779B97F4A7C15  # apart from each other in the counter: an odd 64-bit number
+_STREAM = 0x1E3779B97F4A7C15  # an odd 64-bit number, the distance of two draws of a key
 
 
 def draw(keys: Tensor, number: int, limit: int) -> Tensor:
-    """Return the `number`-th draw of every key, whole numbers 0 <= value < limit, shape (n,)."""
+    """Return the `number`-th random integer of each key, 0 <= value < limit, shape (n,)."""
     bits = scramble(keys + _STREAM * (number + 1)) & 0x7FFFFFFF
     return (bits * limit) >> 31
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Turns uint8 images, shape (n, channels, height, width), into what a network reads.
+    """Turns uint8 images, shape (n, channels, height, width), into normalised float32 ones.
 
-    With keys: a window of `size` x `size` out of the image padded by `padding` on every side, at a
-    place of the sample's own, turned left to right for every second sample if `flip`. Without keys:
-    the window in the middle. Then scaled to 0..1 and normalised with `mean` and `std`, a value a
-    channel.
+    Each image is padded by `padding` on every side and cropped to `size` x `size`: with keys at a random
+    place, and flipped left to right with probability 1/2 if `flip`; without keys in the middle. Then it
+    is scaled to 0..1 and normalised with `mean` and `std`, a value for each channel.
     """
 
     size: int
@@ -60,6 +59,6 @@ class Augmentation:
             columns = torch.where(draw(keys, 2, 2)[:, None] > 0, columns.flip(1), columns)
         columns = draw(keys, 1, width + 1)[:, None] + columns
         samples = torch.arange(len(images), device=images.device)[:, None, None]
-        # indices stand apart from the channels, so those come last
+        # the index of the channels is between the others, so the channels come last
         chosen = images[samples, :, rows[:, :, None], columns[:, None, :]]
         return chosen.permute(0, 3, 1, 2)

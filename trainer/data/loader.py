@@ -1,4 +1,4 @@
-"""How samples reach the device: by index out of memory, or through worker processes that read ahead.
+"""Load samples to the device: by index from memory, or through worker processes that read ahead.
 
 loader = Loader(data, device=device, workers=2)
 for batch in loader(shares): ...
@@ -34,8 +34,8 @@ _TRIES = 100
 class Loader:
     """Batches of one data set on `device`, inputs of real numbers as `dtype`.
 
-    In-memory data is indexed here. Other data comes through a DataLoader with `workers` processes,
-    each `prefetch` batches ahead; they live as long as this does, not only for one pass.
+    In-memory data is indexed. Other data comes through a DataLoader with `workers` processes, each
+    `prefetch` batches ahead; they live as long as the loader, not only for one pass.
     """
 
     def __init__(
@@ -53,13 +53,15 @@ class Loader:
         self._dtype = dtype
         self._channels_last = channels_last
         if not isinstance(data, InMemory):
-            self._wanted = _Wanted()
-            self._workers = _workers(data, self._wanted, device, workers=workers, prefetch=prefetch)
+            self._requests = _Requests()
+            self._workers = _workers(
+                data, self._requests, device, workers=workers, prefetch=prefetch
+            )
 
     def __call__(self, shares: Shares) -> Iterator[Batch]:
-        """Yield the micro-batches that `shares` name, in their order.
+        """Yield the micro-batches of `shares`, in their order.
 
-        One pass at a time: a pass that was not read to its end is given up when the next begins.
+        One pass at a time: the next pass ends one that was not read to its end.
         """
         for samples, (inputs, targets), bad in self._read(shares):
             weights = samples.weights.clone()
@@ -77,7 +79,8 @@ class Loader:
             keys = None if samples.keys is None else samples.keys.to(self._device)
             inputs = self._data.transform_batch(inputs, keys)
         inputs = inputs.to(self._dtype) if inputs.is_floating_point() else inputs
-        # Convolutions follow their input; weights stay as they are, since fully_shard refuses others.
+        # Convolutions take the format of their input. Not the weights: fully_shard refuses
+        # channels_last.
         images = self._channels_last and inputs.dim() == 4
         return inputs.contiguous(memory_format=torch.channels_last) if images else inputs
 
@@ -86,11 +89,11 @@ class Loader:
             for samples in shares:
                 yield samples, self._data.batch(samples.indices), {}
             return
-        self._wanted.shares, self._wanted.pending = shares, []
+        self._requests.shares, self._requests.pending = shares, []
         for read in self._workers:
             if isinstance(read, Fault):
                 raise read
-            yield self._wanted.pending.pop(0), *read
+            yield self._requests.pending.pop(0), *read
 
     def _move(self, tensor: Tensor) -> Tensor:
         if tensor.device == self._device:  # the data is kept there
@@ -100,12 +103,12 @@ class Loader:
         return tensor.to(self._device, non_blocking=True)
 
 
-class _Wanted:
-    """What the workers are to read: the batch sampler of every pass, which remembers the samples."""
+class _Requests:
+    """The batch sampler of every pass: yields the indices and keys to read, and keeps the samples."""
 
     def __init__(self) -> None:
         self.shares: Shares = iter(())
-        self.pending: list[Samples] = []  # asked for, not yet read; position counts what was read
+        self.pending: list[Samples] = []  # requested and not yet read
 
     def __iter__(self) -> Iterator[list[tuple[int, int | None]]]:
         for samples in self.shares:
@@ -117,7 +120,8 @@ class _Wanted:
 class _Reader:
     """Reads a whole batch in a worker process.
 
-    What a sample draws there, from torch, NumPy or Python, depends on its key alone, not on the worker.
+    The random numbers of a sample, by torch, NumPy or Python, depend on its key alone, not on the
+    worker.
     """
 
     def __init__(self, data: MapStyle) -> None:
@@ -133,30 +137,30 @@ class _Reader:
                 return fault  # raised in a worker it would arrive as a RuntimeError, its code lost
             except MemoryError:
                 raise
-            except Exception as error:  # noqa: BLE001  # whatever its data is read with may raise
-                unread[len(samples)] = Bad(index, self._where(index), _in_a_line(error))
+            except Exception as error:  # noqa: BLE001  # a data set may raise anything
+                unread[len(samples)] = Bad(index, self._where(index), _one_line(error))
                 samples.append(None)
         good = [sample for number, sample in enumerate(samples) if number not in unread]
         if unread:
             try:
-                stand_in = good[0] if good else self._any(wanted[0][0])
+                replacement = good[0] if good else self._sample_near(wanted[0][0])
             except Fault as fault:
                 return fault
             for number in unread:
-                samples[number] = stand_in
+                samples[number] = replacement
         return default_collate(samples), unread
 
-    def _any(self, index: int) -> Any:
-        """Return a sample near `index` that can be read, for its shape."""
-        for further in range(1, min(_TRIES, len(self._data))):
+    def _sample_near(self, index: int) -> Any:
+        """Return a sample after `index` that can be read, for its shape."""
+        for distance in range(1, min(_TRIES, len(self._data))):
             with contextlib.suppress(Exception):
-                return self._data[(index + further) % len(self._data)]
+                return self._data[(index + distance) % len(self._data)]
         raise Fault(
             Exit.DATA, f"none of {_TRIES} samples from {index}{self._where(index)} on can be read"
         )
 
     def _where(self, index: int) -> str:
-        """Return the sample's file as torchvision's folders list it, in brackets, or nothing."""
+        """Return ` (file)` of the sample, if the data has `samples` as torchvision's folders do."""
         try:
             return f" ({self._data.samples[index][0]})"  # type: ignore[attr-defined]
         except (AttributeError, IndexError, KeyError, TypeError):
@@ -165,13 +169,13 @@ class _Reader:
     def _sample(self, index: int, key: int | None) -> Any:
         if key is None:
             return self._data[index]
-        with _drawing_from(key):
+        with _seeded(key):
             return self._data[index]
 
 
 @contextlib.contextmanager
-def _drawing_from(key: int) -> Iterator[None]:
-    """Seed the generators of the CPU within the block, and put them back as they were."""
+def _seeded(key: int) -> Iterator[None]:
+    """Seed the generators of the CPU within the block, and restore them after it."""
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
@@ -185,38 +189,38 @@ def _drawing_from(key: int) -> Iterator[None]:
 
 
 def _workers(
-    data: MapStyle, wanted: _Wanted, device: torch.device, *, workers: int, prefetch: int
+    data: MapStyle, requests: _Requests, device: torch.device, *, workers: int, prefetch: int
 ) -> DataLoader[Any]:
     if workers:
         _start_loader_server(type(data).__module__)
     return DataLoader(
-        _Reader(data),  # type: ignore[arg-type]  # __getitems__ is all that is asked of it
-        batch_sampler=wanted,
-        collate_fn=_as_it_is,
+        _Reader(data),  # type: ignore[arg-type]  # DataLoader calls only __getitems__
+        batch_sampler=requests,
+        collate_fn=_collated_already,
         num_workers=workers,
         prefetch_factor=prefetch if workers else None,
-        worker_init_fn=_end_with_the_rank,
+        worker_init_fn=_end_with_rank,
         persistent_workers=workers > 0,
         pin_memory=device.type != "cpu",
-        generator=torch.Generator(),  # it would draw a seed for the workers from the training's own
-        # A forked worker can dead-lock with NCCL, says the DDP documentation.
+        generator=torch.Generator(),  # else it draws a seed from the training's generator
+        # A forked worker can deadlock with NCCL (DDP documentation).
         multiprocessing_context="forkserver" if workers else None,
     )
 
 
-def _in_a_line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def _as_it_is(batch: Any) -> Any:
+def _collated_already(batch: Any) -> Any:
     return batch
 
 
-def _end_with_the_rank(_: int) -> None:
-    """Have a worker end when its rank is gone.
+def _end_with_rank(_: int) -> None:
+    """Make a worker end when its rank ends.
 
-    torch looks at the parent's number, which is the fork server's; and that server lives for as long as
-    a worker does. Without this both outlive a rank that was killed.
+    torch checks the worker's parent, which is the fork server, and the server lives as long as a worker.
+    Without this both outlive a rank that was killed.
     """
     rank = multiprocessing.parent_process()
     assert rank is not None  # noqa: S101  # this is a worker
@@ -228,17 +232,16 @@ def _end_with_the_rank(_: int) -> None:
     threading.Thread(target=wait, name="rank", daemon=True).start()
 
 
-@cache  # the first call is what starts it
+@cache  # starts it once
 def _start_loader_server(module: str) -> None:
-    """Start the process that forks the loader's workers, with the signals of a stop blocked.
+    """Start the process that forks the loader's workers, with SIGTERM and SIGINT blocked.
 
-    A blocked signal stays blocked in what a process starts. torchrun signals the whole process group,
-    and a run that is to save its state still needs its loader, and the loader its server: both ranks
-    died in next(loader) before they had saved.
+    Child processes inherit blocked signals. torchrun signals the whole process group to stop, and a run
+    still needs its workers to finish the step and save: without this it died in next(loader).
     """
-    # torch, and what the data is made of, is imported once, here, and not by every worker
+    # torch and the data's module are imported once, in the server, and not by every worker
     multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, module])
-    atexit.register(_kill_what_is_left)
+    atexit.register(_kill_remaining_workers)
     resource_tracker.ensure_running()  # first: its own start unblocks these signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
@@ -247,10 +250,10 @@ def _start_loader_server(module: str) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _kill_what_is_left() -> None:
-    """Kill workers that an error left behind, ahead of multiprocessing's own end.
+def _kill_remaining_workers() -> None:
+    """Kill workers that an error left, before multiprocessing does at exit.
 
-    That would send a SIGTERM, which they block, and wait for ever.
+    multiprocessing sends SIGTERM, which they block, and waits without a bound.
     """
     for child in multiprocessing.active_children():
         if child.daemon:

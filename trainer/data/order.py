@@ -1,9 +1,9 @@
-"""Which samples a step sees, and which rank sees which of them.
+"""The order of the samples, and the share of each rank.
 
-The order is a pure function of (seed, epoch, position): the epochs' permutations stand end to end in
-one stream, and optimiser step k takes the samples k*B .. (k+1)*B of it. Neither world size nor
-workers nor restarts change it, every batch is full, and each epoch holds each sample once. So is what
-a sample draws for its augmentation, which comes from a key of its own.
+The order is a pure function of (seed, epoch, position). The permutations of the epochs, one after the
+other, are one stream, and optimiser step k takes the samples k*B .. (k+1)*B of it. World size, workers
+and restarts do not change it. Every batch is full, and each epoch has each sample once. The random
+numbers of a sample's augmentation come from its key, a pure function as well.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ from trainer.plan.batches import Batches
 
 @dataclass(frozen=True)
 class Samples:
-    """Which samples make a micro-batch: `indices` in the data set, each tensor of shape (n,).
+    """The samples of a micro-batch: `indices` in the data set, each tensor of shape (n,).
 
-    `weights` is what a sample counts in a mean, 0 where it only fills the shape. `keys` is what its
-    augmentation is drawn from, a function of (seed, epoch, index); without keys nothing is drawn.
+    `weights` are those of the samples in a mean, 0 for padding. `keys`, functions of (seed, epoch,
+    index), seed the augmentation; without keys there is none.
     """
 
     indices: Tensor
@@ -45,9 +45,9 @@ class Samples:
 
 @dataclass(frozen=True)
 class Order:
-    """The stream of training samples: `length` a pass, `end` in all (the last batch may cross it).
+    """The stream of training samples: `length` an epoch, `end` in all (the last batch may cross it).
 
-    With `tokens`, shape (length,), a sample counts as often as it has tokens; else it counts once.
+    With `tokens`, shape (length,), a sample's weight is its number of tokens; else it is 1.
     """
 
     seed: int
@@ -58,7 +58,7 @@ class Order:
     def take(self, start: int, count: int, *, stop: int | None = None) -> Samples:
         """Return the samples at positions start .. start+count.
 
-        What lies beyond `stop`, or the end, repeats the last position before it, at weight 0.
+        Positions beyond `stop`, or the end, are padding: the last position before it, with weight 0.
         """
         end = self.end if stop is None else min(self.end, stop)
         positions = torch.arange(start, start + count).clamp_(max=end - 1)
@@ -74,7 +74,7 @@ class Order:
         return Samples(indices, weights, keys)
 
     def weight(self, start: int, count: int) -> float:
-        """Return what the samples at positions start .. start+count weigh together."""
+        """Return the sum of the weights of the samples at positions start .. start+count."""
         count = min(count, self.end - start)
         if self.tokens is None:
             return float(count)
@@ -94,9 +94,9 @@ def mix(*parts: int | str) -> int:
 
 
 def scramble(values: Tensor) -> Tensor:
-    """Return int64 `values`, each turned into bits that look random: a bijection.
+    """Return int64 `values`, each mapped to bits that look random: a bijection.
 
-    The finaliser of SplitMix64 (Steele, Lea and Flood, 2014); integers, so equal on every device.
+    The last step of SplitMix64 (Steele, Lea and Flood, 2014), in integers, so equal on every device.
     """
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         values = (values ^ _shifted(values, shift)) * factor
@@ -104,17 +104,17 @@ def scramble(values: Tensor) -> Tensor:
 
 
 def _shifted(values: Tensor, by: int) -> Tensor:
-    """Return `values` shifted right as if unsigned, which torch's int64 does not."""
+    """Return `values` shifted right as unsigned numbers; torch shifts int64 as signed."""
     return (values >> by) & ((1 << (64 - by)) - 1)
 
 
 def training_shares(order: Order, batches: Batches, rank: int, *, start: int) -> Iterator[Samples]:
     """Yield every micro-batch of data rank `rank`, from position `start` on.
 
-    `accumulation` micro-batches make a step. The ranks' shares of a global batch stand side by side,
-    so that together they are the same samples for any number of ranks. Where samples have tokens the
-    ranks get equally many samples with nearly as many tokens, and a micro-batch holds samples of
-    similar length, the longest first: what does not fit in memory is known at the first step.
+    `accumulation` micro-batches make a step. The ranks' shares of a global batch are adjacent, so that
+    together they are the same samples for any number of ranks. Where samples have tokens, the ranks get
+    equally many samples with nearly as many tokens, and a micro-batch has samples of similar length, the
+    longest first: a batch too large for the memory fails in the first step.
     """
     share = batches.micro * batches.accumulation
     while start < order.end:
@@ -134,9 +134,9 @@ def evaluation_shares(
 ) -> Iterator[Samples]:
     """Yield data rank `rank`'s part of a test set.
 
-    Every sample has its weight on exactly one rank, and every rank gets equally many, equally large
-    micro-batches: a mode that communicates in the forward pass would hang otherwise. Where samples
-    have tokens, those of similar length come together.
+    Every sample has its weight on exactly one rank. Every rank gets equally many, equally large
+    micro-batches: a mode that communicates in the forward pass would hang otherwise. Where samples have
+    tokens, those of similar length are in a micro-batch.
     """
     order = None if tokens is None else tokens.argsort(descending=True, stable=True)
     step = batches.micro * batches.replicas

@@ -1,7 +1,7 @@
-"""A data set that is kept on the rank's device, where it is small enough: no batch crosses the bus.
+"""Keep a data set on the rank's device where it is small enough: no batch is copied from the host.
 
-Chosen by itself, and told once with the reason. Only for data that is two tensors (`Tensors`): what a
-data set of one's own does with its indices is not known here.
+Automatic, with a message that gives the reason. Only for data that is two tensors (`Tensors`): any other
+data set may use its indices in other ways.
 
     data = resident(data, device, free=free_memory(device))
 """
@@ -12,12 +12,12 @@ import torch
 
 from trainer.data.sets import Data, Tensors
 
-# What a data set takes at most of what is free beside model and optimiser: activations come yet.
+# A data set's largest share of the memory that model and optimiser leave: activations need some too.
 _SHARE = 0.25
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the bytes that are free on an accelerator; None for the host, where data is anyway."""
+    """Return the free bytes of an accelerator; None for the CPU, where data is already."""
     if device.type == "cpu":
         return None
     free: int = torch.accelerator.get_memory_info(device)[0]
@@ -25,7 +25,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def resident(data: Data, device: torch.device, *, free: int | None) -> tuple[Data, str | None]:
-    """Return the data, on `device` if it is to be kept there, and why or why not (None: no question)."""
+    """Return the data, on `device` if it fits there, and a message with the reason (None on a CPU)."""
     if free is None:
         return data, None
     if not isinstance(data, Tensors):

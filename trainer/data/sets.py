@@ -1,4 +1,4 @@
-"""What data is: sets that give many samples at once, or one at a time, and the batch they become."""
+"""The kinds of data sets, in memory or read sample by sample, and the batches made of them."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @runtime_checkable
 class InMemory(Protocol):
-    """Data that can give many samples at once."""
+    """Data that returns many samples at once."""
 
     def __len__(self) -> int: ...
 
@@ -19,10 +19,10 @@ class InMemory(Protocol):
 
 @runtime_checkable
 class Transformed(Protocol):
-    """Data whose inputs are made ready on the device, a whole batch at once."""
+    """Data whose inputs are transformed on the device, a whole batch at once."""
 
     def transform_batch(self, inputs: Tensor, keys: Tensor | None) -> Tensor:
-        """Return what the network reads; what a sample draws comes from its key, shape (n,).
+        """Return the model's inputs. Random numbers of a sample are a function of its key, shape (n,).
 
         There are no keys in evaluation.
         """
@@ -30,7 +30,7 @@ class Transformed(Protocol):
 
 
 class MapStyle(Protocol):
-    """Data that gives one sample at a time: `torch.utils.data.Dataset`, read by worker processes."""
+    """Data that returns one sample at a time, as `torch.utils.data.Dataset`; workers read it."""
 
     def __len__(self) -> int: ...
 
@@ -56,19 +56,19 @@ class Tensors:
 
 
 def tokens_of(data: Data) -> Tensor | None:
-    """Return how many tokens each sample has, shape (len(data),), where data says so in `tokens`.
+    """Return the number of tokens of each sample, shape (len(data),), if the data has `tokens`.
 
-    A sample's loss is then a mean over its tokens and counts as often as it has some, and the ranks
-    get batches with equally many.
+    Then a sample's loss is a mean over its tokens, its weight is their number, and the ranks get batches
+    with about equally many.
     """
     return getattr(data, "tokens", None)
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A sample that cannot be read: its index, its file if that is known, and what went wrong.
+    """A sample that cannot be read: its index, ` (file)` if that is known, and the error.
 
-    `weight` is what it would have counted.
+    `weight` is the weight that it would have had in the mean.
     """
 
     index: int
@@ -79,9 +79,9 @@ class Bad:
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch of one rank; `weights`, shape (n,), is what each sample counts in a mean.
+    """A micro-batch of one rank; `weights`, shape (n,), are those of the samples in a mean.
 
-    It is 0 where a sample only fills the shape, or stands in for one of `bad`.
+    The weight is 0 for padding, and for a sample that replaces one of `bad`.
     """
 
     inputs: Tensor

@@ -1,8 +1,7 @@
-"""A data set that is held once per machine: one local rank reads it, the others see the same memory.
+"""Keep a data set in memory once per machine: one local rank reads it, the others map the same memory.
 
-The memory has no name (memfd, Linux): it is gone with the last process that maps it, however that
-ends, and the size of /dev/shm does not bound it. Ranks map it copy-on-write: who writes to it changes
-a copy of his own.
+The memory is a memfd (Linux): it is freed with the last process that maps it, however that ends, and the
+size of /dev/shm does not limit it. Ranks map it copy-on-write: a rank that writes changes its own copy.
 
     training = once_per_machine(partial(task.data, train=True), runtime)
 """
@@ -32,7 +31,7 @@ _ALIGNMENT = 64  # bytes: a cache line, and more than any element needs
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor's elements lie in the memory: `start` in bytes."""
+    """The place of a tensor's elements in the memory; `start` in bytes."""
 
     start: int
     shape: tuple[int, ...]
@@ -41,9 +40,9 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What the rank that reads tells the others of its machine: everything but the elements.
+    """The message from the rank that reads to the others of its machine: all but the elements.
 
-    Without `path` the data is not for sharing, and every rank reads it.
+    Without `path` the data cannot be shared, and every rank reads it.
     """
 
     node: str
@@ -55,7 +54,7 @@ class _Offer:
 def once_per_machine(build: Callable[[], Data], runtime: Runtime) -> Data:
     """Return what `build` returns, built on local rank 0 alone where the data is in memory.
 
-    A collective. The others wait, at most `TRAINER_COLLECTIVE_TIMEOUT`; a fault there is one here.
+    A collective. The others wait, at most `TRAINER_COLLECTIVE_TIMEOUT`, and raise the fault of rank 0.
     """
     if runtime.control is None:
         return build()
@@ -69,7 +68,7 @@ def once_per_machine(build: Callable[[], Data], runtime: Runtime) -> Data:
         (offer,) = [o for o in from_all(mine, runtime) if o is not None and o.node == node]
         if data is None and offer.fault is None and offer.path:
             data = _map(offer)
-        from_all(None, runtime)  # the memory is held open until all have mapped it
+        from_all(None, runtime)  # the memory stays open until all have mapped it
     finally:
         if memory >= 0:
             os.close(memory)
@@ -79,13 +78,13 @@ def once_per_machine(build: Callable[[], Data], runtime: Runtime) -> Data:
 
 
 def _build(build: Callable[[], Data], node: str) -> tuple[Data | None, _Offer, int]:
-    """Return the data, what to tell the others, and the open memory (-1: none)."""
+    """Return the data, the message to the others, and the file descriptor of the memory (-1: none)."""
     try:
         data = build()
     except Exception as error:  # noqa: BLE001  # the others wait for an answer
         fault = as_fault(error)
         if fault is not error:
-            fault.__cause__ = error  # its traceback is told here, where it happened
+            fault.__cause__ = error  # the traceback is printed by this rank
         return None, _Offer(node, fault=fault), -1
     if not isinstance(data, InMemory) or not hasattr(os, "memfd_create"):
         return data, _Offer(node), -1
@@ -128,29 +127,29 @@ def _write(tensors: list[Tensor], memory: int) -> None:
 
 
 def _pickle(data: Data, tensors: list[Tensor]) -> bytes:
-    """Return `data` without its tensors' elements; the tensors are added to `tensors`."""
+    """Return `data` pickled without its tensors' elements; append the tensors to `tensors`."""
     buffer = io.BytesIO()
     _Pickler(buffer, tensors).dump(data)
     return buffer.getvalue()
 
 
 class _Pickler(pickle.Pickler):
-    """Puts a place for each tensor that lies in host memory as plain rows of numbers."""
+    """Replaces each plain tensor in host memory by its place."""
 
     def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._tensors = tensors
 
-    def persistent_id(self, thing: Any) -> _Place | None:
-        plain = type(thing) is Tensor and thing.layout == torch.strided
-        if not plain or thing.device.type != "cpu" or thing.requires_grad:
+    def persistent_id(self, obj: Any) -> _Place | None:
+        plain = type(obj) is Tensor and obj.layout == torch.strided
+        if not plain or obj.device.type != "cpu" or obj.requires_grad:
             return None
-        self._tensors.append(thing)
+        self._tensors.append(obj)
         return _places(self._tensors)[-1]
 
 
 class _Unpickler(pickle.Unpickler):
-    """Turns places back into tensors, over the same memory."""
+    """Replaces each place by a tensor over the memory."""
 
     def __init__(self, pickled: bytes, memory: mmap.mmap | None) -> None:
         super().__init__(io.BytesIO(pickled))

@@ -1,4 +1,4 @@
-"""A model's blocks: what is sharded, recomputed or compiled as one."""
+"""A model's blocks: the modules that are each sharded, recomputed or compiled as a whole."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the model's children that have parameters, in place of a list of layers its members."""
+    """Yield the children that have parameters; of a ModuleList or ModuleDict, its members."""
     for child in model.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield from blocks(child)

@@ -1,6 +1,6 @@
-"""What a model offers that can be cut into stages: its forward pass as an ordered chain of pieces.
+"""A chain: the forward pass of a model as an ordered list of pieces, so that it can be cut into stages.
 
-A model of one's own offers it by a method; its forward pass runs the same chain:
+Your model has it as a method, and its forward pass runs the same chain:
 
     def chain(self):
         return [
@@ -12,12 +12,12 @@ A model of one's own offers it by a method; its forward pass runs the same chain
     def forward(self, x):
         return trainer.models.chain.run(self.chain(), x)
 
-A plain nn.Sequential and torchvision's ResNets have theirs here.
+A plain nn.Sequential and torchvision's ResNets need no method.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import chain as concatenated
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -37,37 +37,36 @@ Chain = Sequence[tuple[tuple[str, ...], Callable[[Tensor], Tensor]]]
 
 
 def run(chain: Chain, x: Tensor) -> Tensor:
-    """Return what the chain makes of `x`."""
+    """Return the chain's output for the input `x`."""
     for _, piece in chain:
         x = piece(x)
     return x
 
 
 def pieces_of(model: nn.Module) -> list[Piece]:
-    """Return the model's chain, every piece with parameters of its own.
+    """Return the model's chain; every piece has parameters.
 
-    Raises Fault(64) when the model offers no chain, or one that does not hold every parameter
-    exactly once.
+    Raises Fault(64) when the model has no chain, or one without every parameter exactly once.
     """
-    pieces = [Piece(*piece) for piece in _offered(model)]
+    pieces = [Piece(*piece) for piece in _chain_of(model)]
     _check(model, pieces)
     return _with_parameters(model, pieces)
 
 
-def _offered(model: nn.Module) -> Chain:
-    if callable(offered := getattr(model, "chain", None)):
-        chain: Chain = offered()
+def _chain_of(model: nn.Module) -> Chain:
+    if callable(method := getattr(model, "chain", None)):
+        chain: Chain = method()
         return chain
     if type(model) is nn.Sequential:
         return [((name,), child) for name, child in model.named_children()]
-    # Not imported for this question: whose model is a ResNet has torchvision loaded.
+    # Not imported here: if the model is a ResNet, torchvision is loaded.
     resnet = sys.modules.get("torchvision.models.resnet")
     if resnet and type(model) is resnet.ResNet:
         return _resnet(model)
     raise Fault(
         Exit.CONFIG,
-        f"model {type(model).__name__} cannot be cut into stages: it offers no chain(), the list of "
-        "(submodule names, callable) that make its forward pass; see trainer/models/chain.py",
+        f"model {type(model).__name__} cannot be cut into stages: it has no method chain(), which "
+        "returns its forward pass as (submodule names, callable); see trainer/models/chain.py",
     )
 
 
@@ -86,26 +85,21 @@ def _resnet(model: nn.Module) -> Chain:
 
 def _check(model: nn.Module, pieces: Sequence[Piece]) -> None:
     """Raise Fault(64) unless every parameter and buffer is in exactly one piece."""
-    mine = [
-        {id(tensor) for name in piece.modules for tensor in _tensors(model.get_submodule(name))}
-        for piece in pieces
-    ]
-    held = list(concatenated.from_iterable(mine))
+    counts: Counter[int] = Counter()
+    for piece in pieces:
+        modules = [model.get_submodule(name) for name in piece.modules]
+        counts.update({id(t) for m in modules for t in (*m.parameters(), *m.buffers())})
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if (count := held.count(id(tensor))) != 1:
+        if (count := counts[id(tensor)]) != 1:
             raise Fault(
                 Exit.CONFIG,
                 f"model {type(model).__name__}: chain() has {name} in {count} pieces; a tensor must "
-                "be in exactly one, so that one stage can hold it",
+                "be in exactly one",
             )
 
 
-def _tensors(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(), *module.buffers()]
-
-
 def _with_parameters(model: nn.Module, pieces: Sequence[Piece]) -> list[Piece]:
-    """Join pieces without parameters to a neighbour: a stage needs something to train."""
+    """Join pieces without parameters to a neighbour: a stage needs parameters to train."""
     joined: list[Piece] = []
     for piece in pieces:
         if joined and not (_trains(model, joined[-1]) and _trains(model, piece)):

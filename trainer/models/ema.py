@@ -1,7 +1,7 @@
 """An exponential moving average of the weights, which evaluations use (Polyak and Juditsky, 1992).
 
-It holds what this rank holds: whole tensors, or its shards of them, so it equals one process's average
-in every mode.
+Each rank averages its own part, whole tensors or shards of them, so the average is the same in every
+mode.
 
     TRAINER_EMA_DECAY=0.999 python -m trainer
 """
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+
+from trainer.distributed.tensors import local_part
 
 
 class Average:
@@ -35,13 +36,13 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the weights of an optimiser step in."""
+        """Update the average with the weights after an optimiser step."""
         for weight, average in self._pairs:
             average.lerp_(weight, 1 - self._decay)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let the module have the average for weights within the block."""
+        """Give the module the average as its weights within the block."""
         self._swap()
         try:
             yield
@@ -56,19 +57,19 @@ class Average:
             average.copy_(before)
         for part in self._module.modules():
             if isinstance(part, FSDPModule):
-                part.reshard()  # what it has gathered, and would compute with, are the weights before
+                part.reshard()  # else it computes with the weights it gathered before
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self._average)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take a checkpoint's average."""
+        """Load a checkpoint's average."""
         for name, average in self._average.items():
             average.copy_(state[name])
 
 
 def _place(tensor: Tensor) -> object:
-    """Return what two tensors have in common only if they are one."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    """Return what is equal for two tensors only if they are one."""
+    local = local_part(tensor)
     # the only name of a storage that the fake ones of a dry run have too
     return local.untyped_storage()._cdata, local.storage_offset(), local.shape  # noqa: SLF001

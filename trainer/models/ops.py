@@ -1,7 +1,7 @@
-"""Operators of our own, with all that torch needs to compile, differentiate and shard them.
+"""Our own operators, registered so that torch can compile, differentiate and shard them.
 
-`cross_entropy` keeps the logits alone for its backward pass, where torch's keeps as many
-log-probabilities beside them: with a large vocabulary the largest tensor of a model, once less.
+`cross_entropy` keeps only the logits for its backward pass. torch's also keeps the log-probabilities:
+with a large vocabulary that is one less of the largest tensor of a model.
 
     from trainer.models.ops import cross_entropy
 """
@@ -18,8 +18,8 @@ from torch.distributed.tensor.placement_types import Placement
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of each target in nats, of the shape of `targets`, in float32 or float64.
 
-    `logits` has one dimension more, the classes, as its last; `targets` are class numbers. Beside
-    logits that are split over ranks, plain targets are taken for the same on all of them.
+    `logits` has one more dimension, the classes, as its last; `targets` are class numbers. If the logits
+    are a DTensor, plain targets must be the same on all its ranks.
     """
     if isinstance(logits, DTensor) and not isinstance(targets, DTensor):
         mesh = logits.device_mesh
@@ -76,7 +76,7 @@ _Sharding = tuple[list[Placement], list[Placement]]  # of the outputs, of the in
 
 
 def _shardings(targets: Any, *, inputs: int) -> list[_Sharding]:
-    """Return what DTensor may shard: any dimension but the classes, which are summed over."""
+    """Return the shardings that DTensor may use: any dimension but the classes, which are summed."""
     places = [Replicate(), *(Shard(dimension) for dimension in range(targets.ndim))]
     return [([place], [place] * inputs) for place in places]
 

@@ -1,6 +1,6 @@
-"""Activation checkpointing: a block keeps its input alone, and computes the rest anew for backward.
+"""Activation checkpointing: a block keeps only its input, and computes the rest again in backward.
 
-Less memory for a second forward pass (Chen et al., 2016). The names of parameters stay as they are.
+Less memory for a second forward pass (Chen et al., 2016). The names of parameters stay.
 
     TRAINER_ACTIVATION_CHECKPOINTING=true python -m trainer
 """
@@ -22,8 +22,8 @@ _Context = contextlib.AbstractContextManager[None]
 def recompute_blocks(model: nn.Module) -> None:
     """Make every block of the model recompute, in place."""
     for block in list(blocks(model)):
-        # A class of its own, not a wrapper around it, nor a method of the instance: names stay, and a
-        # replica of nn.DataParallel runs itself instead of the module it was copied from.
+        # A subclass, not a wrapper, which would change names, nor a method of the instance, with which a
+        # replica of nn.DataParallel would run the module it was copied from.
         kind = type(block)
         block.__class__ = type(kind.__name__, (_Recomputed, kind), {"__module__": kind.__module__})
 
@@ -33,20 +33,18 @@ class _Recomputed(nn.Module):
         compute = partial(super().forward, **named)
         if not (self.training and torch.is_grad_enabled()):
             return compute(*inputs)
-        if not any(True for _ in self.buffers()):  # which torch.compile could not follow
+        if not any(True for _ in self.buffers()):  # torch.compile cannot trace context_fn
             return checkpoint(compute, *inputs, use_reentrant=False)
-        contexts = partial(_contexts, self)
+
+        def contexts() -> tuple[_Context, _Context]:  # of the first forward pass and of the second
+            return contextlib.nullcontext(), _restoring_buffers(self)
+
         return checkpoint(compute, *inputs, use_reentrant=False, context_fn=contexts)
 
 
-def _contexts(block: nn.Module) -> tuple[_Context, _Context]:
-    """Return what the first forward pass runs in, and what the second does."""
-    return contextlib.nullcontext(), _with_buffers_kept(block)
-
-
 @contextlib.contextmanager
-def _with_buffers_kept(block: nn.Module) -> Iterator[None]:
-    """Recompute without a trace: a BatchNorm would count the batch twice otherwise."""
+def _restoring_buffers(block: nn.Module) -> Iterator[None]:
+    """Restore the buffers after the block: a BatchNorm would count the batch twice otherwise."""
     kept = [buffer.clone() for buffer in block.buffers()]
     try:
         yield

@@ -27,7 +27,7 @@ from trainer.plan.partition import partition, shares
 
 @dataclass(frozen=True)
 class Cost:
-    """What one or more pieces cost: bytes, and operations of one micro-batch's forward pass."""
+    """Bytes, and floating-point operations, of one micro-batch's forward pass through some pieces."""
 
     parameters: int
     activations: int
@@ -55,7 +55,7 @@ class Cut:
         return [self.pieces[number] for number in self.stages[stage]]
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return what each stage holds and costs, and its share of the whole cost."""
+        """Return modules and cost of each stage, and its share of the whole cost."""
         parts = _shares(self.costs)
         rows = []
         for number, stage in enumerate(self.stages):
@@ -74,10 +74,10 @@ class Cut:
 
 
 def cut(model: nn.Module, inputs: Tensor, count: int) -> Cut:
-    """Cut `model` into `count` contiguous stages, the dearest of them as cheap as can be.
+    """Cut `model` into `count` contiguous stages, with the smallest possible cost of the largest one.
 
-    `inputs` are those of a micro-batch; only shape and type matter. Raises Fault(64) when the model
-    has too few pieces or none.
+    `inputs` are those of a micro-batch; only shape and type matter. Raises Fault(64) when the model has
+    too few pieces or no chain.
     """
     pieces = pieces_of(model)
     if len(pieces) < count:
@@ -94,9 +94,9 @@ def cut(model: nn.Module, inputs: Tensor, count: int) -> Cut:
 
 
 def measure(model: nn.Module, inputs: Tensor) -> tuple[list[Cost], list[Tensor]]:
-    """Return what each of the model's pieces costs, and what goes in and comes out of them.
+    """Return the cost of each piece, and the tensors between them, first inputs and last output too.
 
-    The latter, one tensor more than there are pieces, are on the meta device.
+    The tensors, one more than there are pieces, are on the meta device.
     """
     skeleton = _skeleton(model)
     x = inputs.to("meta")
@@ -112,15 +112,15 @@ def measure(model: nn.Module, inputs: Tensor) -> tuple[list[Cost], list[Tensor]]
 
 
 def _skeleton(model: nn.Module) -> nn.Module:
-    """Return a copy of the model on the meta device; no weight is copied on the way."""
-    stand_ins: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
+    """Return a copy of the model on the meta device, without a copy of its weights."""
+    copies: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
     for parameter in model.parameters():
-        stand_ins[id(parameter)] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        copies[id(parameter)] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
     synced = [module for module in model.modules() if hasattr(module, "process_group")]
-    stand_ins |= {id(module.process_group): module.process_group for module in synced}
-    skeleton: nn.Module = copy.deepcopy(model, stand_ins)  # which takes what its memo holds
+    copies |= {id(module.process_group): module.process_group for module in synced}
+    skeleton: nn.Module = copy.deepcopy(model, copies)  # uses these for tensors instead of copying
     for module in skeleton.modules():
-        if hasattr(module, "process_group"):  # a BatchNorm, which would ask the other ranks
+        if hasattr(module, "process_group"):  # a SyncBatchNorm, which would communicate
             module.eval()
     return skeleton
 
@@ -134,9 +134,9 @@ def _shares(costs: Sequence[Cost]) -> list[float]:
 class Stage(nn.Module):
     """Some of a model's pieces, run one after the other.
 
-    Its tree has the model's own modules at their places, so that parameters keep the names they have
-    in the whole model. The output is contiguous, and of type `dtype` if that is given, as whoever
-    receives it has been told. `precision` gives the context that the pieces are run in.
+    It has the model's own modules at their places, so that parameters keep the names they have in the
+    whole model. The output is contiguous, and of type `dtype` if that is given, as the next stage
+    expects. `precision` returns the context in which the pieces run.
     """
 
     def __init__(
@@ -162,15 +162,13 @@ class Stage(nn.Module):
                 setattr(place, last, model.get_submodule(name))
 
     def forward(self, x: Tensor) -> Tensor:
-        if (
-            x.requires_grad
-        ):  # the gradient is sent on, and gloo sends no other; an LSTM's is transposed
+        if x.requires_grad:  # gloo sends only contiguous gradients; an LSTM's is transposed
             x.register_hook(Tensor.contiguous)
         with self._precision():
             for run in self._run:
                 x = run(x)
         x = x.to(self._dtype or x.dtype).contiguous()
-        # A zero-bubble schedule detaches the output in place, which a view, as an LSTM's is, refuses.
+        # A zero-bubble schedule detaches the output in place, which a view, such as an LSTM's, refuses.
         return x.clone() if x._is_view() else x  # noqa: SLF001  # torch documents it, with the underscore
 
 

@@ -1,7 +1,7 @@
-"""What a model offers whose layers can be split over ranks: how each of them is.
+"""The tensor plan: how the layers of a model are split over ranks.
 
-A model of one's own offers it by a method; the styles are those of torch.distributed.tensor.parallel,
-several for a module are applied in order, and what is left out every rank holds whole:
+Your model has it as a method. The styles are those of torch.distributed.tensor.parallel; several for a
+module are applied in order, and a module without a style is replicated:
 
     def tensor_plan(self, *, sequence_parallel, loss_parallel):
         return TensorPlan(
@@ -11,7 +11,7 @@ several for a module are applied in order, and what is left out every rank holds
 
 Between two pieces of its chain (`trainer/models/chain.py`) a model has whole tensors, or with
 sequence_parallel each rank's share along dimension 1. With loss_parallel its outputs are a DTensor
-that is split along the last dimension, as `torch.distributed.tensor.parallel.loss_parallel` wants it.
+sharded along the last dimension, as `torch.distributed.tensor.parallel.loss_parallel` needs it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,23 +26,23 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """How modules are split: names, in which `*` stands for anything, and each one's styles.
+    """The styles of modules, by name, in which `*` matches anything.
 
-    `divisible` names the numbers that the count of ranks has to divide.
+    `divisible` has the numbers, by name, that the number of ranks must divide.
     """
 
     styles: Mapping[str, Sequence[ParallelStyle]]
     divisible: Mapping[str, int] = field(default_factory=dict)
 
     def styles_for(self, name: str) -> Sequence[ParallelStyle]:
-        """Return the styles of the module `name`: those of the first name that matches."""
+        """Return the styles of the module `name`: those of the first pattern that matches."""
         return next((s for pattern, s in self.styles.items() if fnmatchcase(name, pattern)), ())
 
 
 class Whole(ParallelStyle):
-    """The module as it is, on every rank: plain tensors in and out, parameters as DTensors.
+    """The module replicated on every rank: plain tensors in and out, parameters as DTensors.
 
-    DTensors, since an optimiser's fused kernels take no mixture of them with plain parameters.
+    DTensors, because an optimiser's fused kernels refuse a mixture of them with plain parameters.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

@@ -30,7 +30,7 @@ from trainer.distributed.tensors import local_part, move
 def build(mode: str, model: nn.Module, context: "Context") -> "Strategy":
     """Return the strategy of `mode` for `model`: on the rank's device, or on the CPU if staged.
 
-    A world of one has nobody to share work with: a mode that has axes of the mesh is `single` there.
+    A world of one has no other ranks: a mode with axes of the mesh is `single` there.
     """
     if MODES[mode].axes and context.runtime.mesh is None:
         move(model, context.runtime.device)
@@ -79,7 +79,7 @@ class Strategy:
     saved_optimizer: torch.optim.Optimizer | None = None
     # Called before weights are saved or evaluated: makes them the same on every rank, with all steps in.
     synchronize: Callable[[], None] = lambda: None
-    # Saved and loaded beside the optimiser, each part under its name.
+    # Saved and loaded with the optimiser, each part under its name.
     extra: Mapping[str, Stateful] = field(default_factory=dict)
     # Called last, also when the run fails.
     close: Callable[[], None] = lambda: None

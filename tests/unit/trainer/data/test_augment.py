@@ -1,4 +1,4 @@
-"""What a sample looks like depends on (seed, epoch, index) alone, whatever is done beside it."""
+"""An augmented sample depends on (seed, epoch, index) alone."""
 
 import pytest
 import torch

@@ -58,7 +58,7 @@ def test_data_read_by_workers_is_the_same_as_in_memory_pass_after_pass(workers: 
 
 
 class Noise(Squares):
-    """Draws from all three generators, as random transforms do, and says which worker it was."""
+    """Draws from all three generators, as random transforms do, and returns the number of the worker."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         info = torch.utils.data.get_worker_info()
@@ -104,7 +104,7 @@ def test_a_fault_in_a_worker_keeps_its_code_and_its_words(workers: int) -> None:
     assert caught.value.code == Exit.DATA
 
 
-HELD = """
+SCRIPT = """
 import torch
 from tests.unit.trainer.data.test_loader import Squares, shares
 from trainer.data.loader import Loader
@@ -120,7 +120,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_an_error_with_workers_at_work_ends_the_process(start: Any) -> None:
     """They block SIGTERM, with which multiprocessing would end them, and then wait for ever."""
-    started = start("-c", HELD)
+    started = start("-c", SCRIPT)
     started.wait_for("with a pass half read")
     family = started.family()
     assert started.process.wait(30) == 1

@@ -68,7 +68,7 @@ class Whole(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Whole(), "model Whole cannot be cut into stages: it offers no chain()"),
+        (Whole(), "model Whole cannot be cut into stages: it has no method chain()"),
         (Forgetful(2, 2), "model Forgetful: chain() has weight in 0 pieces"),
         (Tied(), "model Tied: chain() has first.weight in 2 pieces"),
     ],

@@ -1,4 +1,4 @@
-"""Activation checkpointing: less is held for the backward pass, under the same names."""
+"""Activation checkpointing: less is kept for the backward pass, under the same names."""
 
 import torch
 from torch import Tensor, nn

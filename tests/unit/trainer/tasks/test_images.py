@@ -1,4 +1,4 @@
-"""The image tasks: read from small files in the data sets' own formats; what is told of bad ones."""
+"""The image tasks: read from small files in the data sets' own formats; the errors for bad ones."""
 
 import gzip
 import os

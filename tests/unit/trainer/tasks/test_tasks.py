@@ -1,4 +1,4 @@
-"""The built-in tasks: shapes, one loss and one score a sample, and what bad data is told."""
+"""The built-in tasks: shapes, one loss and one score a sample, and the errors for bad data."""
 
 from pathlib import Path
 

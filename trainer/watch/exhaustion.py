@@ -1,4 +1,4 @@
-"""Out of memory, on a device or in the host: said as such, with what would help and where it went.
+"""Out of memory, on a device or on the host: one line with what would help, and a summary in a file.
 
 fault = out_of_memory(error, settings, runtime)
 """
@@ -20,12 +20,12 @@ _SIGNS = ("can't allocate memory", "not enough memory")  # torch's CPU allocator
 
 
 def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fault | None:
-    """Return the fault when `error` is one of memory, having written a summary to `logs/`; else None."""
+    """Return a fault if memory ran out, and write a summary to `logs/`; None for any other error."""
     on_device = isinstance(error, torch.OutOfMemoryError)
     if not (on_device or _in_host(error)):
         return None
     where = str(runtime.device) if on_device else "host"
-    first = (str(error).splitlines() or ["no more was said"])[0]
+    first = (str(error).splitlines() or ["no message"])[0]
     path = settings.run_folder / "logs" / f"rank-{runtime.rank}.memory"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,8 +42,8 @@ def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fau
 def _in_host(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    told = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
-    return told or isinstance(error, MemoryError)
+    is_allocator = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    return is_allocator or isinstance(error, MemoryError)
 
 
 def _summary(runtime: Runtime) -> list[str]:

@@ -3,7 +3,7 @@
 render.py k8s/jobs/digits-gpu.yaml --set resources.gpuMemory=80Gi --plan
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
@@ -28,6 +28,12 @@ class Estimate:
     reason: str
     need: Need
     device: int | None
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by what they are for. Their sum is not the peak: not all are there at once."""
+        names = ("parameters", "gradients", "optimizer", "average", "activations")
+        return {name: getattr(self.need, name) for name in names}
 
     @property
     def saved(self) -> int:
@@ -85,18 +91,22 @@ def as_text(found: Estimate | str) -> str:
     """Return an estimate for people."""
     if isinstance(found, str):
         return found
-    need = asdict(found.need)
-    parts = ", ".join(
-        f"{name} {binary(need[name])}"
-        for name in ("parameters", "gradients", "optimizer", "average", "activations")
-    )
+    parts = ", ".join(f"{name} {binary(size)}" for name, size in found.parts.items())
     of_device = f" of {binary(found.device)}" if found.device else ""
     return f"about {binary(found.need.peak)}{of_device}: {parts}"
 
 
 def as_json(found: Estimate | str) -> object:
     """Return an estimate for programs: null where there is none."""
-    return None if isinstance(found, str) else asdict(found)
+    if isinstance(found, str):
+        return None
+    return {
+        "mode": found.mode,
+        "reason": found.reason,
+        "parts": found.parts,
+        "total": found.need.peak,
+        "device": found.device,
+    }
 
 
 def binary(count: int) -> str:

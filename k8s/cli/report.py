@@ -16,6 +16,7 @@ from k8s.cli.estimate import Estimate
 from k8s.plan.launcher import RunsIn
 from k8s.plan.model import Plan
 from k8s.render.manifests import Rendered
+from trainer.plan.mesh import mesh_sizes
 
 
 def print_plans(jobs: list[Rendered], *, as_json: bool) -> None:
@@ -33,7 +34,8 @@ def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
     plan, launcher = rendered.plan, rendered.launcher
     mode = memory if isinstance(memory, Estimate) else plan.sizing
     too_much = isinstance(memory, Estimate) and memory.is_too_much
-    mesh = " x ".join(f"{axis} {n}" for axis, n in plan.sizing.mesh.items() if n > 1)
+    sizes = mesh_sizes(plan.settings.mesh, mode.mode, plan.sizing.world_size, label=str)
+    mesh = " x ".join(f"{axis} {n}" for axis, n in sizes.items() if n > 1)
     found = [
         ("launcher", f"{launcher.name}: {launcher.summary}"),
         ("objects", ", ".join(f"{o['kind']} {o['metadata']['name']}" for o in rendered.objects)),
@@ -58,7 +60,7 @@ def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
         ("restarts", launcher.restarts(plan)),
         ("rank's memory", estimate.as_text(memory)),
         ("deadline", f"{plan.deadline} s" if plan.deadline and rendered.objects else "none"),
-        ("GPU hours", _gpu_hours_in_amounts(plan) if rendered.objects else ""),
+        ("GPU hours", _gpu_hours_text(plan) if rendered.objects else ""),
         *(("warning", warning) for warning in plan.warnings),
         ("warning", "more memory than the device has" if too_much else ""),
     ]
@@ -104,7 +106,7 @@ def gpu_hours(plan: Plan) -> float | None:
     return None if plan.deadline is None else plan.nodes * plan.gpu * plan.deadline / 3600
 
 
-def _gpu_hours_in_amounts(plan: Plan) -> str:
+def _gpu_hours_text(plan: Plan) -> str:
     if not plan.gpu:
         return ""
     hours = gpu_hours(plan)

@@ -67,7 +67,7 @@ def _count_the_second_step() -> None:
     """Let every rank write what its second step holds and sends to rank-N.json in the run folder."""
     from trainer import strategies
     from trainer.models.footprint import Footprint
-    from trainer.tools.dry_run import measure
+    from trainer.tools.fake_step import measure
 
     build = strategies.build
 
@@ -108,7 +108,7 @@ class Updated(TextTask):
 def _count_updates() -> None:
     from trainer.models.footprint import Footprint
     from trainer.strategies import Strategy, hogwild
-    from trainer.tools.dry_run import measure
+    from trainer.tools.fake_step import measure
 
     update = hogwild._update  # noqa: SLF001
 

@@ -46,11 +46,17 @@ def is_open(settings: Settings, sizing: Sizing) -> bool:
     return settings.mode == "auto" and not settings.mesh and sizing.mode == by_memory()[0]
 
 
-def choose(settings: Settings, sizing: Sizing, *, device_bytes: int | None = None) -> Choice:
+def choose(
+    settings: Settings,
+    sizing: Sizing,
+    *,
+    device_bytes: int | None = None,
+    seconds: float = SECONDS,
+) -> Choice:
     """Choose by dry runs in another process; the usual mode where they give no result."""
     try:
         found = memory.dry_run(
-            settings, sizing.world_size, seconds=SECONDS, device_bytes=device_bytes
+            settings, sizing.world_size, seconds=seconds, device_bytes=device_bytes
         )
     except Fault as fault:
         return Choice(sizing.mode, f"auto: {sizing.world_size} ranks; {fault}")
@@ -97,7 +103,8 @@ def agree(
         given = os.environ.get(VARIABLE)
         choice = Choice(*json.loads(given)) if given else Choice(sizing.mode, sizing.reason)
         if not given and (settings.device_memory or device_bytes):
-            choice = choose(settings, sizing, device_bytes=device_bytes)
+            seconds = min(SECONDS, settings.collective_timeout / 2)  # the others wait for it
+            choice = choose(settings, sizing, device_bytes=device_bytes, seconds=seconds)
         store.set("mode", as_variable(choice)[VARIABLE])
     choice = Choice(*json.loads(store.get("mode")))
     return in_mode(settings, sizing, choice, uneven=uneven)

@@ -1,4 +1,4 @@
-"""Cut a chain of costs into contiguous stages so that the dearest stage is as cheap as can be."""
+"""Cut a chain of costs into contiguous stages so that the most expensive stage costs least."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -14,7 +14,7 @@ def partition(costs: Sequence[float], parts: int) -> list[range]:
     if not 1 <= parts <= len(costs):
         raise ValueError(f"{len(costs)} costs cannot be cut into {parts} parts")
     until = list(accumulate(costs, initial=0.0))
-    # worst[end]: the dearest of the ranges so far when they cover costs[:end]
+    # worst[end]: the largest sum of a range so far, when the ranges cover costs[:end]
     worst = until
     cuts: list[list[int]] = []
     for part in range(2, parts + 1):
@@ -22,9 +22,9 @@ def partition(costs: Sequence[float], parts: int) -> list[range]:
         cut = [0] * len(until)
         for end in range(part, len(until)):
             for start in range(part - 1, end):
-                dearest = max(worst[start], until[end] - until[start])
-                if dearest < best[end]:
-                    best[end], cut[end] = dearest, start
+                largest = max(worst[start], until[end] - until[start])
+                if largest < best[end]:
+                    best[end], cut[end] = largest, start
         worst = best
         cuts.append(cut)
     bounds = [len(costs)]
@@ -34,9 +34,9 @@ def partition(costs: Sequence[float], parts: int) -> list[range]:
 
 
 def shares(sizes: Sequence[float], operations: Sequence[float]) -> list[float]:
-    """Return each piece's share of the whole cost: the mean of its shares of bytes and of operations.
+    """Return each piece's share of the total cost: the mean of its shares of bytes and of operations.
 
-    Time and memory then weigh the same; where no operations are counted, bytes decide.
+    Time and memory then have the same weight; without counted operations bytes decide.
     """
     size, work = sum(sizes), sum(operations)
     if not work:

@@ -1,4 +1,4 @@
-"""Explain an out-of-memory error of a device or the host: advice, and a summary in `logs/`.
+"""Out of memory, on a device or on the host: one line with what would help, and a summary in a file.
 
 fault = out_of_memory(error, settings, runtime)
 """
@@ -20,7 +20,7 @@ _SIGNS = ("can't allocate memory", "not enough memory")  # torch's CPU allocator
 
 
 def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fault | None:
-    """Return the fault for an out-of-memory error and write a summary to `logs/`; else None."""
+    """Return a fault if memory ran out, and write a summary to `logs/`; None for any other error."""
     on_device = isinstance(error, torch.OutOfMemoryError)
     if not (on_device or _in_host(error)):
         return None
@@ -42,8 +42,8 @@ def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fau
 def _in_host(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    from_torch = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
-    return from_torch or isinstance(error, MemoryError)
+    is_allocator = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    return is_allocator or isinstance(error, MemoryError)
 
 
 def _summary(runtime: Runtime) -> list[str]:

@@ -61,6 +61,7 @@ def test_what_a_rank_holds_is_shown_with_the_mode_that_auto_chose() -> None:
     memory = Estimate("fsdp", "auto: as measured", NEED, 80 * 2**30)
     found = shown(gpus(), memory)
     assert found["mode"] == "fsdp (auto: as measured)"
+    assert found["mesh"] == "dp_shard 32"
     assert found["rank's memory"].startswith("about 10.0 MiB of 80.0 GiB: parameters 2.0 MiB, ")
     assert "more memory than" not in str(found)
 
@@ -130,5 +131,17 @@ def test_for_programs() -> None:
     (found,) = json.loads(report.to_json([rendered], figures))
     assert found["gpu_hours"] == 48.0
     assert found["totals"]["nvidia.com/gpu"] == "32"
-    assert found["estimate"]["device"] == 80 * 2**30
+    assert found["estimate"] == {
+        "mode": "ddp",
+        "reason": "as set",
+        "parts": {
+            "parameters": 2 * MIB,
+            "gradients": 2 * MIB,
+            "optimizer": 4 * MIB,
+            "average": 0,
+            "activations": MIB,
+        },
+        "total": 10 * MIB,
+        "device": 80 * 2**30,
+    }
     assert found["settings"]["globalBatch"] == 64

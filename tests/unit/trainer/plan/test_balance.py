@@ -27,7 +27,7 @@ def test_every_sample_goes_to_one_part_and_the_parts_are_equally_many(
 
 
 def test_what_cannot_be_dealt_out_equally_is_refused() -> None:
-    with pytest.raises(ValueError, match="5 samples cannot be dealt out to 2"):
+    with pytest.raises(ValueError, match="5 samples cannot be divided into 2"):
         balance([1] * 5, 2)
 
 

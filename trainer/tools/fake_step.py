@@ -1,0 +1,201 @@
+"""One step of any rank of any world, on fake tensors and torch's fake process group, counted.
+
+needs = needs_of_ranks(settings, sizing)
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trainer import strategies, tasks
+from trainer.config.modes import MODES
+from trainer.config.settings import Settings
+from trainer.data.loader import Loader
+from trainer.data.order import Order, training_shares
+from trainer.data.sets import Batch, tokens_of
+from trainer.distributed.precision import dtype_of
+from trainer.distributed.runtime import Runtime, place
+from trainer.models.ema import Average
+from trainer.models.footprint import Activations, Footprint
+from trainer.models.recompute import recompute_blocks
+from trainer.plan.memory import Need
+from trainer.plan.sizing import Sizing
+
+
+def needs_of_ranks(settings: Settings, sizing: Sizing) -> list[Need]:
+    """Return what a rank needs, of each stage of a pipeline one."""
+    needs = []
+    for rank in range(0, sizing.world_size, sizing.world_size // sizing.mesh["pp"]):
+        with _fake_world(sizing, rank) as runtime:
+            needs.append(_need(settings, runtime))
+    return needs
+
+
+def _need(settings: Settings, runtime: Runtime) -> Need:
+    name, mode = runtime.sizing.mode, MODES[runtime.sizing.mode]
+    task = tasks.load(settings)
+    batches = _micro_batches(settings, task, runtime)
+    with (
+        _joining_meshes(),
+        FakeTensorMode(allow_non_fake_inputs=True) as fake,
+        Footprint() as footprint,
+    ):
+        context = strategies.Context(settings, runtime, task.loss, lambda: batches[0].inputs)
+        model = _model(task, dtype_of(settings))
+        if settings.activation_checkpointing:
+            recompute_blocks(model)
+        strategy = strategies.build("single" if mode.processes else name, model, context)
+        del model
+        there = fake.from_tensor
+        faked = [Batch(there(b.inputs), there(b.targets), there(b.weights)) for b in batches]
+        _make_state_tensors(strategy)
+        average = Average(strategy.module, settings.ema_decay) if settings.ema_decay else None
+
+        def step() -> None:
+            strategy.step(faked, float(runtime.sizing.batches.global_batch))
+            strategy.clip(settings.clip_norm)
+            strategy.optimizer.step()
+
+        need = measure(step, strategy, footprint, rank=runtime.rank)
+        if average:
+            need = replace(need, average=_bytes_on_rank(average.state_dict().values()))
+        if mode.sends_every and runtime.mesh:
+            steps = getattr(settings, mode.sends_every)
+            need = replace(need, sent=_sent_between_steps(strategy, footprint, steps))
+        if mode.processes:
+            need = _times_processes(need, settings.processes or torch.get_num_threads())
+        return need
+
+
+def measure(
+    step: Callable[[], object], strategy: strategies.Strategy, footprint: Footprint, *, rank: int
+) -> Need:
+    """Take a step, which leaves the gradients in place, and return what it needed."""
+    footprint.reset()
+    activations = Activations()
+    with activations.counted(strategy.module):
+        step()
+    return Need(
+        rank=rank,
+        parameters=_bytes_on_rank((*strategy.module.parameters(), *strategy.module.buffers())),
+        gradients=_bytes_on_rank(p.grad for p in strategy.module.parameters()),
+        optimizer=_bytes_on_rank(_state_tensors(strategy.saved_optimizer or strategy.optimizer)),
+        average=0,
+        activations=activations.peak,
+        peak=footprint.peak,
+        sent=dict(footprint.sent),
+    )
+
+
+def _times_processes(need: Need, processes: int) -> Need:
+    """Return what `processes` processes need together, which share the weights and nothing else."""
+    shared = need.parameters + need.average
+    return replace(
+        need,
+        gradients=processes * need.gradients,
+        optimizer=processes * need.optimizer,
+        activations=processes * need.activations,
+        peak=shared + processes * (need.peak - shared),
+    )
+
+
+def _sent_between_steps(
+    strategy: strategies.Strategy, footprint: Footprint, steps: int
+) -> dict[str, int]:
+    """Return what averaging the weights every `steps` steps sends, as a mean over them."""
+    footprint.reset()
+    strategy.synchronize()
+    return {name: size // steps for name, size in footprint.sent.items()}
+
+
+@contextlib.contextmanager
+def _joining_meshes() -> Iterator[None]:
+    """Have meshes joined with real tensors, as fully_shard does for what tp has split.
+
+    It searches them for its own rank, and a fake tensor has no elements (torch 2.15).
+    """
+    join = DeviceMesh._concatenate  # noqa: SLF001
+
+    def joined(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with unset_fake_temporarily():
+            return join(meshes)
+
+    before = vars(DeviceMesh)["_concatenate"]
+    setattr(DeviceMesh, "_concatenate", joined)  # noqa: B010  # mypy forbids to assign a method
+    try:
+        yield
+    finally:
+        setattr(DeviceMesh, "_concatenate", before)  # noqa: B010
+
+
+@contextlib.contextmanager
+def _fake_world(sizing: Sizing, rank: int) -> Iterator[Runtime]:
+    """Yield the place of rank `rank` in a process group without other processes."""
+    cpu = torch.device("cpu")
+    if sizing.world_size == 1:
+        yield Runtime(0, 0, cpu, "fake", sizing, None, None, 0)
+        return
+    # DTensor remembers results by equal meshes, and with them the names of groups that are gone.
+    _clear_sharding_prop_cache()
+    dist.init_process_group("fake", rank=rank, world_size=sizing.world_size, store=FakeStore())
+    try:
+        mesh, share = place(sizing, cpu)
+        yield Runtime(rank, 0, cpu, "fake", sizing, mesh, None, share)
+    finally:
+        dist.destroy_process_group()
+
+
+def _model(task: tasks.Task, dtype: torch.dtype) -> nn.Module:
+    """Return the model, of fake tensors, which cannot be converted once they are in a module."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return task.model()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _micro_batches(settings: Settings, task: tasks.Task, runtime: Runtime) -> list[Batch]:
+    """Return the rank's micro-batches of the first step: real ones, for their shapes.
+
+    A task whose data may have to be downloaded offers `example(count)`: inputs and targets.
+    """
+    batches = runtime.sizing.batches
+    if example := getattr(task, "example", None):
+        inputs, targets = example(batches.micro)
+        inputs = inputs.to(dtype_of(settings)) if inputs.is_floating_point() else inputs
+        return [Batch(inputs, targets, torch.ones(batches.micro))] * batches.accumulation
+    data = task.data(train=True)
+    order = Order(settings.seed, len(data), batches.global_batch, tokens_of(data))
+    shares = training_shares(order, batches, runtime.data_rank, start=0)
+    loaded = Loader(data, device=runtime.device, dtype=dtype_of(settings))(shares)
+    return list(islice(loaded, batches.accumulation))
+
+
+def _bytes_on_rank(tensors: Iterable[Tensor | None]) -> int:
+    """Return the bytes of this rank's part of `tensors`."""
+    local = (t.to_local() if isinstance(t, DTensor) else t for t in tensors if t is not None)
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)
+
+
+def _make_state_tensors(strategy: strategies.Strategy) -> None:
+    """Have the optimiser make its state before the step that is counted, as in any later step."""
+    for parameter in strategy.module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    strategy.optimizer.step()
+    strategy.optimizer.zero_grad()
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))

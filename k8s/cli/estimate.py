@@ -35,7 +35,7 @@ def of(plan: Plan) -> Estimate | str:
         return "not known for a task of your own; try TRAINER_DRY_RUN"
     if not costs.can_split(pieces, tp := plan.sizing.mesh["tp"]):
         return f"there is none: the model of task {plan.settings.task} cannot be split over tp={tp}"
-    threads = int(plan.environment.get("OMP_NUM_THREADS", "1"))
+    threads = int(plan.container.environment.get("OMP_NUM_THREADS", "1"))
     try:
         need = memory.estimate(pieces, plan.sizing, plan.settings, threads=threads)
     except ValueError as error:
@@ -46,11 +46,13 @@ def of(plan: Plan) -> Estimate | str:
 
 def _device(plan: Plan) -> int | None:
     """Return what one rank's device has: of a GPU as said, of a CPU its share beside /dev/shm."""
-    if plan.gpu:
-        return plan.gpu_memory
-    if "memory" not in plan.limits:
+    if plan.resources.gpu:
+        return plan.resources.gpu_memory
+    if "memory" not in plan.resources.limits:
         return None
-    return (quantity.size(plan.limits["memory"]) - plan.shm_bytes) // plan.procs
+    return (
+        quantity.size(plan.resources.limits["memory"]) - plan.resources.shm_bytes
+    ) // plan.size.procs
 
 
 def in_words(estimate: Estimate | str) -> str:

@@ -55,9 +55,9 @@ def estimate(plan: Plan) -> Estimate | str:
         found = dry_run_of_job(
             plan.settings,
             plan.sizing.world_size,
-            f"{plan.min_nodes}:{plan.nodes}" if plan.elastic else "",
-            plan.environment.get("OMP_NUM_THREADS", "1"),
-            device if plan.gpu else None,
+            f"{plan.size.min_nodes}:{plan.size.nodes}" if plan.size.elastic else "",
+            plan.container.environment.get("OMP_NUM_THREADS", "1"),
+            device if plan.resources.gpu else None,
         )
     except Fault as fault:
         return f"not known, {fault}; {remedy}"
@@ -80,11 +80,13 @@ def dry_run_of_job(
 
 def _device(plan: Plan) -> int | None:
     """Return the bytes of one rank's device: a GPU's as set, or its share of the node's memory."""
-    if plan.gpu:
-        return plan.gpu_memory
-    if "memory" not in plan.limits:
+    if plan.resources.gpu:
+        return plan.resources.gpu_memory
+    if "memory" not in plan.resources.limits:
         return None
-    return (quantity.size(plan.limits["memory"]) - plan.shm_bytes) // plan.procs
+    return (
+        quantity.size(plan.resources.limits["memory"]) - plan.resources.shm_bytes
+    ) // plan.size.procs
 
 
 def as_text(found: Estimate | str) -> str:

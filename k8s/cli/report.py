@@ -8,7 +8,6 @@ These print it:
 
 import json
 import sys
-from dataclasses import asdict
 
 from k8s.base import quantity
 from k8s.cli import estimate
@@ -32,6 +31,7 @@ def print_plans(jobs: list[Rendered], *, as_json: bool) -> None:
 def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
     """Return the plan as pairs of a label and a text."""
     plan, launcher = rendered.plan, rendered.launcher
+    size, life, storage, meet = plan.size, plan.lifetime, plan.storage, plan.rendezvous
     mode = memory if isinstance(memory, Estimate) else plan.sizing
     too_much = isinstance(memory, Estimate) and memory.is_too_much
     sizes = mesh_sizes(plan.settings.mesh, mode.mode, plan.sizing.world_size, label=str)
@@ -39,27 +39,36 @@ def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
     found = [
         ("launcher", f"{launcher.name}: {launcher.summary}"),
         ("objects", ", ".join(f"{o['kind']} {o['metadata']['name']}" for o in rendered.objects)),
-        ("image", plan.image or ""),
-        ("nodes", f"{plan.min_nodes} to {plan.nodes}" if plan.elastic else f"{plan.nodes}"),
-        ("hosts", f"up to {plan.longest_host}" if rendered.objects else ""),
-        ("ranks", f"{plan.sizing.world_size}, {plan.procs} per node"),
+        ("image", plan.container.image or ""),
+        ("nodes", f"{size.min_nodes} to {size.nodes}" if size.elastic else f"{size.nodes}"),
+        ("hosts", f"up to {meet.longest_host}" if rendered.objects else ""),
+        ("ranks", f"{plan.sizing.world_size}, {size.procs} per node"),
         ("mode", f"{mode.mode} ({mode.reason})"),
         ("mesh", mesh or "one rank"),
         ("batch", _batch(plan)),
-        ("rendezvous", f"{plan.master}:{plan.port}" if rendered.objects else "on this machine"),
+        (
+            "rendezvous",
+            f"{meet.master}:{meet.port}" if rendered.objects else "on this machine",
+        ),
         ("queue", plan.scheduled.queue or "" if rendered.objects else ""),
         ("each node", _amounts(_each(plan)) or "nothing asked for"),
-        ("in all", _amounts(totals(plan)) if plan.nodes > 1 else ""),
-        ("shared memory", plan.shm if launcher.runs_in is not RunsIn.PROCESS else "this machine's"),
-        ("data", plan.data or "the task's own"),
-        ("run folder", plan.out if launcher.runs_in is not RunsIn.PROCESS else plan.host_out),
+        ("in all", _amounts(totals(plan)) if size.nodes > 1 else ""),
+        (
+            "shared memory",
+            "this machine's" if launcher.runs_in is RunsIn.PROCESS else plan.resources.shm,
+        ),
+        ("data", storage.data or "the task's own"),
+        (
+            "run folder",
+            storage.out if launcher.runs_in is not RunsIn.PROCESS else storage.host_out,
+        ),
         (
             "to stop",
-            f"{plan.grace} s, of which {plan.shutdown} s to save{_rate(memory, plan.shutdown)}",
+            f"{life.grace} s, of which {life.shutdown} s to save{_rate(memory, life.shutdown)}",
         ),
         ("restarts", launcher.restarts(plan)),
         ("rank's memory", estimate.as_text(memory)),
-        ("deadline", f"{plan.deadline} s" if plan.deadline and rendered.objects else "none"),
+        ("deadline", f"{life.deadline} s" if life.deadline and rendered.objects else "none"),
         ("GPU hours", _gpu_hours_text(plan) if rendered.objects else ""),
         *(("warning", warning) for warning in plan.warnings),
         ("warning", "more memory than the device has" if too_much else ""),
@@ -85,7 +94,7 @@ def _batch(plan: Plan) -> str:
 
 
 def _each(plan: Plan) -> dict[str, str]:
-    return {**plan.requests, **plan.limits}
+    return {**plan.resources.requests, **plan.resources.limits}
 
 
 def _amounts(amounts: dict[str, str]) -> str:
@@ -96,21 +105,25 @@ def totals(plan: Plan) -> dict[str, str]:
     """Return what all nodes have together, /dev/shm of it too; an elastic job at its largest."""
     found = {}
     for name, amount in _each(plan).items():
-        count = quantity.parse(amount) * plan.nodes
+        count = quantity.parse(amount) * plan.size.nodes
         found[name] = quantity.binary(int(count)) if name == "memory" else f"{count.normalize():f}"
-    return found | {"shm": quantity.binary(plan.shm_bytes * plan.nodes)}
+    return found | {"shm": quantity.binary(plan.resources.shm_bytes * plan.size.nodes)}
 
 
 def gpu_hours(plan: Plan) -> float | None:
     """Return the most GPU-hours that an attempt can cost, None without a deadline."""
-    return None if plan.deadline is None else plan.nodes * plan.gpu * plan.deadline / 3600
+    return (
+        None
+        if plan.lifetime.deadline is None
+        else plan.size.nodes * plan.resources.gpu * plan.lifetime.deadline / 3600
+    )
 
 
 def _gpu_hours_text(plan: Plan) -> str:
-    if not plan.gpu:
+    if not plan.resources.gpu:
         return ""
     hours = gpu_hours(plan)
-    per_day = plan.nodes * plan.gpu * 24
+    per_day = plan.size.nodes * plan.resources.gpu * 24
     return (
         f"{hours:,.1f} at the deadline" if hours is not None else f"{per_day:,} a day, no deadline"
     )
@@ -138,7 +151,7 @@ def to_json(jobs: list[Rendered], found: list[Estimate | str]) -> str:
     return json.dumps(
         [
             {
-                **asdict(job.plan),
+                **job.plan.as_dict(),
                 "pod_patch": job.plan.pod_patch.model_dump(by_alias=True),
                 "objects": [f"{o['kind']}/{o['metadata']['name']}" for o in job.objects],
                 "totals": totals(job.plan),

@@ -31,7 +31,7 @@ def render(planned: list[tuple[Plan, Launcher]], subject: str) -> list[dict[str,
             raise Fault(
                 Exit.CONFIG, f"--rbac: {launcher.name} runs without a cluster; leave one out"
             )
-        namespace = plan.metadata.get("namespace")
+        namespace = plan.identity.metadata.get("namespace")
         place = {"namespace": str(namespace)} if namespace else {}
         allowed = list(rules(launcher.job_kind))
         if plan.app_wrapper:

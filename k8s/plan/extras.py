@@ -14,8 +14,8 @@ from k8s.plan.model import Extra
 from trainer.config.exits import Exit, Fault
 
 
-def of(spec: JobSpec) -> Iterator[Extra]:
-    """Yield what a job file asks for beside its job. Raises Fault(64)."""
+def extra_objects(spec: JobSpec) -> Iterator[Extra]:
+    """Yield the objects that a job file asks for beside the job. Raises Fault(64)."""
     if spec.network.isolate:
         yield _network_policy(spec)
     for suffix, claim in storage.claims(spec).items():
@@ -39,7 +39,7 @@ def _network_policy(spec: JobSpec) -> Extra:
     if spec.data is not None and spec.data.pull is not None:
         fetches.add(443)
     if fetches:
-        # A policy knows networks, and no names of hosts.
+        # A NetworkPolicy has networks only, no host names.
         egress.append({"cidr": "0.0.0.0/0", "ports": sorted(fetches)})
     port = spec.metrics.port if spec.metrics else None
     return Extra("networkpolicy", "", {"egress": egress, "metrics": port})
@@ -60,7 +60,7 @@ def _tensorboard(spec: JobSpec) -> Extra:
             "tensorboard: never ends, so an AppWrapper with it in would not either; leave out one of "
             "tensorboard and appWrapper",
         )
-    volume = next(one.source for one in storage.mounts(spec, "0") if one.name == "out")
+    volume = storage.volume_source(spec, kept, "checkpoints")
     component = {"app.kubernetes.io/component": "tensorboard"}
     selector = {"app.kubernetes.io/instance": spec.name, **component}
     values = spec.tensorboard.model_dump() | {"volume": volume, "selector": selector}
@@ -68,13 +68,13 @@ def _tensorboard(spec: JobSpec) -> Extra:
 
 
 def warnings(spec: JobSpec) -> Iterator[str]:
-    """Yield what people should know of these objects."""
+    """Yield warnings about these objects."""
     if spec.network.isolate and not spec.network.egress:
         yield (
             "network: the pods reach their peers and DNS, and nothing else; name what the task "
             "downloads from in network.egress"
         )
     if spec.nccl.presets and not spec.resources.gpu:
-        yield "nccl: passed over, since there is no GPU"
+        yield "nccl: ignored, since there is no GPU"
     if spec.disruption_budget:
         yield "disruptionBudget: draining a machine waits until the job has ended"

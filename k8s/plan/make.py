@@ -1,35 +1,49 @@
-"""The plan: what a job file amounts to on one launcher. Pure arithmetic and rules between keys.
+"""Make the plan: a job file on one launcher. Arithmetic and rules between keys, no I/O.
 
-Everything a template writes is settled and checked here, before it costs a second of GPU time.
+All values that a template writes are computed and checked here.
 
     render.py job.yaml --plan
 """
 
 from collections.abc import Iterator
+from functools import partial
+
+from pydantic import BaseModel
 
 from k8s.base import quantity
 from k8s.base.names import LONGEST
 from k8s.jobfile import code, pod_patch, resources, services
-from k8s.jobfile.scheduling import schedule
+from k8s.jobfile.scheduling import Scheduled, schedule
 from k8s.jobfile.spec import DATA, JobSpec
 from k8s.jobfile.validate import label, settings_of
-from k8s.plan import environment, extras, storage
+from k8s.plan import extras as extra
+from k8s.plan import storage as volumes
+from k8s.plan.extras import extra_objects
 from k8s.plan.launcher import Launcher, RunsIn
-from k8s.plan.model import Extra, Plan
+from k8s.plan.model import (
+    Container,
+    Extra,
+    Identity,
+    Lifetime,
+    NodeResources,
+    Plan,
+    Rendezvous,
+    Size,
+)
+from k8s.plan.node_environment import build_environment
+from k8s.plan.storage import annotations_for_volumes, plan_storage
 from trainer.config.contract import DEFAULT_PORT
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.plan.sizing import Sizing, size
 
-# Of the grace period, what the entrypoint keeps for itself: to hear the signal, to end its ranks'
+# Seconds of the grace period that the entrypoint needs itself: to receive the signal, to end the ranks'
 # processes, to close the rendezvous.
 MARGIN = 10
 
-_LABELS = {"app.kubernetes.io/name": "muster", "app.kubernetes.io/component": "trainer"}
-
 
 def make(spec: JobSpec, launcher: Launcher) -> Plan:
-    """Settle a job for a launcher. Raises Fault(64), its text beginning with the key's path."""
+    """Plan a job for a launcher. Raises Fault(64), its text beginning with the key's path."""
     if spec.image is None and launcher.runs_in is not RunsIn.PROCESS:
         raise Fault(
             Exit.CONFIG,
@@ -38,85 +52,104 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
     launcher.refuse(spec)
     settings = settings_of(spec)
     procs = resources.ranks(spec.resources, spec.procs_per_node)
-    sizing = _size(spec, settings, procs)
-    shm, shm_bytes = resources.shm(spec.resources)
-    requests, limits = resources.amounts(spec.resources)
-    data, host_data = storage.data(spec, settings)
-    out, host_out = storage.out(spec, settings, launcher)
+    node = _node_resources(spec)
+    storage = plan_storage(spec, settings, launcher, shm=node.shm)
+    environment = build_environment(spec, settings, launcher, procs=procs, out=storage.out)
     scheduled = schedule(spec.scheduling, spec.name)
-    beside = tuple(extras.of(spec)) if launcher.runs_in is RunsIn.POD else ()
-    labels = {
-        **_LABELS,
-        "app.kubernetes.io/instance": spec.name,
-        "app.kubernetes.io/managed-by": "muster",
-        **spec.labels,
-    }
+    extras = tuple(extra_objects(spec)) if launcher.runs_in is RunsIn.POD else ()
     return Plan(
         name=spec.name,
         launcher=launcher.name,
-        image=spec.image,
-        metadata=_metadata(spec, labels),
-        held_metadata=_metadata(spec, labels | scheduled.labels),
-        labels=labels,
-        annotations=storage.annotations(spec)
-        | services.annotations(spec.network)
-        | spec.annotations,
-        nodes=spec.most_nodes,
-        min_nodes=spec.least_nodes,
-        elastic=not isinstance(spec.nodes, int),
-        procs=procs,
         settings=settings,
-        sizing=sizing,
-        master=launcher.master(spec),
-        port=DEFAULT_PORT,
-        longest_host=_longest_host(spec, launcher, beside),
-        gpu=spec.resources.gpu,
-        gpu_memory=quantity.size(spec.resources.gpu_memory) if spec.resources.gpu_memory else None,
-        rdma=bool(spec.resources.rdma),
+        sizing=_size(spec, settings, procs),
+        identity=_identity(spec, scheduled),
+        size=Size(
+            nodes=spec.most_nodes,
+            min_nodes=spec.least_nodes,
+            elastic=not isinstance(spec.nodes, int),
+            procs=procs,
+        ),
+        rendezvous=Rendezvous(
+            master=launcher.master(spec),
+            port=DEFAULT_PORT,
+            longest_host=_longest_host(spec, launcher, extras),
+        ),
+        resources=node,
+        container=_container(spec, environment),
+        storage=storage,
+        lifetime=_lifetime(spec, settings),
+        scheduled=scheduled,
+        extras=extras,
+        metrics_port=spec.metrics.port if spec.metrics else None,
+        app_wrapper=spec.app_wrapper,
+        pod_patch=spec.pod_patch,
+        warnings=(*_warnings(spec, procs, launcher), *launcher.check(spec)),
+    )
+
+
+def _node_resources(spec: JobSpec) -> NodeResources:
+    asked = spec.resources
+    shm, shm_bytes = resources.shm(asked)
+    requests, limits = resources.amounts(asked)
+    return NodeResources(
+        gpu=asked.gpu,
+        gpu_memory=quantity.size(asked.gpu_memory) if asked.gpu_memory else None,
+        rdma=bool(asked.rdma),
         requests=requests,
         limits=limits,
         shm=shm,
         shm_bytes=shm_bytes,
+    )
+
+
+def _identity(spec: JobSpec, scheduled: Scheduled) -> Identity:
+    labels = {
+        "app.kubernetes.io/name": "muster",
+        "app.kubernetes.io/component": "trainer",
+        "app.kubernetes.io/instance": spec.name,
+        "app.kubernetes.io/managed-by": "muster",
+        **spec.labels,
+    }
+    annotations = annotations_for_volumes(spec) | services.annotations(spec.network)
+    return Identity(
+        metadata=_metadata(spec, labels),
+        root_metadata=_metadata(spec, labels | scheduled.labels),
+        labels=labels,
+        annotations=annotations | spec.annotations,
+    )
+
+
+def _container(spec: JobSpec, environment: dict[str, str]) -> Container:
+    steps = code.steps(
+        code=spec.code,
+        pull=spec.data.pull if spec.data else None,
+        setup=spec.setup,
+        image=spec.image or "",
+        data=DATA,
+    )
+    dump = partial(BaseModel.model_dump, by_alias=True, exclude_defaults=True)
+    return Container(
+        image=spec.image,
+        pull_policy=spec.image_pull_policy,
+        pull_secrets=tuple(spec.image_pull_secrets),
+        service_account=spec.service_account,
+        environment=environment,
+        references={one.name: dump(one.value_from) for one in spec.env if one.value_from},
+        needed=tuple(one.name for one in spec.env if one.value_from and not one.optional),
+        env_from=tuple(dump(one) for one in spec.env_from),
+        steps=tuple(steps),
+    )
+
+
+def _lifetime(spec: JobSpec, settings: Settings) -> Lifetime:
+    return Lifetime(
         grace=spec.faults.grace_period,
         shutdown=_shutdown(spec, settings),
         max_restarts=spec.faults.max_restarts,
         deadline=spec.faults.deadline,
         ttl=spec.faults.ttl,
-        environment=environment.of(spec, settings, launcher, procs=procs, out=out),
-        references={
-            one.name: one.value_from.model_dump(by_alias=True, exclude_defaults=True)
-            for one in spec.env
-            if one.value_from is not None
-        },
-        needed=tuple(one.name for one in spec.env if one.value_from and not one.optional),
-        env_from=tuple(
-            one.model_dump(by_alias=True, exclude_defaults=True) for one in spec.env_from
-        ),
-        pull_policy=spec.image_pull_policy,
-        pull_secrets=tuple(spec.image_pull_secrets),
-        service_account=spec.service_account,
-        held=spec.faults.suspend,
+        suspend=spec.faults.suspend,
         clean_pod_policy=spec.faults.clean_pod_policy or "Running",
-        steps=tuple(
-            code.steps(
-                code=spec.code,
-                pull=spec.data.pull if spec.data else None,
-                setup=spec.setup,
-                image=spec.image or "",
-                data=DATA,
-            )
-        ),
-        extras=beside,
-        metrics_port=spec.metrics.port if spec.metrics else None,
-        app_wrapper=spec.app_wrapper,
-        pod_patch=spec.pod_patch,
-        mounts=tuple(storage.mounts(spec, shm)),
-        scheduled=scheduled,
-        data=data,
-        out=out,
-        host_data=host_data,
-        host_out=host_out,
-        warnings=(*_warnings(spec, procs, launcher), *launcher.check(spec)),
     )
 
 
@@ -142,7 +175,7 @@ def _shutdown(spec: JobSpec, settings: Settings) -> int:
             f"save a checkpoint; {MARGIN + 20} would do",
         )
     if "checkpointTimeout" in spec.trainer and allowed > left:
-        # Its default only tells a stuck disk from a slow one.
+        # The default only separates a stuck disk from a slow one.
         raise Fault(
             Exit.CONFIG,
             f"trainer.checkpointTimeout={allowed}: a checkpoint may take longer than the {left} s that "
@@ -152,11 +185,11 @@ def _shutdown(spec: JobSpec, settings: Settings) -> int:
     return left
 
 
-def _longest_host(spec: JobSpec, launcher: Launcher, beside: tuple[Extra, ...] = ()) -> str:
-    """Return the longest name that is made of the job's: every host's is checked by the longest."""
+def _longest_host(spec: JobSpec, launcher: Launcher, extras: tuple[Extra, ...]) -> str:
+    """Return the longest host name. Raises Fault(64) when a name made from the job's is too long."""
     nodes = sorted({0, min(1, spec.most_nodes - 1), spec.most_nodes - 1})
     host = max((launcher.host(spec, node) for node in nodes), key=len)
-    others = [spec.name + one.suffix for one in beside]
+    others = [spec.name + one.suffix for one in extras]
     longest = max(spec.name, host + launcher.pod_suffix, *others, key=len)
     if len(longest) > LONGEST:
         fits = len(spec.name) - (len(longest) - LONGEST)
@@ -181,20 +214,20 @@ def _metadata(spec: JobSpec, labels: dict[str, str]) -> dict[str, object]:
 def _warnings(spec: JobSpec, procs: int, launcher: Launcher) -> Iterator[str]:
     on_cluster = launcher.runs_in is RunsIn.POD
     if launcher.runs_in is not RunsIn.PROCESS and _is_latest(spec.image or ""):
-        yield f"image: {spec.image} is another image tomorrow; name a version, or better a digest"
+        yield f"image: {spec.image} may change at any time; name a version, or better a digest"
     if not on_cluster:
         return
     yield from resources.warnings(spec.resources, procs)
     yield from pod_patch.warnings(spec.pod_patch)
     yield from code.warnings(spec.code)
-    yield from storage.warnings(spec)
-    yield from extras.warnings(spec)
+    yield from volumes.warnings(spec)
+    yield from extra.warnings(spec)
     no_deadline = spec.faults.deadline is None and "faults.deadline" not in launcher.lacks
     if no_deadline and spec.most_nodes > 1:
-        yield "faults.deadline: not given; a job whose pods never all start is retried for ever"
+        yield "faults.deadline: not set; a job whose pods never all start is retried forever"
 
 
 def _is_latest(image: str) -> bool:
-    """Say whether an image is not pinned: by the tag `latest`, or by none."""
+    """Return whether an image is not pinned: no digest, and no tag or the tag `latest`."""
     _, _, tag = image.rpartition("/")[2].partition(":")
     return "@" not in image and tag in ("", "latest")

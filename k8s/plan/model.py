@@ -1,6 +1,6 @@
-"""The plan's data: what a job file amounts to on one launcher, as templates and reports read it."""
+"""The plan's data: a job on one launcher, as templates and reports read it."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from k8s.jobfile import code
@@ -11,19 +11,67 @@ from trainer.plan.sizing import Sizing
 
 
 @dataclass(frozen=True)
-class Extra:
-    """An object beside the job: its template, what its name adds to the job's, and its values."""
+class Identity:
+    """Names and labels. `root_metadata` is of the job or its AppWrapper, with the queue's labels."""
 
-    template: str
-    suffix: str
-    values: dict[str, Any]
+    metadata: dict[str, object]
+    root_metadata: dict[str, object]
+    labels: dict[str, str]
+    annotations: dict[str, str]  # of the pods
+
+
+@dataclass(frozen=True)
+class Size:
+    """`nodes` is the largest number of nodes, `min_nodes` the smallest, `procs` the ranks of each."""
+
+    nodes: int
+    min_nodes: int
+    elastic: bool
+    procs: int
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the nodes meet: host `master` and `port`. `longest_host` is a node's longest host name."""
+
+    master: str
+    port: int
+    longest_host: str
+
+
+@dataclass(frozen=True)
+class NodeResources:
+    """What a node has. `shm` is the size of /dev/shm as text, `shm_bytes` in bytes."""
+
+    gpu: int
+    gpu_memory: int | None
+    rdma: bool
+    requests: dict[str, str]
+    limits: dict[str, str]
+    shm: str
+    shm_bytes: int
+
+
+@dataclass(frozen=True)
+class Container:
+    """The trainer's container, and the init containers (`steps`) before it."""
+
+    image: str | None
+    pull_policy: str | None
+    pull_secrets: tuple[str, ...]
+    service_account: str | None
+    environment: dict[str, str]
+    references: dict[str, dict[str, object]]  # variables whose value a cluster looks up
+    needed: tuple[str, ...]  # those of them that must be set to run on this machine
+    env_from: tuple[dict[str, object], ...]
+    steps: tuple[code.Step, ...]
 
 
 @dataclass(frozen=True)
 class Mount:
     """A volume of the pod: `source` is Kubernetes' own description of it.
 
-    `inside`: the trainer's container has it, and not only a step before it.
+    `inside`: it is mounted in the trainer's container, and not only in an init container.
     """
 
     name: str
@@ -35,73 +83,82 @@ class Mount:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A job on one launcher. `data` and `out` are paths as the trainer sees them.
+class Storage:
+    """`data` and `out` are paths as the trainer sees them, `host_data` and `host_out` on this machine.
 
-    `nodes` is the most there can be, `min_nodes` the fewest that train; `sizing` is with the most.
+    `host_data` is None with `data` set where the user must give it.
     """
 
-    name: str
-    launcher: str
-    image: str | None
-    metadata: dict[str, object]
-    held_metadata: dict[str, object]  # of the object that a queue holds back
-    labels: dict[str, str]
-    annotations: dict[str, str]  # of the pods
-    nodes: int
-    min_nodes: int
-    elastic: bool
-    procs: int
-    settings: Settings
-    sizing: Sizing
-    master: str
-    port: int
-    longest_host: str
-    gpu: int
-    gpu_memory: int | None
-    rdma: bool
-    requests: dict[str, str]
-    limits: dict[str, str]
-    shm: str
-    shm_bytes: int
+    data: str | None
+    out: str
+    host_data: str | None
+    host_out: str
+    mounts: tuple[Mount, ...]
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """Seconds, where it is about time. `shutdown` is the part of `grace` in which ranks may save."""
+
     grace: int
     shutdown: int
     max_restarts: int
     deadline: int | None
     ttl: int | None
-    environment: dict[str, str]
-    references: dict[str, dict[str, object]]  # variables whose value a cluster looks up
-    needed: tuple[str, ...]  # those of them that a machine's caller must have set
-    env_from: tuple[dict[str, object], ...]
-    pull_policy: str | None
-    pull_secrets: tuple[str, ...]
-    service_account: str | None
-    held: bool
+    suspend: bool
     clean_pod_policy: str
-    steps: tuple[code.Step, ...]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An object beside the job: its template, the suffix of its name, and its values."""
+
+    template: str
+    suffix: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job on one launcher. `sizing` is for the largest number of nodes."""
+
+    name: str
+    launcher: str
+    settings: Settings
+    sizing: Sizing
+    identity: Identity
+    size: Size
+    rendezvous: Rendezvous
+    resources: NodeResources
+    container: Container
+    storage: Storage
+    lifetime: Lifetime
+    scheduled: Scheduled
     extras: tuple[Extra, ...]
     metrics_port: int | None
     app_wrapper: bool
     pod_patch: PodPatch
-    mounts: tuple[Mount, ...]
-    scheduled: Scheduled
-    data: str | None
-    out: str
-    host_data: str | None  # on this machine; None with `data` set: the caller must say
-    host_out: str
     warnings: tuple[str, ...]
 
     @property
     def job_metadata(self) -> dict[str, object]:
-        return self.metadata if self.app_wrapper else self.held_metadata
+        return self.identity.metadata if self.app_wrapper else self.identity.root_metadata
 
     @property
-    def suspend(self) -> bool:
-        """Whether the job itself is held back, and not the AppWrapper around it."""
-        return self.held and not self.app_wrapper
+    def suspend_job(self) -> bool:
+        """Whether the job itself is suspended, and not the AppWrapper around it."""
+        return self.lifetime.suspend and not self.app_wrapper
 
     @property
     def selector(self) -> dict[str, str]:
-        """Labels that the pods of this job have and no others."""
+        """Labels that only the pods of this job have."""
         keys = ("app.kubernetes.io/instance", "app.kubernetes.io/component")
-        return {key: self.labels[key] for key in keys}
+        return {key: self.identity.labels[key] for key in keys}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields by their names, without the groups, for --plan --json."""
+        found: dict[str, Any] = {}
+        groups = ("identity", "size", "rendezvous", "resources", "container", "storage", "lifetime")
+        for name, value in asdict(self).items():
+            found |= value if name in groups else {name: value}
+        return found

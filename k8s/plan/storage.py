@@ -1,4 +1,4 @@
-"""Where the data set and the run folder are: in the pod, on this machine, and as volumes.
+"""The paths of the data set and the run folder, in the pod and on this machine, and the pod's volumes.
 
 render.py job.yaml --plan
 """
@@ -12,13 +12,20 @@ from k8s.jobfile.code import CODE
 from k8s.jobfile.spec import DATA, JOB_FILE, OUT, JobSpec
 from k8s.jobfile.volumes import Claim, Csi
 from k8s.plan.launcher import Launcher, RunsIn
-from k8s.plan.model import Mount
+from k8s.plan.model import Mount, Storage
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
 
-def data(spec: JobSpec, settings: Settings) -> tuple[str | None, str | None]:
-    """Return where the data is: as the trainer sees it, and on this machine."""
+def plan_storage(spec: JobSpec, settings: Settings, launcher: Launcher, *, shm: str) -> Storage:
+    """Return the paths and volumes of a job. Raises Fault(64)."""
+    data, host_data = _data(spec, settings)
+    out, host_out = _out(spec, settings, launcher)
+    return Storage(data, out, host_data, host_out, tuple(_mounts(spec, shm)))
+
+
+def _data(spec: JobSpec, settings: Settings) -> tuple[str | None, str | None]:
+    """Return the path of the data set: as the trainer sees it, and on this machine."""
     wanted = str(settings.data) if settings.data else None
     if spec.data is None:
         return wanted, wanted
@@ -33,7 +40,7 @@ def data(spec: JobSpec, settings: Settings) -> tuple[str | None, str | None]:
     return inside, host and str(PurePosixPath(host) / PurePosixPath(inside).relative_to(DATA))
 
 
-def out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, str]:
+def _out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, str]:
     """Return the run folder: as the trainer sees it, and on this machine."""
     wanted = settings.out and PurePosixPath(settings.out)
     inside = wanted or PurePosixPath(OUT) / spec.name
@@ -51,30 +58,30 @@ def out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, str
     return str(inside), f"build/{spec.name}/{folder}"
 
 
-def mounts(spec: JobSpec, shm: str) -> Iterator[Mount]:
-    """Yield the pod's volumes. Raises Fault(64) where several nodes would need one that only one has."""
+def _mounts(spec: JobSpec, shm: str) -> Iterator[Mount]:
+    """Yield the pod's volumes. Raises Fault(64) for one that only one node can mount."""
     yield Mount("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": shm}}, "/dev/shm")  # noqa: S108
     yield Mount("tmp", {"emptyDir": {}}, "/tmp")  # noqa: S108
     if spec.data is not None and spec.data.pull is not None:
         yield Mount("data", {"emptyDir": {"sizeLimit": spec.data.pull.size}}, DATA)
     elif spec.data is not None:
-        yield Mount("data", _source(spec, spec.data, "data"), DATA, read_only=True)
+        yield Mount("data", volume_source(spec, spec.data, "data"), DATA, read_only=True)
     if spec.checkpoints is None:
         yield Mount("out", {"emptyDir": {}}, OUT)
     else:
-        yield Mount("out", _source(spec, spec.checkpoints, "checkpoints"), OUT)
+        yield Mount("out", volume_source(spec, spec.checkpoints, "checkpoints"), OUT)
     for index, one in enumerate(spec.volumes):
-        source = _source(spec, one, f"volumes[{index}]")
+        source = volume_source(spec, one, f"volumes[{index}]")
         yield Mount(one.name, source, one.path, one.read_only, one.sub_path)
     yield from _own(spec)
 
 
 def _own(spec: JobSpec) -> Iterator[Mount]:
-    """Yield what other keys of the job file need."""
+    """Yield the volumes that other keys of the job file need."""
     if spec.code is not None or spec.setup:
         yield Mount("code", {"emptyDir": {}}, CODE)
     if spec.code is not None and spec.code.secret is not None:
-        # 0440: ssh minds a key that its own user could share, and this user does not own it.
+        # 0440: the pod's user reads it through its group; ssh refuses a key that others can read.
         secret = {"secretName": spec.code.secret, "defaultMode": 0o440}
         yield Mount("git", {"secret": secret}, "", inside=False)
     if spec.code is not None and spec.code.ssh:
@@ -96,15 +103,15 @@ USER = "muster/user"
 _USER_LINE = "muster:x:65532:65532::/tmp:/bin/sh\n"
 
 
-def annotations(spec: JobSpec) -> dict[str, str]:
-    """Return the pods' annotations that volumes show as files."""
+def annotations_for_volumes(spec: JobSpec) -> dict[str, str]:
+    """Return the pods' annotations that a volume mounts as files."""
     return {USER: _USER_LINE} if spec.code is not None and spec.code.ssh else {}
 
 
 def claims(spec: JobSpec) -> dict[str, Claim]:
-    """Return the claims that are made with the job, by what their names add to the job's.
+    """Return the claims that are made with the job, by the suffixes of their names.
 
-    Raises Fault(64) for two of one name, which would be one claim.
+    Raises Fault(64) for two claims of one name.
     """
     found: dict[str, Claim] = {}
     if spec.checkpoints is not None and spec.checkpoints.claim is not None:
@@ -118,8 +125,8 @@ def claims(spec: JobSpec) -> dict[str, Claim]:
     return found
 
 
-def _source(spec: JobSpec, volume: Any, key: str) -> dict[str, Any]:
-    """Return Kubernetes' words for one of a volume's sources."""
+def volume_source(spec: JobSpec, volume: Any, key: str) -> dict[str, Any]:
+    """Return a volume's source as Kubernetes has it."""
     name = getattr(volume, "name", key)
     given = {field: getattr(volume, field) for field in type(volume).model_fields}
     match next((kind, value) for kind, value in given.items() if value and kind in _KINDS):
@@ -161,7 +168,7 @@ _KINDS = {*_SOURCES, "claim", "ephemeral", "csi"}
 
 
 def warnings(spec: JobSpec) -> Iterator[str]:
-    """Yield what people should know of a cluster's volumes."""
+    """Yield warnings about the volumes."""
     kept = spec.checkpoints
     url = "://" in str(spec.trainer.get("checkpoints"))
     if not url and (kept is None or kept.empty_dir is not None):

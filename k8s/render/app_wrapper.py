@@ -21,13 +21,13 @@ def wrap(objects: tuple[dict[str, Any], ...], plan: Plan, launcher: Launcher) ->
         f"{_ANNOTATION}deletionOnFailureGracePeriodDuration": _KEPT,
         f"{_ANNOTATION}terminalExitCodes": ",".join(map(str, codes_for(Action.FAIL))),
     }
-    metadata = dict(plan.held_metadata)
+    metadata = dict(plan.identity.root_metadata)
     own = metadata.pop("annotations", {})
     assert isinstance(own, dict)  # noqa: S101  # tells mypy
     pod_sets = [{"path": f"template.{path}", "replicas": n} for path, n in launcher.pod_sets(plan)]
     components: list[dict[str, Any]] = [{"template": one} for one in objects[:-1]]
     components.append({"podSets": pod_sets, "template": objects[-1]})
-    spec: dict[str, Any] = {"suspend": True} if plan.held else {}
+    spec: dict[str, Any] = {"suspend": True} if plan.lifetime.suspend else {}
     return {
         "apiVersion": "workload.codeflare.dev/v1beta2",
         "kind": "AppWrapper",

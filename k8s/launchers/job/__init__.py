@@ -20,7 +20,8 @@ def _restarts(plan: Plan) -> str:
     return (
         f"exit {codes(Action.FAIL)} fails the job at once; exit "
         f"{codes(Action.RETRY_FREE, Action.RETRY_PEER)} and "
-        f"evictions replace the pod, uncounted; other failures replace it, {plan.max_restarts} at most; "
+        f"evictions replace the pod, uncounted; other failures replace it, "
+        f"{plan.lifetime.max_restarts} at most; "
         "a replacement waits 10 s, and twice as long every further time (launcher jobset does not)"
     )
 
@@ -34,7 +35,7 @@ LAUNCHER = Launcher(
     restarts=_restarts,
     host=_host,
     master=_master,
-    pod_sets=lambda plan: [("spec.template", plan.nodes)],
+    pod_sets=lambda plan: [("spec.template", plan.size.nodes)],
     lacks={
         "faults.cleanPodPolicy": "a Job keeps the pods that ended, and stops the others; leave it out",
         "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset",

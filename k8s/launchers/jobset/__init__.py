@@ -29,7 +29,8 @@ def _check(spec: JobSpec) -> list[str]:
 def _restarts(plan: Plan) -> str:
     return (
         f"exit {codes(Action.FAIL)} fails the job at once; exit {codes(Action.RETRY_FREE)} and "
-        f"evictions restart all pods, uncounted; other failures do too, {plan.max_restarts} at most"
+        "evictions restart all pods, uncounted; other failures do too, "
+        f"{plan.lifetime.max_restarts} at most"
     )
 
 
@@ -43,7 +44,7 @@ LAUNCHER = Launcher(
     host=_host,
     master=_master,
     pod_suffix="-xxxxx",
-    pod_sets=lambda plan: [("spec.replicatedJobs[0].template.spec.template", plan.nodes)],
+    pod_sets=lambda plan: [("spec.replicatedJobs[0].template.spec.template", plan.size.nodes)],
     lacks={
         "faults.cleanPodPolicy": "a JobSet keeps the pods of the last attempt; leave it out",
     },

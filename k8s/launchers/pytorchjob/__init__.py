@@ -40,7 +40,7 @@ def _check(spec: JobSpec) -> list[str]:
 
 
 def _restarts(plan: Plan) -> str:
-    if not plan.max_restarts:
+    if not plan.lifetime.max_restarts:
         return "any failure fails the job"
     return (
         f"exit {codes(Action.FAIL)} fails the job; any other failure replaces the pod, on every node as "
@@ -50,9 +50,9 @@ def _restarts(plan: Plan) -> str:
 
 def _pod_sets(plan: Plan) -> list[tuple[str, int]]:
     worker = "spec.pytorchReplicaSpecs.Worker.template"
-    if plan.elastic:
-        return [(worker, plan.nodes)]
-    workers = [(worker, plan.nodes - 1)] if plan.nodes > 1 else []
+    if plan.size.elastic:
+        return [(worker, plan.size.nodes)]
+    workers = [(worker, plan.size.nodes - 1)] if plan.size.nodes > 1 else []
     return [("spec.pytorchReplicaSpecs.Master.template", 1), *workers]
 
 

@@ -25,7 +25,7 @@ def _check(_: JobSpec) -> list[str]:
 def _restarts(plan: Plan) -> str:
     return (
         f"exit {codes(Action.FAIL)} ends the job at once; any other failure and evictions restart all "
-        f"pods, {plan.max_restarts} at most: the controller counts every restart"
+        f"pods, {plan.lifetime.max_restarts} at most: the controller counts every restart"
     )
 
 

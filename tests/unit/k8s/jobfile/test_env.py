@@ -92,7 +92,7 @@ def test_a_literal_that_looks_like_a_credential_is_refused_and_not_shown(
 
 @pytest.mark.parametrize(("name", "value"), NO_CREDENTIALS)
 def test_a_literal_that_is_no_credential_is_kept(name: str, value: str) -> None:
-    assert planned(job(env=[{"name": name, "value": value}])).environment[name] == value
+    assert planned(job(env=[{"name": name, "value": value}])).container.environment[name] == value
 
 
 @pytest.mark.parametrize("launcher", CLUSTER)

@@ -54,7 +54,7 @@ def test_gpus_of_a_profile_make_ranks(tmp_path: Path) -> None:
     job.write_text("{name: a, image: 'b:1', nodes: 2, trainer: {globalBatch: 64}}")
     spec = validate.validate(load.read([load.profile("gke-a3"), str(job)]).values)
     made = make.make(spec, launchers.find("job"))
-    assert (made.procs, made.sizing.world_size) == (8, 16)
+    assert (made.size.procs, made.sizing.world_size) == (8, 16)
 
 
 def test_items_with_names_are_merged_by_name(tmp_path: Path) -> None:

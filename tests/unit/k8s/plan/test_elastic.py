@@ -44,9 +44,9 @@ def test_a_pytorchjob_has_workers_alone() -> None:
 
 def test_the_workers_of_an_elastic_pytorchjob_are_nodes_from_0_on() -> None:
     made = planned(elastic(name="a"), "pytorchjob")
-    assert (made.master, made.longest_host) == ("a-worker-0", "a-worker-0")
+    assert (made.rendezvous.master, made.rendezvous.longest_host) == ("a-worker-0", "a-worker-0")
     wide = {"nodes": {"min": 1, "max": 11}, "trainer": {"globalBatch": 48}}
-    assert planned(job(name="a", **wide), "pytorchjob").longest_host == "a-worker-10"
+    assert planned(job(name="a", **wide), "pytorchjob").rendezvous.longest_host == "a-worker-10"
     (template,) = pods(render(elastic(), "pytorchjob"))
     labels = {f"{OPERATOR}/replica-type": "worker", f"{OPERATOR}/replica-index": "2"}
     found = {"metadata": {"name": "a-worker-2", "labels": labels}, "spec": template["spec"]}
@@ -79,7 +79,9 @@ def test_a_trainjob_refuses_and_says_why() -> None:
 
 
 def test_every_number_of_nodes_must_fit() -> None:
-    assert planned(elastic() | {"trainer": {"globalBatch": 32}}).elastic  # shares may be uneven
+    assert planned(
+        elastic() | {"trainer": {"globalBatch": 32}}
+    ).size.elastic  # shares may be uneven
     with pytest.raises(
         Fault, match=r"multiplies to 4, but the world size is 6.*with 3 of nodes' 2"
     ):

@@ -22,7 +22,7 @@ from trainer.config.exits import Action, codes_for
 )
 def test_ranks(values: dict[str, Any], procs: int, world: int) -> None:
     made = planned(job(**values))
-    assert made.procs == procs
+    assert made.size.procs == procs
     assert made.sizing.world_size == world
     assert made.sizing.batches.replicas == world
 
@@ -43,14 +43,16 @@ def test_ranks(values: dict[str, Any], procs: int, world: int) -> None:
 )
 def test_shared_memory(resources: dict[str, Any], shm: str) -> None:
     made = planned(job(resources=resources))
-    assert made.shm == shm
-    assert {"medium": "Memory", "sizeLimit": shm} in [m.source.get("emptyDir") for m in made.mounts]
+    assert made.resources.shm == shm
+    assert {"medium": "Memory", "sizeLimit": shm} in [
+        m.source.get("emptyDir") for m in made.storage.mounts
+    ]
 
 
 def test_the_same_amount_in_other_letters_is_no_room_beside_it() -> None:
     with pytest.raises(Exception, match="resources.memory='1024Mi': must be more than"):
         planned(job(resources={"memory": "1024Mi", "shm": "1Gi"}))
-    assert planned(job(resources={"memory": "1025Mi", "shm": "1Gi"})).shm == "1Gi"
+    assert planned(job(resources={"memory": "1025Mi", "shm": "1Gi"})).resources.shm == "1Gi"
 
 
 @pytest.mark.parametrize(
@@ -66,19 +68,21 @@ def test_the_same_amount_in_other_letters_is_no_room_beside_it() -> None:
 )
 def test_threads_of_a_pod(cpu: Any, procs: int, threads: str) -> None:
     made = planned(job(resources={"cpu": cpu}, procsPerNode=procs))
-    assert made.environment["OMP_NUM_THREADS"] == threads
+    assert made.container.environment["OMP_NUM_THREADS"] == threads
 
 
 def test_threads_are_left_to_the_entrypoint_where_it_can_count_them() -> None:
-    assert "OMP_NUM_THREADS" not in planned(job()).environment
-    assert "OMP_NUM_THREADS" not in planned(job(resources={"cpu": 2}), "local").environment
+    assert "OMP_NUM_THREADS" not in planned(job()).container.environment
+    assert (
+        "OMP_NUM_THREADS" not in planned(job(resources={"cpu": 2}), "local").container.environment
+    )
     own = job(resources={"cpu": 8}, env=[{"name": "OMP_NUM_THREADS", "value": "3"}])
-    assert planned(own).environment["OMP_NUM_THREADS"] == "3"
+    assert planned(own).container.environment["OMP_NUM_THREADS"] == "3"
 
 
 def test_grace_leaves_time_to_save() -> None:
     made = planned(job(faults={"gracePeriod": 90}))
-    assert (made.grace, made.shutdown) == (90, 90 - make.MARGIN)
+    assert (made.lifetime.grace, made.lifetime.shutdown) == (90, 90 - make.MARGIN)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,7 @@ def test_grace_leaves_time_to_save() -> None:
 def test_longest_name(launcher: str, nodes: int, longest: int) -> None:
     trainer = {"globalBatch": nodes}
     made = planned(job(name="a" * longest, nodes=nodes, trainer=trainer), launcher)
-    assert len(made.longest_host + launchers.find(launcher).pod_suffix) == 63
+    assert len(made.rendezvous.longest_host + launchers.find(launcher).pod_suffix) == 63
     with pytest.raises(Exception, match=f"a job name of at most {longest} would do"):
         planned(job(name="a" * (longest + 1), nodes=nodes, trainer=trainer), launcher)
 
@@ -119,12 +123,12 @@ def test_longest_name(launcher: str, nodes: int, longest: int) -> None:
     ],
 )
 def test_run_folder(values: dict[str, Any], inside: str, on_this_machine: str) -> None:
-    assert planned(job(**values)).out == inside
-    assert planned(job(**values), "local").host_out == on_this_machine
+    assert planned(job(**values)).storage.out == inside
+    assert planned(job(**values), "local").storage.host_out == on_this_machine
 
 
 def test_a_run_folder_of_this_machine_is_for_local_only() -> None:
-    assert planned(job(trainer={"out": "runs/x"}), "local").host_out == "runs/x"
+    assert planned(job(trainer={"out": "runs/x"}), "local").storage.host_out == "runs/x"
 
 
 @pytest.mark.parametrize(
@@ -139,8 +143,8 @@ def test_a_run_folder_of_this_machine_is_for_local_only() -> None:
 )
 def test_data(values: dict[str, Any], inside: str | None, on_this_machine: str | None) -> None:
     made = planned(job(**values))
-    assert (made.data, made.host_data) == (inside, on_this_machine)
-    mounted = [mount for mount in made.mounts if mount.name == "data"]
+    assert (made.storage.data, made.storage.host_data) == (inside, on_this_machine)
+    mounted = [mount for mount in made.storage.mounts if mount.name == "data"]
     assert [m.read_only for m in mounted] == ([True] if "data" in values else [])
 
 
@@ -158,7 +162,7 @@ def test_data(values: dict[str, Any], inside: str | None, on_this_machine: str |
     ],
 )
 def test_settings(key: str, written: Any, variable: str, text: str | None) -> None:
-    assert planned(job(trainer={key: written})).environment.get(variable) == text
+    assert planned(job(trainer={key: written})).container.environment.get(variable) == text
 
 
 @pytest.mark.parametrize(
@@ -171,10 +175,10 @@ def test_settings(key: str, written: Any, variable: str, text: str | None) -> No
         ({"checkpoints": {"pvc": "c"}, "nodes": 2}, "must be ReadWriteMany"),
         ({"resources": {"gpu": 8}, "procsPerNode": 2}, "6 of 8 GPUs per node have no rank"),
         ({}, "resources.memory: not given"),
-        ({"image": "a/b"}, "image: a/b is another image tomorrow; name a version"),
-        ({"image": "r.example:5000/b"}, "is another image tomorrow"),
-        ({"image": "a/b:latest"}, "image: a/b:latest is another image tomorrow"),
-        ({"nodes": 2}, "faults.deadline: not given"),
+        ({"image": "a/b"}, "image: a/b may change at any time; name a version"),
+        ({"image": "r.example:5000/b"}, "may change at any time"),
+        ({"image": "a/b:latest"}, "image: a/b:latest may change at any time"),
+        ({"nodes": 2}, "faults.deadline: not set"),
     ],
 )
 def test_warning(values: dict[str, Any], says: str) -> None:

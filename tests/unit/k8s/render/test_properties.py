@@ -262,5 +262,5 @@ def test_any_edit_of_one_key_renders_or_is_refused_by_name(launcher: str) -> Non
 def rendering(values: dict[str, Any], launcher: str) -> manifests.Rendered:
     found = launchers.find(launcher)
     rendered = manifests.render(validate.validate(values), found)
-    assert len(rendered.plan.longest_host) <= 63
+    assert len(rendered.plan.rendezvous.longest_host) <= 63
     return rendered

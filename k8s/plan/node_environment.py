@@ -1,4 +1,4 @@
-"""The variables that every node has alike: the trainer's settings, NCCL's, and the job file's own.
+"""The environment that all nodes share: the trainer's settings, NCCL's, and the job file's own.
 
 render.py job.yaml --plan --json
 """
@@ -13,28 +13,27 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
 
-def of(
+def build_environment(
     spec: JobSpec, settings: Settings, launcher: Launcher, *, procs: int, out: str
 ) -> dict[str, str]:
-    """Return the variables that are the same on every node; the paths and PET_* are a template's."""
+    """Return the variables that are the same on every node; templates add paths and PET_*."""
     paths = (variable("data"), variable("out"))
     environment = {k: v for k, v in environment_of(settings).items() if k not in paths}
     if spec.resources.gpu and "devices" not in spec.trainer:
-        # What was asked for is looked for, before the ranks share what there is. A machine without an
-        # image is the developer's own, and may do without.
+        # The preflight checks that the devices are there. Not on a developer's own machine (`local`).
         whole = spec.most_nodes if launcher.runs_in is RunsIn.CONTAINER else 1
         if launcher.runs_in is not RunsIn.PROCESS:
             environment[variable("devices")] = str(whole * spec.resources.gpu)
     if spec.resources.gpu and launcher.runs_in is RunsIn.POD:
         environment |= nccl.environment(spec.nccl, out)
     if launcher.runs_in is RunsIn.POD:
-        environment |= _watched(spec, settings)
+        environment |= _metrics_and_tensorboard(spec, settings)
     if spec.code is not None or spec.setup:
         folder = spec.code.path if spec.code else None
         parts = [code.PACKAGES, f"{code.CODE}/{folder}" if folder else code.CODE]
         environment["PYTHONPATH"] = ":".join(parts)
     if launcher.runs_in is not RunsIn.PROCESS:
-        environment["HOME"] = "/tmp"  # noqa: S108  # the only writable folder that is the pod's own
+        environment["HOME"] = "/tmp"  # noqa: S108  # the only writable folder of the pod's own
     if launcher.runs_in is RunsIn.POD and spec.resources.cpu is not None:
         # Only a request, which the entrypoint cannot see: it would count the whole machine's cores.
         threads = max(1, int(quantity.cores(spec.resources.cpu) / procs))
@@ -48,7 +47,7 @@ def of(
 
 
 def _check_port(spec: JobSpec, environment: dict[str, str], launcher: Launcher) -> None:
-    """Refuse to serve metrics where the nodes meet; one machine's own agent takes any free port."""
+    """Refuse to serve metrics at the rendezvous port; on one machine the agent takes a free port."""
     meets = launcher.runs_in in (RunsIn.POD, RunsIn.CONTAINERS)
     if meets and environment.get(variable("metrics_port")) == str(DEFAULT_PORT):
         key = "metrics.port" if spec.metrics else "trainer.metricsPort"
@@ -57,8 +56,8 @@ def _check_port(spec: JobSpec, environment: dict[str, str], launcher: Launcher) 
         )
 
 
-def _watched(spec: JobSpec, settings: Settings) -> dict[str, str]:
-    """Return what makes the trainer serve and write what `metrics` and `tensorboard` look for."""
+def _metrics_and_tensorboard(spec: JobSpec, settings: Settings) -> dict[str, str]:
+    """Return the settings with which the trainer serves metrics and writes TensorBoard's files."""
     found = {variable("tensorboard"): "True"} if spec.tensorboard is not None else {}
     if spec.metrics is not None:
         if settings.metrics_port not in (None, spec.metrics.port):

@@ -3,12 +3,12 @@
 #
 #   docker/install.sh PYTHON REQUIREMENTS [BACKEND]
 #
-# uv is taken from that environment, or from the command UV. BACKEND is where torch and torchvision come from:
-#   locked   the lock (the default): on Linux the CUDA builds, which also run on a CPU
-#   cpu      PyTorch's own CPU index, at the locked versions; their hashes are that index's business,
-#            since the lock knows only the builds of the package index
-#   wheels   the folder WHEELS: every wheel in it, whatever its version
-# cpu and wheels leave the lock's CUDA packages out.
+# UV is the uv command; by default that environment's. BACKEND is the source of torch and torchvision:
+#   locked   the lock file (default): on Linux the CUDA builds, which also run on a CPU
+#   cpu      PyTorch's CPU index, at the locked versions but without hashes, since the lock file has
+#            only those of the package index
+#   wheels   every wheel in the folder WHEELS, of any version
+# cpu and wheels do not install the lock file's CUDA packages.
 set -eu
 
 python=$1
@@ -16,11 +16,11 @@ lock=$2
 backend=${3:-locked}
 uv="${UV:-$python -m uv} pip"
 
-# Everything but torch and what only its CUDA builds need.
+# Install everything but torch and the packages of its CUDA builds.
 install_rest() {
     rest=$(mktemp)
     trap 'rm -f "$rest"' EXIT
-    # A requirement is a line that starts with a name, and the lines below it that are indented.
+    # A requirement is a line that starts with a name, and the indented lines after it.
     awk '/^[a-z]/ { keep = $0 !~ /^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z-]+)[=[]/ }
          keep' "$lock" >"$rest"
     $uv install --python "$python" --require-hashes --no-deps -r "$rest"
@@ -33,13 +33,13 @@ locked)
 cpu)
     install_rest
     pins=$(sed -nE 's/^((torch|torchvision)==[^ ;\\]+).*/\1/p' "$lock")
-    # shellcheck disable=SC2086  # two words are wanted
+    # shellcheck disable=SC2086  # several words
     $uv install --python "$python" --no-deps --torch-backend cpu $pins
     ;;
 wheels)
     set -- "${WHEELS:-wheels}"/*.whl
     if [ ! -e "$1" ]; then
-        echo "install.sh: backend wheels: no wheel in ${WHEELS:-wheels}; docker build wants --build-context wheels=FOLDER" >&2
+        echo "install.sh: backend wheels: no wheel in ${WHEELS:-wheels}; run docker build with --build-context wheels=FOLDER" >&2
         exit 64
     fi
     install_rest

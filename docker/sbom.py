@@ -1,6 +1,6 @@
-"""The bill of materials of what the image's lock installs: CycloneDX, from the packages' metadata.
+"""Writes the software bill of materials (CycloneDX) of the image's lock file, without network.
 
-It describes the packages for the Python that runs it, which must have them installed. No network.
+The packages must be installed for the Python that runs it; it reads their metadata.
 
     python docker/sbom.py docker/requirements.txt build/sbom.json     # make sbom
 """
@@ -26,11 +26,11 @@ _ROOT = Path(__file__).parents[1]
 
 
 class NotInstalled(Exception):
-    """A package of the lock is missing here, or there in another version."""
+    """A package of the lock file is not installed, or in another version."""
 
 
 def bill(lock: Path) -> Bom:
-    """Return the bill of the packages that `lock` names for this Python. Raises NotInstalled."""
+    """Return the bill of the packages of `lock` for this Python. Raises NotInstalled."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     bom = Bom()
     bom.metadata.component = Component(
@@ -42,9 +42,9 @@ def bill(lock: Path) -> Bom:
     )
     components = {name: _component(name, version) for name, version in locked(lock)}
     bom.components.update(components.values())
-    own = map(Requirement, project["dependencies"])
+    direct = map(Requirement, project["dependencies"])
     bom.register_dependency(
-        bom.metadata.component, [components[canonicalize_name(one.name)] for one in own]
+        bom.metadata.component, [components[canonicalize_name(one.name)] for one in direct]
     )
     for name, component in components.items():
         needed = {canonicalize_name(one.name) for one in _requirements(name)}
@@ -55,7 +55,7 @@ def bill(lock: Path) -> Bom:
 
 
 def locked(lock: Path) -> Iterator[tuple[str, str]]:
-    """Yield name and version of every package that the lock names for this Python."""
+    """Yield name and version of every package of the lock file for this Python."""
     for line in lock.read_text(encoding="utf-8").splitlines():
         if re.match(r"[a-z0-9]", line):
             requirement = Requirement(line.removesuffix("\\"))
@@ -66,29 +66,29 @@ def locked(lock: Path) -> Iterator[tuple[str, str]]:
 
 def _component(name: str, version: str) -> Component:
     try:
-        there = metadata.metadata(name)
+        found = metadata.metadata(name)
     except metadata.PackageNotFoundError:
         raise NotInstalled(f"{name}=={version} is locked, but not installed; make setup") from None
-    if Version(there["Version"]).public != Version(version).public:
+    if Version(found["Version"]).public != Version(version).public:
         raise NotInstalled(
-            f"{name}=={version} is locked, but {there['Version']} installed; make setup"
+            f"{name}=={version} is locked, but {found['Version']} installed; make setup"
         )
     return Component(
         name=name,
-        version=there["Version"],
-        description=there["Summary"],
-        licenses=_licenses(there),
-        purl=PackageURL("pypi", name=name, version=there["Version"]),
-        bom_ref=f"{name}=={there['Version']}",
+        version=found["Version"],
+        description=found["Summary"],
+        licenses=_licenses(found),
+        purl=PackageURL("pypi", name=name, version=found["Version"]),
+        bom_ref=f"{name}=={found['Version']}",
     )
 
 
-def _licenses(there: metadata.PackageMetadata) -> list[License]:
-    """Return what the package says: an expression, else a word or a line, else its classifiers."""
-    text = there["License-Expression"] or there["License"] or ""
+def _licenses(found: metadata.PackageMetadata) -> list[License]:
+    """Return a package's license expression, else its one-line license, else its classifiers."""
+    text = found["License-Expression"] or found["License"] or ""
     if text.strip() and "\n" not in text.strip():
         return [_license(text.strip())]
-    classifiers = there.get_all("Classifier") or []
+    classifiers = found.get_all("Classifier") or []
     names = [text.rpartition(" :: ")[2] for text in classifiers if text.startswith("License ::")]
     return [_license(name) for name in names]
 
@@ -100,7 +100,7 @@ def _license(text: str) -> License:
 
 
 def _requirements(name: str) -> Iterator[Requirement]:
-    """Yield what the installed package needs here; extras of it that its users ask for are not told."""
+    """Yield the requirements of an installed package for this Python, without its extras."""
     for requirement in map(Requirement, metadata.requires(name) or []):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield requirement

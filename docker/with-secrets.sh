@@ -1,8 +1,8 @@
 #!/bin/sh
-# Run a command that asks the package index, with what the build was given as secrets:
+# Run a command that uses the package index, with the build's secrets:
 #
-#   --secret id=ca,src=FILE       the certificates to trust, where a proxy has its own
-#   --secret id=index,src=FILE    the index's address, where it is another one
+#   --secret id=ca,src=FILE       certificates to trust, for a proxy with its own
+#   --secret id=index,src=FILE    the address of another index
 set -eu
 
 ca=/run/secrets/ca

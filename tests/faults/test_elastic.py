@@ -80,7 +80,7 @@ def test_nodes_join_and_leave_and_every_sample_is_used_once_an_epoch(tmp_path: P
     assert mine == pytest.approx(expected, rel=1e-8)
     history = ledger.read(job.folder / "run")
     assert "used once in each of 3 epochs" in ledger.check(history)
-    # who stops in order loses nothing, a loss at most what came after the last checkpoint
+    # a clean stop loses no step, a lost node at most those since the last checkpoint
     gone_back = returns(job.events)
     assert not [went for went in gone_back if went.beyond(INTERVAL)]
     # a rank may have done a step more than the first one could report

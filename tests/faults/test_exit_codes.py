@@ -13,7 +13,7 @@ from trainer.config.exits import MEANINGS, Exit
 ENDLESS = {"TRAINER_STEPS": "1000000"}
 EXPLODING = {"TRAINER_LR": "1e30", "TRAINER_CLIP_NORM": "0", "TRAINER_WARMUP_STEPS": "0"}
 
-# The code, what brings it about, and the words that go with it.
+# The code, its cause, and a part of the message.
 TABLE: list[tuple[Exit, dict[str, str], str]] = [
     (Exit.DONE, {}, ""),
     (Exit.CONFIG, {"TRAINER_MODE": "dpd"}, "TRAINER_MODE='dpd': no such mode"),
@@ -35,11 +35,11 @@ def test_the_table_has_every_row() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "cause", "words"), TABLE, ids=[row[0].name for row in TABLE])
-def test_it_ends_with_the_code_and_says_why(
-    code: Exit, cause: dict[str, str], words: str, start: Any
+@pytest.mark.parametrize(("code", "cause", "message"), TABLE, ids=[row[0].name for row in TABLE])
+def test_it_ends_with_the_code_and_the_reason(
+    code: Exit, cause: dict[str, str], message: str, start: Any
 ) -> None:
-    alone = code is not Exit.PEER  # a peer takes two, one of whom never comes
+    alone = code is not Exit.PEER  # with a second node that never comes
     place = {} if alone else node(1, free_port())
     process = start(
         "-m",
@@ -51,5 +51,5 @@ def test_it_ends_with_the_code_and_says_why(
         process.process.send_signal(signal.SIGTERM)
     ended = process.end()
     assert ended.code == code, ended.words
-    assert words in ended.words
+    assert message in ended.words
     assert "Traceback" not in ended.words

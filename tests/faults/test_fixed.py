@@ -1,4 +1,4 @@
-"""A job of fixed size on several hosts: what is lost, who notices when, and that it all goes on."""
+"""A job of fixed size on several hosts: lost nodes are noticed in time, and training continues."""
 
 import signal
 import time
@@ -53,11 +53,11 @@ def kill_a_host(job: Job) -> None:
 
 
 def cut_a_link(job: Job) -> None:
-    """With two hosts it is the same whose link it is: each is silent to the other."""
+    """With two hosts either link will do: each is silent to the other."""
     job.hosts[1].cut()
 
 
-# what is done in mid-run, and the exit codes of node 0 and node 1
+# a fault during the run, and the exit codes of node 0 and node 1
 FAULTS: list[tuple[Callable[[Job], None], list[int]]] = [
     (kill_a_rank, [69, 70]),
     (kill_an_agent, [69, -signal.SIGKILL]),
@@ -67,7 +67,7 @@ FAULTS: list[tuple[Callable[[Job], None], list[int]]] = [
 ]
 
 
-def test_whatever_is_lost_the_rest_end_soon_and_all_go_on_together(
+def test_after_any_loss_the_rest_end_soon_and_all_continue_together(
     net: Network, tmp_path: Path
 ) -> None:
     whole = run_ranks(2, tmp_path / "whole", task="synthetic", **TRAINED)

@@ -1,4 +1,4 @@
-"""What counts as lost when a job goes back: the steps of the interval, and those of a save in flight."""
+"""The steps lost by going back to a checkpoint: those since it, and those of a save in flight."""
 
 import pytest
 
@@ -23,9 +23,9 @@ def history(done: int, saved: list[int], back_to: int) -> list[dict[str, object]
         (31, [16], 16, 15, 0, 0),  # all of an interval
         (32, [16], 16, 16, 0, 0),  # the next save is due at this step, and had no time at all
         (35, [16], 16, 19, 3, 0),  # it was being written for three steps
-        (35, [16], 32, 3, 3, 0),  # ... and was complete, unsaid
+        (35, [16], 32, 3, 3, 0),  # ... and was complete, unreported
         (35, [16, 32], 32, 3, 0, 0),
-        (35, [16, 32], 16, 19, 0, 3),  # said to be complete, and not gone back to
+        (35, [16, 32], 16, 19, 0, 3),  # reported as complete, but not used
         (32, [], 0, 32, 16, 0),  # the one before was being written still, and this one waits for it
         (33, [], 0, 33, 1, 16),  # a save was left out
         (35, [], 0, 35, 3, 16),

@@ -1,4 +1,4 @@
-"""What networks and clocks do: late, slow, lossy, briefly gone, still in use by a former attempt."""
+"""Network and clock faults: late, slow, lossy or cut links, a port still in use, clocks that differ."""
 
 import re
 import time
@@ -28,7 +28,7 @@ LATE = 60  # seconds that the master comes after the worker
 
 @dataclass
 class Early:
-    """A worker of two, whose master is not there; `late` is when it is to come."""
+    """A worker whose master is to start at the monotonic time `late`."""
 
     job: Job
     worker: Started
@@ -52,11 +52,11 @@ def early(net: Network, tmp_path_factory: Any) -> Early:
     return Early(job, worker, time.monotonic() + LATE)
 
 
-def test_a_former_attempt_is_told_from_this_one_and_outlived(net: Network, tmp_path: Path) -> None:
+def test_a_former_attempt_is_recognised_and_outlived(net: Network, tmp_path: Path) -> None:
     hosts = [net.host(), net.host()]
     job = Job(tmp_path / "job", hosts, SETTINGS, pace=0)
     job.attempts = 1
-    former = job.start_node(hosts[0])  # its node 1 is gone, and nobody has told it yet
+    former = job.start_node(hosts[0])  # its node 1 is gone, which it does not know
     job.attempts = 2
     second = job.start_node(hosts[1])
     second.wait_for("waiting to join")
@@ -70,10 +70,10 @@ def test_a_former_attempt_is_told_from_this_one_and_outlived(net: Network, tmp_p
     assert job.codes(within=60) == [0, 0], job.words()
 
 
-def test_a_name_that_leads_to_a_former_master_as_well_costs_no_wait(
+def test_a_name_that_also_resolves_to_a_former_master_costs_no_wait(
     net: Network, tmp_path: Path
 ) -> None:
-    """As a pod's name does for a while when another has taken its place."""
+    """As the name of a pod that has just been replaced does."""
     hosts = [net.host(), net.host()]
     for host in hosts:
         host.knows("master", "10.77.77.77", hosts[0].address)
@@ -81,11 +81,11 @@ def test_a_name_that_leads_to_a_former_master_as_well_costs_no_wait(
     job.start(PET_MASTER_ADDR="master")
     assert job.codes(within=60) == [0, 0], job.words()
     (launch,) = [event for event in job.events if event["event"] == "launch"]
-    assert launch["master"].rpartition(":")[0] == hosts[0].address  # of which there is but one
-    assert "No route to host" not in job.words()  # nothing waited for the one that is gone
+    assert launch["master"].rpartition(":")[0] == hosts[0].address  # the only address of it
+    assert "No route to host" not in job.words()  # no wait for the other address
 
 
-# What Python takes for the time of day, an hour ahead.
+# Python's wall clock, an hour ahead.
 AHEAD = """
 import datetime, time
 _time, _time_ns = time.time, time.time_ns
@@ -102,7 +102,7 @@ datetime.datetime = Ahead
 def test_clocks_an_hour_apart_change_nothing_but_are_mentioned(
     net: Network, tmp_path: Path
 ) -> None:
-    """With torch's own rendezvous the node whose clock is ahead takes the other for dead."""
+    """With torch's own rendezvous the node whose clock is ahead evicts the other as dead."""
     hosts = [net.host(), net.host()]
     job = Job(tmp_path / "job", hosts, SETTINGS, pace=0, elastic="2:3")
     ahead = tmp_path / "ahead"
@@ -112,9 +112,9 @@ def test_clocks_an_hour_apart_change_nothing_but_are_mentioned(
     job.start_one(hosts[1], PYTHONPATH=f"{ahead}:{job.folder}:{ROOT}")
     assert job.codes(within=60) == [0, 0], job.words()
     assert [e["world_size"] for e in job.events if e["event"] == "launch"] == [2]
-    said = re.search(r"([\d.]+) s apart, to within ([\d.]+) s", job.words())
-    assert said is not None, job.words()  # preflight says by how much
-    apart, within = map(float, said.groups())
+    found = re.search(r"([\d.]+) s apart, to within ([\d.]+) s", job.words())
+    assert found is not None, job.words()  # preflight says by how much
+    apart, within = map(float, found.groups())
     assert abs(apart - 3600) <= within + 0.001
 
 

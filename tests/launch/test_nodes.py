@@ -67,7 +67,7 @@ def test_elastic_nodes_meet_by_c10d(start: Any) -> None:
 
 
 def test_a_node_that_is_lost_as_the_round_starts_is_not_waited_for(start: Any) -> None:
-    """torch's agents would wait for what it was to write to their store, for five minutes."""
+    """torch's agents would wait five minutes for what it was to write to their store."""
     port = free_port()
     first = start("-m", "trainer.launch", **(elastic("1:2", port) | QUICK), TRAINER_LAST_CALL="60")
     lost = RendezvousClient("127.0.0.1", port, job="attempt-1", ranks=3, peer_timeout=3)
@@ -146,7 +146,7 @@ def wait_until_served(port: int) -> None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(0.1)
-    pytest.fail(f"nobody listens at port {port}")
+    pytest.fail(f"nothing listens at port {port}")
 
 
 def test_sigterm_before_the_peers_are_there_is_a_stop(start: Any) -> None:

@@ -59,7 +59,7 @@ def test_plain_torchrun_reads_the_same_contract(start: Any) -> None:
     assert [json.loads(line) for line in file.read_text().splitlines()] == ended.events
 
 
-def test_a_rank_that_raises_is_told_once_and_is_70(start: Any, tmp_path: Path) -> None:
+def test_a_rank_that_raises_is_reported_once_and_is_70(start: Any, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_TASK, encoding="utf-8")
     started = start(
         "-m",
@@ -79,9 +79,9 @@ def test_a_rank_that_raises_is_told_once_and_is_70(start: Any, tmp_path: Path) -
     # a pod's log may go with its pod (kubeflow/trainer 3419, 877), so the run folder has it too
     (log,) = (Path(started.out.name).parent / "runs").glob("*/logs/*.log")
     kept = log.read_text(encoding="utf-8").splitlines()
-    said = ended.words.splitlines() + started.read(started.out).splitlines()
+    shown = ended.words.splitlines() + started.read(started.out).splitlines()
     assert kept[0].startswith("--- ")
-    assert sorted(kept[1:]) == sorted(said)
+    assert sorted(kept[1:]) == sorted(shown)
 
 
 def test_codes_that_may_be_retried_are_shifted_where_a_controller_judges_by_range(
@@ -92,7 +92,7 @@ def test_codes_that_may_be_retried_are_shifted_where_a_controller_judges_by_rang
     shift = {"MUSTER_RETRY_EXIT_OFFSET": "128"}
     alone = start("-m", "trainer.launch", **(QUICK | own), **shift).end()
     assert alone.code == 198
-    assert "\nI am 0\n" in alone.words  # a job of one rank need not say whose words they are
+    assert "\nI am 0\n" in alone.words  # a job of one rank needs no prefix
     assert start("-m", "trainer.launch", TRAINER_MODE="dpd", **shift).end().code == 64
 
 

@@ -23,11 +23,6 @@ PREFIX = "TRAINER_"
 Label = Callable[[str], str]
 
 
-def built_in_tasks() -> list[str]:
-    """Return the names of the built-in tasks."""
-    return list(catalogue())
-
-
 def variable(field: str) -> str:
     """Return the environment variable of a field: global_batch -> TRAINER_GLOBAL_BATCH."""
     return PREFIX + field.upper()
@@ -84,11 +79,11 @@ def _check_names(settings: Settings, label: Label) -> None:
         )
     module, colon, attribute = settings.task.partition(":")
     own = all(part.isidentifier() for part in (*module.split("."), attribute))
-    if settings.task not in built_in_tasks() and not (colon and own):
+    if settings.task not in catalogue() and not (colon and own):
         raise Fault(
             Exit.CONFIG,
             f"{label('task')}={settings.task!r}: no such task; choose "
-            f"{', '.join(built_in_tasks())} or package.module:Class",
+            f"{', '.join(catalogue())} or package.module:Class",
         )
 
 

@@ -60,13 +60,12 @@ from trainer.watch.cgroup import oom_kills
 
 _log = logging.getLogger("launch")
 
-# Nodes end within seconds of each other: the ranks' last act is a barrier.
-_EXIT_BARRIER_SECONDS = 30
+_EXIT_BARRIER_SECONDS = 30  # nodes end within seconds of each other, after the ranks' last barrier
 
 # Exit codes after which restarting the ranks in place can not help.
 _FINAL = {*codes_for(Action.FAIL), int(Exit.STOPPED), -signal.SIGTERM}
 
-# Exit codes of ranks that could train on with other nodes: all stopped, or lost a peer.
+# Exit codes of ranks that stopped or lost a peer, and could train on with other nodes.
 _RESUMABLE = {int(Exit.STOPPED), int(Exit.PEER), -signal.SIGTERM}
 
 
@@ -99,8 +98,7 @@ class LauncherAgent(LocalElasticAgent):
             max_restarts=contract.max_restarts,
             local_addr=contract.local_address,
         )
-        logs = RankLogs(folder, output)
-        super().__init__(spec, logs, exit_barrier_timeout=_EXIT_BARRIER_SECONDS)
+        super().__init__(spec, RankLogs(folder, output), exit_barrier_timeout=_EXIT_BARRIER_SECONDS)
         self._contract = contract
         self._settings = settings
         self._output = output
@@ -217,15 +215,13 @@ class LauncherAgent(LocalElasticAgent):
             if event.lost:
                 lost = event.reason
                 self._signal_groups(signal.SIGKILL)
-        if lost:
-            fault = self._count_if_peer_lost(Fault(Exit.PEER, lost))
-            if fault.code != Exit.PEER:
-                raise fault
+        if lost and (fault := self._count_if_peer_lost(Fault(Exit.PEER, lost))).code != Exit.PEER:
+            raise fault
         if self._pcontext is not None:  # with our time-out; not every torch passes one to _shutdown
             self._pcontext.close(signal.SIGTERM, timeout=self._contract.shutdown_timeout)
         self._shutdown()
         with self._lock:
-            self._signal_groups(signal.SIGKILL)  # loader workers that were left behind
+            self._signal_groups(signal.SIGKILL)  # loader workers
             self._pids = []
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -259,8 +255,8 @@ class LauncherAgent(LocalElasticAgent):
         if event is None or (elapsed := time.monotonic() - event.since) < peers.value:
             return
         self._signal_groups(signal.SIGKILL)
-        reported_in = peers.value + Peers.LOST_AFTER_FAILURE.value
-        if self._has_reported_failure() and elapsed < reported_in:
+        time_to_end = peers.value + Peers.LOST_AFTER_FAILURE.value
+        if self._has_reported_failure() and elapsed < time_to_end:
             self._remaining_restarts = 0  # the next _monitor_workers finds the ranks ended
             return
         raise Fault(Exit.PEER, f"lost a peer: {event.reason}")

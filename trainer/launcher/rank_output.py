@@ -86,15 +86,12 @@ class RankOutput:
             stream.prefix = rank_prefix(ranks[local]).encode()
             has_events = target == sys.stdout.fileno() and ranks[local] == 0
             stream.unprefixed = EVENT.encode() if has_events else None
+        found = {key: f"/dev/fd/{stream.write_end}" for key, stream in self._streams.items()}
         stdouts, stderrs = (
-            {local: self._path(local, target.fileno()) for local in ranks}
+            {local: found.get((local, target.fileno()), "") for local in ranks}
             for target in (sys.stdout, sys.stderr)
         )
         return stdouts, stderrs
-
-    def _path(self, local: int, target: int) -> str:
-        stream = self._streams.get((local, target))
-        return f"/dev/fd/{stream.write_end}" if stream else ""
 
     def drain(self) -> None:
         """Forward all that the ranks have written; call it once they have ended."""

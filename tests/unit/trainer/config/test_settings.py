@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config.environment import (
-    built_in_tasks,
     environment_of,
     from_environment,
     parse,
@@ -51,10 +50,6 @@ def test_a_wrong_setting_is_named_as_the_user_wrote_it() -> None:
 
 def test_nothing_set_is_the_default_and_empty_is_unset() -> None:
     assert from_environment({"PATH": "/bin", "TRAINER_LR": ""}) == Settings()
-
-
-def test_the_built_in_tasks_are_the_files() -> None:
-    assert {"digits", "synthetic"} <= set(built_in_tasks())
 
 
 def test_the_run_folder_of_a_task_of_ones_own_has_no_colon() -> None:

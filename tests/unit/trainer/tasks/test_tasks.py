@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer import tasks
-from trainer.config.environment import built_in_tasks
+from trainer.config.catalogue import catalogue
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
@@ -18,7 +18,7 @@ NEED_FILES = {
 }  # tests/unit/trainer/tasks/test_images.py
 
 
-@pytest.mark.parametrize("name", sorted(set(built_in_tasks()) - NEED_FILES))
+@pytest.mark.parametrize("name", sorted(set(catalogue()) - NEED_FILES))
 def test_a_task_gives_one_loss_and_one_score_a_sample(name: str) -> None:
     task = tasks.load(Settings(task=name))
     torch.manual_seed(0)

@@ -7,36 +7,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.house import pages
 
 pytestmark = pytest.mark.slow
 
-TASK = '''"""Which of two numbers is larger.
-
-TRAINER_TASK=larger python -m trainer
-"""
-
-import torch
-from torch import nn
-
-from trainer.config.settings import Settings
-from trainer.data.sets import Tensors
-from trainer.tasks.parts.classification import Classification
-
-DEFAULTS = {"epochs": 3, "lr": 0.5}
-
-
-class Task(Classification):
-    def __init__(self, settings: Settings) -> None:
-        self.seed = settings.seed
-
-    def model(self) -> nn.Module:
-        return nn.Linear(2, 2)
-
-    def data(self, *, train: bool) -> Tensors:
-        generator = torch.Generator().manual_seed(self.seed + train)
-        pairs = torch.randn(320 if train else 100, 2, generator=generator)
-        return Tensors(pairs, pairs.argmax(dim=1))
-'''
+((_, TASK),) = pages.recipe("trainer/README.md", "Add a task")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trainer")
 COMMON = {"TRAINER_MODE": "ddp", "TRAINER_LOG": "json", "TRAINER_PREFLIGHT": "off"}
 

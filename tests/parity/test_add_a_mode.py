@@ -1,4 +1,4 @@
-"""The recipe for a mode, carried out from outside: one file, one row, and it is used like the others."""
+"""The recipe for a mode in trainer/README.md: one file, one row, and it is used like the others."""
 
 import json
 import shutil
@@ -10,53 +10,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, clean_environment
+from tests.house import pages
 from tests.parity.compare import differences
 from tests.parity.table import COMMON, TOLERANCE
 
 pytestmark = pytest.mark.slow
 
-FILE = '''\
-"""A replica per rank; gradients are summed in one go after the backward pass.
-
-TRAINER_MODE=all-reduce torchrun --nproc-per-node 2 -m trainer
-"""
-
-import torch.distributed as dist
-
-from trainer.distributed import optim
-from trainer.strategies import Strategy, accumulate, clip, inference, single
-
-
-def build(model, context):
-    mesh = context.runtime.mesh
-    if mesh is None:  # one rank
-        return single.build(model, context)
-    parameters = list(model.parameters())
-
-    def step(micro_batches, weight):
-        loss = accumulate(model, micro_batches, context, scale=1 / weight)
-        for parameter in parameters:
-            dist.all_reduce(parameter.grad, group=mesh.get_group("dp_replicate"))
-        return loss
-
-    return Strategy(
-        module=model,
-        optimizer=optim.build(parameters, context.settings),
-        step=step,
-        clip=lambda norm: clip(parameters, norm),
-        forward=inference(model, context),
-    )
-'''
-
-ROW = """\
-    "all-reduce": Mode(
-        "a replica per rank, gradients summed in one go after the backward pass",
-        axes=("dp_replicate",),
-        whole="dp_replicate",
-        refuses=(Refusal("sync_batchnorm", "this example has no use for it; ddp has"),),
-    ),
-"""
-
+FILE, ROW, _ = (code for _, code in pages.recipe("trainer/README.md", "Add a mode"))
 SETTINGS = COMMON | {"task": "digits", "precision": "fp64", "log": "json", "log_steps": "1"}
 
 

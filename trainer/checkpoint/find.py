@@ -38,7 +38,18 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
         if isinstance(named, str):
             raise Fault(Exit.DATA, f"TRAINER_RESUME={resume}: not a complete checkpoint: {named}")
         return named
-    names = from_main(_names(resume, store) if runtime.is_main else [], runtime)
+    names: list[str] | Fault = []
+    if runtime.is_main:
+        try:
+            if resume != "never":
+                store.sweep()
+                names = store.names()
+            elif aside := store.set_aside():
+                log.info("starting over; the checkpoints of the run before are in %s", aside)
+        except OSError as error:
+            reason = error.strerror or error
+            names = Fault(Exit.DATA, f"checkpoints {store.where('')}: {reason}")
+    names = from_main(names, runtime)
     if isinstance(names, Fault):
         raise names
     found = _first_complete(list(reversed(names)), store, runtime)
@@ -66,19 +77,6 @@ def _first_complete(names: list[str], store: Store, runtime: Runtime) -> Found |
         if runtime.is_main:
             log.warning("checkpoint %s is damaged and left alone: %s", store.where(name), found)
     return None
-
-
-def _names(resume: str, store: Store) -> list[str] | Fault:
-    """Return the names of the checkpoints, on the main rank; clean up before."""
-    try:
-        if resume == "never":
-            if aside := store.set_aside():
-                log.info("starting over; the checkpoints of the run before are in %s", aside)
-            return []
-        store.sweep()
-        return store.names()
-    except OSError as error:
-        return Fault(Exit.DATA, f"checkpoints {store.where('')}: {error.strerror or error}")
 
 
 def examine(store: Store, name: str, *, runtime: Runtime) -> Found | str:

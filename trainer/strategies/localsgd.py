@@ -22,12 +22,10 @@ from torch.optim import SGD, Optimizer
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed import optim
-from trainer.strategies import Context, Strategy, accumulate, clip, inference, single
+from trainer.strategies import Context, Strategy, accumulate, clip, inference
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    if context.runtime.mesh is None:  # one rank: there is nothing to average
-        return single.build(model, context)
     settings, group = context.settings, context.mesh.get_group("dp_replicate")
     parameters = list(model.parameters())
     optimizer = optim.build(parameters, settings)
@@ -112,9 +110,9 @@ class Period:
         self._model, self._optimizer, self._outer = model, optimizer, outer
         self._settings, self._group = settings, group
         self._steps = 0
-        optimizer.register_load_state_dict_post_hook(lambda _: self._reset())
+        optimizer.register_load_state_dict_post_hook(self._reset)
 
-    def _reset(self) -> None:
+    def _reset(self, _: Optimizer) -> None:
         """Start a period with the weights that were just loaded."""
         self._steps = 0
 

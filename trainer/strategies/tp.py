@@ -22,16 +22,15 @@ from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
-from trainer.distributed import optim
 from trainer.models.tensor_plan import TensorPlan, Whole
 from trainer.strategies import (
     Context,
     Strategy,
     accumulate,
     broadcast_buffers,
-    clip,
     fsdp,
     inference,
+    single,
 )
 
 
@@ -46,12 +45,10 @@ def build(model: nn.Module, context: Context) -> Strategy:
     settings, mesh = context.settings, context.mesh
     parallelize(model, mesh["tp"], settings)
     replicas = context.runtime.sizing.batches.replicas
-    sharded = None
-    if replicas > 1:
-        sharded = fsdp.shard(model, fsdp.data_mesh(mesh), settings)
+    sharded = fsdp.shard(model, fsdp.data_mesh(mesh), settings) if replicas > 1 else None
     parameters = list(model.parameters())
-    gathered = replace(context, loss=whole_loss(context.loss))
     forward = inference(model, context)
+    gathered = replace(context, loss=whole_loss(context.loss))
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
         with loss_context(settings):
@@ -66,11 +63,9 @@ def build(model: nn.Module, context: Context) -> Strategy:
         sum_partial_gradients(parameters)
         return loss
 
-    return Strategy(
-        module=model,
-        optimizer=optim.build(parameters, settings),
+    return replace(
+        single.build(model, context),
         step=step,
-        clip=lambda norm: clip(parameters, norm),
         forward=lambda inputs: whole(forward(inputs)),
         synchronize=lambda: broadcast_buffers(model, mesh),
     )

@@ -54,8 +54,20 @@ class Loader:
         self._channels_last = channels_last
         if not isinstance(data, InMemory):
             self._requests = _Requests()
-            self._workers = _workers(
-                data, self._requests, device, workers=workers, prefetch=prefetch
+            if workers:
+                _start_loader_server(type(data).__module__)
+            self._workers: DataLoader[Any] = DataLoader(
+                _Reader(data),  # type: ignore[arg-type]  # DataLoader calls only __getitems__
+                batch_sampler=self._requests,
+                collate_fn=_collated_already,
+                num_workers=workers,
+                prefetch_factor=prefetch if workers else None,
+                worker_init_fn=_end_with_rank,
+                persistent_workers=workers > 0,
+                pin_memory=device.type != "cpu",
+                generator=torch.Generator(),  # else it draws a seed from the training's generator
+                # A forked worker can deadlock with NCCL (DDP documentation).
+                multiprocessing_context="forkserver" if workers else None,
             )
 
     def __call__(self, shares: Shares) -> Iterator[Batch]:
@@ -185,26 +197,6 @@ def _seeded(key: int) -> Iterator[None]:
         torch.default_generator.set_state(before[2])
 
 
-def _workers(
-    data: MapStyle, requests: _Requests, device: torch.device, *, workers: int, prefetch: int
-) -> DataLoader[Any]:
-    if workers:
-        _start_loader_server(type(data).__module__)
-    return DataLoader(
-        _Reader(data),  # type: ignore[arg-type]  # DataLoader calls only __getitems__
-        batch_sampler=requests,
-        collate_fn=_collated_already,
-        num_workers=workers,
-        prefetch_factor=prefetch if workers else None,
-        worker_init_fn=_end_with_rank,
-        persistent_workers=workers > 0,
-        pin_memory=device.type != "cpu",
-        generator=torch.Generator(),  # else it draws a seed from the training's generator
-        # A forked worker can deadlock with NCCL (DDP documentation).
-        multiprocessing_context="forkserver" if workers else None,
-    )
-
-
 def _collated_already(batch: Any) -> Any:
     return batch
 
@@ -215,11 +207,10 @@ def _end_with_rank(_: int) -> None:
     torch checks the worker's parent, which is the fork server, and the server lives as long as a worker.
     Without this both outlive a rank that was killed.
     """
-    rank = multiprocessing.parent_process()
-    assert rank is not None  # noqa: S101  # this is a worker
 
     def wait() -> None:
-        rank.join()
+        if rank := multiprocessing.parent_process():
+            rank.join()
         os._exit(1)
 
     threading.Thread(target=wait, name="rank", daemon=True).start()

@@ -18,6 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trainer.distributed.tensors import local_part
+
 # What a rank of n sends for one byte of the larger of input and output, with a ring or in pairs
 # (Thakur et al., 2005). An operator's name contains the word, with or without the underscore.
 _SENT: dict[str, Callable[[int], float]] = {
@@ -59,7 +61,11 @@ class Footprint(TorchDispatchMode):
             return NotImplemented  # it comes again, with the local tensors
         out = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional"):
-            self._count_sent(func, args, out)
+            name = func.name().partition("::")[2]
+            word = next((w for w in _SENT if w in name or w.replace("_", "") in name), None)
+            if word is not None:
+                size = max(_largest(args), _largest(out))
+                self.sent[word] += round(size * _SENT[word](_group_size(args)))
         for value in tree_leaves(out):
             if isinstance(value, Tensor):
                 self._add(value.untyped_storage())
@@ -70,13 +76,6 @@ class Footprint(TorchDispatchMode):
         key = _key(storage)
         if key not in self._live:
             self._live[key] = weakref.ref(storage, lambda _: self._live.pop(key, None))
-
-    def _count_sent(self, func: Any, args: Any, out: object) -> None:
-        name = func.name().partition("::")[2]
-        word = next((w for w in _SENT if w in name or w.replace("_", "") in name), None)
-        if word is not None:
-            size = max(_largest(args), _largest(out))
-            self.sent[word] += round(size * _SENT[word](_group_size(args)))
 
 
 class Activations:
@@ -92,9 +91,8 @@ class Activations:
         """Count within the block; the parameters of `module` are not activations."""
 
         def keep(tensor: Tensor) -> "_Kept":
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            storage = local.untyped_storage()
-            own = {_key(_local(p).untyped_storage()) for p in module.parameters()}
+            storage = local_part(tensor).untyped_storage()
+            own = {_key(local_part(p).untyped_storage()) for p in module.parameters()}
             # Detached: an output that its own node keeps would keep the node, if no backward pass came.
             return _Kept(self, tensor.detach(), storage, counted=_key(storage) not in own)
 
@@ -126,10 +124,6 @@ class _Kept:
             key, size = _key(storage), storage.nbytes()
             owner.hold(key, size)
             weakref.finalize(self, owner.release, key, size)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _key(storage: torch.UntypedStorage) -> int:

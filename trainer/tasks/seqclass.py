@@ -152,7 +152,9 @@ class Task:
         labels = []
         for label, folder in enumerate(self._classes.values()):
             for text in _texts(folder, whole=self._settings.data is not None):
-                words = [_number(word) for word in re.findall(r"\w+|[^\w\s]", text)[:_LONGEST]]
+                found = re.findall(r"\w+|[^\w\s]", text)[:_LONGEST]
+                # The same numbers in every process and on every machine, unlike Python's hash().
+                words = [1 + zlib.crc32(word.encode()) % _WORDS for word in found]
                 if words and (zlib.crc32(bytes(str(words), "ascii")) % 5 > 0) == train:
                     numbers.append(words)
                     labels.append(label)
@@ -205,8 +207,3 @@ def _texts(folder: Path, *, whole: bool) -> Iterator[str]:
         yield from (
             [text] if whole else re.split(r"^(?= *(?:async )?def )", text, flags=re.MULTILINE)[1:]
         )
-
-
-def _number(word: str) -> int:
-    """Return a word's number, 1 to 8192, the same in every process and on every machine."""
-    return 1 + zlib.crc32(word.encode()) % _WORDS

@@ -70,9 +70,8 @@ class Local:
     def create_marker(self) -> str:
         """Create an empty file and return its name: a node that sees it has the same folder."""
         self.root.mkdir(parents=True, exist_ok=True)
-        descriptor, path = tempfile.mkstemp(prefix=".shared-", dir=self.root)
-        os.close(descriptor)
-        return Path(path).name
+        with tempfile.NamedTemporaryFile(prefix=".shared-", dir=self.root, delete=False) as file:
+            return Path(file.name).name
 
     def begin(self, name: str) -> str:
         """Create and return the folder to write the checkpoint `name` to."""

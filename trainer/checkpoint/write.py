@@ -178,7 +178,9 @@ class _Writer(StorageWriter):
         results, checksum, start = [], 0, 0
         with self._store.create(folder, name) as file:
             for item in items:
-                data = _bytes_of(cast("torch.Tensor", planner.resolve_data(item)))
+                tensor = cast("torch.Tensor", planner.resolve_data(item)).detach().cpu()
+                flat = tensor.contiguous().reshape(-1)
+                data = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
                 file.write(data)
                 checksum = zlib.crc32(data, checksum)
                 results.append(WriteResult(item.index, data.nbytes, (name, start)))
@@ -208,11 +210,6 @@ class _Writer(StorageWriter):
         """Remove what a failed attempt left; only the rank that created it has anything to remove."""
         if self._folder is not None:
             self._store.discard(self._folder)
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def _manifest(label: Label, metadata: Metadata, results: Sequence[WriteResult]) -> Manifest:

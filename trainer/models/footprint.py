@@ -94,19 +94,24 @@ class Activations:
             storage = local_part(tensor).untyped_storage()
             own = {_key(local_part(p).untyped_storage()) for p in module.parameters()}
             # Detached: an output that its own node keeps would keep the node, if no backward pass came.
-            return _Kept(self, tensor.detach(), storage, counted=_key(storage) not in own)
+            kept = _Kept(tensor.detach())
+            if (key := _key(storage)) not in own:
+                size = storage.nbytes()
+                self._hold(key, size)
+                weakref.finalize(kept, self._release, key, size)
+            return kept
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
             yield
 
-    def hold(self, key: int, size: int) -> None:
+    def _hold(self, key: int, size: int) -> None:
         """Count a storage once, however often it is kept."""
         self._holders[key] += 1
         if self._holders[key] == 1:
             self.now += size
             self.peak = max(self.peak, self.now)
 
-    def release(self, key: int, size: int) -> None:
+    def _release(self, key: int, size: int) -> None:
         """Take a storage off the count when nothing keeps it any more."""
         self._holders[key] -= 1
         if self._holders[key] == 0:
@@ -116,14 +121,8 @@ class Activations:
 class _Kept:
     """A tensor that autograd keeps; when this object is deleted, the tensor is no longer counted."""
 
-    def __init__(
-        self, owner: Activations, tensor: Tensor, storage: torch.UntypedStorage, *, counted: bool
-    ) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        if counted:
-            key, size = _key(storage), storage.nbytes()
-            owner.hold(key, size)
-            weakref.finalize(self, owner.release, key, size)
 
 
 def _key(storage: torch.UntypedStorage) -> int:

@@ -9,7 +9,6 @@ every device busy. On the CPU nothing overlaps.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -29,14 +28,8 @@ def build(model: nn.Module, context: Context) -> Strategy:
     plan = cut(model, context.example(), runtime.sizing.stages or max(2, len(devices)))
     count = len(plan.stages)
     places = [devices[number * len(devices) // count] for number in range(count)]
-    stages = [
-        Stage(
-            model,
-            plan.pieces_of(number),
-            precision=partial(autocast, context.settings, runtime.device),
-        )
-        for number in range(count)
-    ]
+    precision = partial(autocast, context.settings, runtime.device)
+    stages = [Stage(model, plan.pieces_of(n), precision=precision) for n in range(count)]
     for stage, place in zip(stages, places, strict=True):
         move(stage, place)
     parameters = list(model.parameters())
@@ -54,7 +47,11 @@ def build(model: nn.Module, context: Context) -> Strategy:
             if len(under_way) == 2 * count:
                 under_way.popleft().backward()
             outputs = forward(batch.inputs)
-            loss = weighted_loss(outputs, _at(places[-1], batch), context)
+            targets, weights = (
+                tensor.to(places[-1], non_blocking=True)
+                for tensor in (batch.targets, batch.weights)
+            )
+            loss = weighted_loss(outputs, Batch(batch.inputs, targets, weights), context)
             losses.append(loss.detach())
             under_way.append(loss / weight)
         for loss in under_way:
@@ -76,12 +73,3 @@ def _devices(first: torch.device) -> list[torch.device]:
     if first.type == "cpu":
         return [first]
     return [torch.device(first.type, n) for n in range(torch.accelerator.device_count())]
-
-
-def _at(place: torch.device, batch: Batch) -> Batch:
-    """Return the batch with targets and weights, which the loss reads, on device `place`."""
-    return replace(
-        batch,
-        targets=batch.targets.to(place, non_blocking=True),
-        weights=batch.weights.to(place, non_blocking=True),
-    )

@@ -201,9 +201,6 @@ def _classes(settings: Settings) -> dict[str, Path]:
 def _texts(folder: Path, *, whole: bool) -> Iterator[str]:
     """Yield the files' texts, or else the functions in them, in the same order on every machine."""
     for path in sorted(folder.rglob("*" if whole else "*.py")):
-        if not path.is_file():
-            continue
-        text = path.read_text(encoding="utf-8", errors="replace")
-        yield from (
-            [text] if whole else re.split(r"^(?= *(?:async )?def )", text, flags=re.MULTILINE)[1:]
-        )
+        if path.is_file():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            yield from [text] if whole else re.split(r"(?m)^(?= *(?:async )?def )", text)[1:]

@@ -34,7 +34,7 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
     """
     if resume not in ("auto", "never"):
         elsewhere, name = split(resume)
-        named = examine(elsewhere, name, runtime=runtime)
+        named = _examine(elsewhere, name, runtime=runtime)
         if isinstance(named, str):
             raise Fault(Exit.DATA, f"TRAINER_RESUME={resume}: not a complete checkpoint: {named}")
         return named
@@ -52,7 +52,7 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
     names = from_main(names, runtime)
     if isinstance(names, Fault):
         raise names
-    found = _first_complete(list(reversed(names)), store, runtime)
+    found = _newest_complete(names, store, runtime)
     if names and found is None:
         raise Fault(
             Exit.DATA,
@@ -65,13 +65,13 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
 def newest(store: Store, *, before: int, runtime: Runtime) -> Found | None:
     """Return the newest complete checkpoint of less than `before` steps, the same on every rank."""
     names = from_main(store.names() if runtime.is_main else [], runtime)
-    earlier = [name for name in reversed(names) if (step_of(name) or 0) < before]
-    return _first_complete(earlier, store, runtime)
+    earlier = [name for name in names if (step_of(name) or 0) < before]
+    return _newest_complete(earlier, store, runtime)
 
 
-def _first_complete(names: list[str], store: Store, runtime: Runtime) -> Found | None:
-    for name in names:
-        found = examine(store, name, runtime=runtime)
+def _newest_complete(names: list[str], store: Store, runtime: Runtime) -> Found | None:
+    for name in reversed(names):
+        found = _examine(store, name, runtime=runtime)
         if isinstance(found, Found):
             return found
         if runtime.is_main:
@@ -79,7 +79,7 @@ def _first_complete(names: list[str], store: Store, runtime: Runtime) -> Found |
     return None
 
 
-def examine(store: Store, name: str, *, runtime: Runtime) -> Found | str:
+def _examine(store: Store, name: str, *, runtime: Runtime) -> Found | str:
     """Return a checkpoint, or what is damaged in it.
 
     All ranks call it together, each compares its share of the files, and all get the same answer.

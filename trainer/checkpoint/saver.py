@@ -53,7 +53,7 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
 
     def __init__(self, store: Store, keep: Keep, *, runtime: Runtime, timeout: float) -> None:
         self.store = store
-        self._keep, self._runtime, self._timeout = keep, runtime, timeout
+        self._keep, self._timeout = keep, timeout
         self._group: dist.ProcessGroup | None = None
         if runtime.control is not None:
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))

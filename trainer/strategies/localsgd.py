@@ -12,7 +12,7 @@ reported is the ranks' mean.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -22,18 +22,16 @@ from torch.optim import SGD, Optimizer
 
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
-from trainer.distributed import optim
-from trainer.strategies import Context, Strategy, accumulate, clip, inference
+from trainer.strategies import Context, Strategy, accumulate, single
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
     settings, group = context.settings, context.mesh.get_group("dp_replicate")
-    parameters = list(model.parameters())
-    optimizer = optim.build(parameters, settings)
+    strategy = single.build(model, context)
     outer = OuterOptimizer(model, settings) if settings.outer_lr else None
     replicas = context.runtime.sizing.batches.replicas
-    period = Period(model, optimizer, outer, settings, group)
-    optimizer.register_load_state_dict_post_hook(period.reset)
+    period = Period(model, strategy.optimizer, outer, settings, group)
+    strategy.optimizer.register_load_state_dict_post_hook(period.reset)
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
         period.count_step()
@@ -41,20 +39,13 @@ def build(model: nn.Module, context: Context) -> Strategy:
         return accumulate(model, micro_batches, context, scale=replicas / weight)
 
     def clip_own(norm: float) -> Tensor:
-        mean = clip(parameters, norm) / replicas
+        mean = strategy.clip(norm) / replicas
         # One number a step: every rank must know when one has no finite gradient.
         dist.all_reduce(mean, group=group)
         return mean
 
-    return Strategy(
-        module=model,
-        optimizer=optimizer,
-        step=step,
-        clip=clip_own,
-        forward=inference(model, context),
-        synchronize=period.end,
-        extra={"outer": outer} if outer else {},
-    )
+    extra = {"outer": outer} if outer else {}
+    return replace(strategy, step=step, clip=clip_own, synchronize=period.end, extra=extra)
 
 
 class OuterOptimizer:

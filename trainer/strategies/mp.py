@@ -9,17 +9,17 @@ every device busy. On the CPU nothing overlaps.
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from trainer.data.sets import Batch
-from trainer.distributed import optim
 from trainer.distributed.precision import autocast
 from trainer.distributed.tensors import move
 from trainer.models.stages import Stage, cut
-from trainer.strategies import Context, Strategy, clip, weighted_loss
+from trainer.strategies import Context, Strategy, single, weighted_loss
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
@@ -32,7 +32,6 @@ def build(model: nn.Module, context: Context) -> Strategy:
     stages = [Stage(model, plan.pieces_of(n), precision=precision) for n in range(count)]
     for stage, place in zip(stages, places, strict=True):
         move(stage, place)
-    parameters = list(model.parameters())
 
     def forward(inputs: Tensor) -> Tensor:
         x = inputs
@@ -58,11 +57,9 @@ def build(model: nn.Module, context: Context) -> Strategy:
             loss.backward()
         return torch.stack(losses).sum()
 
-    return Strategy(
-        module=model,
-        optimizer=optim.build(parameters, context.settings),
+    return replace(
+        single.build(model, context),
         step=step,
-        clip=lambda norm: clip(parameters, norm),
         forward=lambda inputs: forward(inputs).to(runtime.device),
         notes={"stages": plan.describe(), "devices": ", ".join(map(str, places))},
     )

@@ -16,7 +16,7 @@ from torch import nn
 from tests.checkpoint.small import ALONE, found, label
 from trainer.checkpoint.read import load
 from trainer.checkpoint.retention import Keep
-from trainer.checkpoint.saver import saving
+from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.state import capture
 from trainer.checkpoint.store import store_at
 
@@ -45,7 +45,7 @@ def test_a_training_waits_a_tenth_of_a_synchronous_save_and_the_disk_holds_littl
 
     step()
     synchronous, blocked = [], []
-    with saving(store_at(tmp_path / "checkpoints"), Keep(1), runtime=ALONE, timeout=60) as saver:
+    with Saver(store_at(tmp_path / "checkpoints"), Keep(1), runtime=ALONE, timeout=60) as saver:
         saver.watch(optimizer)
         for number in range(1, 7):
             state = capture(model, optimizer, {})

@@ -37,16 +37,16 @@ def clip_by_the_local_norm() -> None:
 def report_the_local_norm() -> None:
     """Plant a norm that is wrong, while what is clipped is right."""
     from trainer.distributed.tensors import local_part
-    from trainer.strategies import fsdp
+    from trainer.strategies import single
 
-    original = fsdp.clip
+    original = single.clip
 
     def clip(parameters: Any, norm: float) -> torch.Tensor:
         gradients = [local_part(parameter.grad).clone() for parameter in parameters]
         original(parameters, norm)
         return torch.nn.utils.get_total_norm(gradients).float()
 
-    fsdp.clip = clip  # type: ignore[assignment]
+    single.clip = clip  # type: ignore[assignment]
 
 
 def start_with_other_weights_on_rank_1() -> None:

@@ -34,14 +34,25 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
     """
     if resume not in ("auto", "never"):
         elsewhere, name = split(resume)
-        named = examine(elsewhere, name, runtime=runtime)
+        named = _examine(elsewhere, name, runtime=runtime)
         if isinstance(named, str):
             raise Fault(Exit.DATA, f"TRAINER_RESUME={resume}: not a complete checkpoint: {named}")
         return named
-    names = from_main(_names(resume, store) if runtime.is_main else [], runtime)
+    names: list[str] | Fault = []
+    if runtime.is_main:
+        try:
+            if resume != "never":
+                store.sweep()
+                names = store.names()
+            elif aside := store.set_aside():
+                log.info("starting over; the checkpoints of the run before are in %s", aside)
+        except OSError as error:
+            reason = error.strerror or error
+            names = Fault(Exit.DATA, f"checkpoints {store.where('')}: {reason}")
+    names = from_main(names, runtime)
     if isinstance(names, Fault):
         raise names
-    found = _first_complete(list(reversed(names)), store, runtime)
+    found = _newest_complete(names, store, runtime)
     if names and found is None:
         raise Fault(
             Exit.DATA,
@@ -54,13 +65,13 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
 def newest(store: Store, *, before: int, runtime: Runtime) -> Found | None:
     """Return the newest complete checkpoint of less than `before` steps, the same on every rank."""
     names = from_main(store.names() if runtime.is_main else [], runtime)
-    earlier = [name for name in reversed(names) if (step_of(name) or 0) < before]
-    return _first_complete(earlier, store, runtime)
+    earlier = [name for name in names if (step_of(name) or 0) < before]
+    return _newest_complete(earlier, store, runtime)
 
 
-def _first_complete(names: list[str], store: Store, runtime: Runtime) -> Found | None:
-    for name in names:
-        found = examine(store, name, runtime=runtime)
+def _newest_complete(names: list[str], store: Store, runtime: Runtime) -> Found | None:
+    for name in reversed(names):
+        found = _examine(store, name, runtime=runtime)
         if isinstance(found, Found):
             return found
         if runtime.is_main:
@@ -68,20 +79,7 @@ def _first_complete(names: list[str], store: Store, runtime: Runtime) -> Found |
     return None
 
 
-def _names(resume: str, store: Store) -> list[str] | Fault:
-    """Return the names of the checkpoints, on the main rank; clean up before."""
-    try:
-        if resume == "never":
-            if aside := store.set_aside():
-                log.info("starting over; the checkpoints of the run before are in %s", aside)
-            return []
-        store.sweep()
-        return store.names()
-    except OSError as error:
-        return Fault(Exit.DATA, f"checkpoints {store.where('')}: {error.strerror or error}")
-
-
-def examine(store: Store, name: str, *, runtime: Runtime) -> Found | str:
+def _examine(store: Store, name: str, *, runtime: Runtime) -> Found | str:
     """Return a checkpoint, or what is damaged in it.
 
     All ranks call it together, each compares its share of the files, and all get the same answer.

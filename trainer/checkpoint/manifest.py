@@ -76,11 +76,6 @@ class Tensor(_Part):
     shape: _Shape
     chunks: tuple[Chunk, ...]
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return DTYPES[self.dtype].itemsize
-
 
 class Manifest(_Part):
     """A checkpoint: how far the run was, and where each tensor is.
@@ -164,7 +159,7 @@ def _check(manifest: Manifest, name: str) -> None:
             raise Damage(f"{MANIFEST_FILE}: {key} has the unknown type {tensor.dtype}")
         for chunk in tensor.chunks:
             file = manifest.files.get(chunk.file)
-            end = chunk.start + math.prod(chunk.sizes) * tensor.itemsize
+            end = chunk.start + math.prod(chunk.sizes) * DTYPES[tensor.dtype].itemsize
             inside = all(
                 offset + size <= extent
                 for offset, size, extent in zip(

@@ -5,7 +5,7 @@ DCP decides which slices of which chunks a rank needs, so any mode and world siz
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, BinaryIO, cast
 
@@ -21,14 +21,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 from torch.optim import Optimizer
 
 from trainer.checkpoint.find import Found
-from trainer.checkpoint.manifest import DTYPES, Chunk, Manifest, Tensor
+from trainer.checkpoint.manifest import DTYPES, Chunk, Tensor
 from trainer.checkpoint.state import capture, restore
 from trainer.config.exits import Exit, Fault
 from trainer.distributed.runtime import Runtime, as_fault
@@ -49,9 +49,9 @@ def load(
     A part of `extra` that is not in the checkpoint keeps its initial state, with a message.
     """
     state = capture(module, optimizer, extra)
-    manifest = found.manifest
+    saved = (*found.manifest.tensors, *found.manifest.values)
     for name in list(state["extra"]):
-        if not any(key.startswith(f"extra.{name}.") for key in _keys(manifest)):
+        if not any(key.startswith(f"extra.{name}.") for key in saved):
             del state["extra"][name]
             if runtime.is_main:
                 log.warning("checkpoint %s holds no %s: it starts anew", found.where, name)
@@ -83,14 +83,8 @@ def whole(found: Found, key: str) -> torch.Tensor:
             for offset, size in zip(chunk.offsets, chunk.sizes, strict=True)
         )
         with found.store.open(found.name, chunk.file) as file:
-            rows = slice(0, chunk.sizes[0] if chunk.sizes else 1)
-            result[place] = _rows(file, stored, chunk, rows)
+            result[place] = _read(file, stored, chunk, (0,) * len(chunk.sizes), chunk.sizes)
     return result
-
-
-def _keys(manifest: Manifest) -> Iterator[str]:
-    yield from manifest.tensors
-    yield from manifest.values
 
 
 class _Planner(DefaultLoadPlanner):
@@ -165,32 +159,28 @@ class _Reader(StorageReader):
                     opened = self._found.store.open(self._found.name, chunk.file)
                     files[chunk.file] = stack.enter_context(opened)
                 target = planner.resolve_tensor(item).detach()
-                target.copy_(_slice(files[chunk.file], tensor, chunk, item))
+                offsets, sizes = item.storage_offsets, item.lengths
+                target.copy_(_read(files[chunk.file], tensor, chunk, offsets, sizes))
                 planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
 
-def _slice(file: BinaryIO, tensor: Tensor, chunk: Chunk, item: ReadItem) -> torch.Tensor:
-    """Return the part of a chunk that `item` describes; read only its rows."""
-    offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
-    if not lengths:
-        return _rows(file, tensor, chunk, slice(0, 1))
-    read = _rows(file, tensor, chunk, slice(offsets[0], offsets[0] + lengths[0]))
-    for axis in range(1, len(lengths)):
-        read = read.narrow(axis, offsets[axis], lengths[axis])
-    return read
-
-
-def _rows(file: BinaryIO, tensor: Tensor, chunk: Chunk, rows: slice) -> torch.Tensor:
-    """Return rows of a chunk, shape (rows, *other sizes); a scalar has shape () and one row."""
-    shape = (rows.stop - rows.start, *chunk.sizes[1:]) if chunk.sizes else ()
-    row = math.prod(chunk.sizes[1:]) * tensor.itemsize
-    data = bytearray((rows.stop - rows.start) * row)
+def _read(
+    file: BinaryIO, tensor: Tensor, chunk: Chunk, offsets: Sequence[int], sizes: Sequence[int]
+) -> torch.Tensor:
+    """Return the part of a chunk with `sizes`, from `offsets` on; read only its rows."""
+    dtype = DTYPES[tensor.dtype]
+    first, count = (offsets[0], sizes[0]) if sizes else (0, 1)  # a scalar is one row
+    row = math.prod(chunk.sizes[1:]) * dtype.itemsize
+    data = bytearray(count * row)
     if not data:
-        return torch.empty(shape, dtype=DTYPES[tensor.dtype])
-    file.seek(chunk.start + rows.start * row)
+        return torch.empty(tuple(sizes), dtype=dtype)
+    file.seek(chunk.start + first * row)
     if file.readinto(data) != len(data):  # type: ignore[attr-defined]  # every binary file has it
         raise EOFError(f"{chunk.file} ended early")
-    return torch.frombuffer(data, dtype=DTYPES[tensor.dtype]).view(shape)
+    part = torch.frombuffer(data, dtype=dtype).view((count, *chunk.sizes[1:]) if sizes else ())
+    for axis in range(1, len(sizes)):
+        part = part.narrow(axis, offsets[axis], sizes[axis])
+    return part

@@ -19,7 +19,7 @@ _OURS = {"builtins", "torch", "trainer"}
 
 
 class Remote:
-    """Checkpoints below a URL."""
+    """Checkpoints below a URL; the methods are those of `trainer.checkpoint.store.Local`."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")

@@ -10,7 +10,6 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
@@ -49,12 +48,12 @@ class Saved:
     refusal: Refused | None = None
 
 
-class Saver:
+class Saver(contextlib.AbstractContextManager["Saver"]):
     """At most one save at a time; all ranks make the same calls."""
 
     def __init__(self, store: Store, keep: Keep, *, runtime: Runtime, timeout: float) -> None:
         self.store = store
-        self._keep, self._runtime, self._timeout = keep, runtime, timeout
+        self._keep, self._timeout = keep, timeout
         self._group: dist.ProcessGroup | None = None
         if runtime.control is not None:
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
@@ -138,17 +137,7 @@ class Saver:
             "check the storage or set a larger TRAINER_CHECKPOINT_TIMEOUT",
         )
 
-    def leave(self) -> None:
-        """Give a save in progress a last chance to finish; the failed run does not use its result."""
+    def __exit__(self, *_: object) -> None:
+        """Let a save in progress finish after a failure; the failed run does not use its result."""
         if self._thread is not None:
             self._thread.join(_LAST_SECONDS)
-
-
-@contextlib.contextmanager
-def saving(store: Store, keep: Keep, *, runtime: Runtime, timeout: float) -> Iterator[Saver]:
-    """Yield a saver; when the block fails, a save in progress gets a last chance to finish."""
-    saver = Saver(store, keep, runtime=runtime, timeout=timeout)
-    try:
-        yield saver
-    finally:
-        saver.leave()

@@ -4,6 +4,7 @@ DCP's own stager copies storages, which holds Python's lock as long as a copy ta
 description of a sharded tensor. This one copies a rank's own shards only; DCP plans with the state.
 """
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -50,26 +51,21 @@ class Staging:
             found[self._own if part.device.type == "cpu" else part.device][path] = part
         with torch.no_grad():
             for device, parts in found.items():
-                if device is None:
-                    self._fill(parts)
-                    continue
-                if device not in self._streams:
+                if device is not None and device not in self._streams:
                     self._streams[device] = torch.Stream(device)
-                with self._streams[device]:
-                    self._fill(parts)
+                with contextlib.nullcontext() if device is None else self._streams[device]:
+                    for path, tensor in parts.items():
+                        self._fill(path, tensor)
         for stream in self._streams.values():
             stream.synchronize()
         return {path: self._kept[path] for parts in found.values() for path in parts}
 
-    def _fill(self, found: Mapping[Path, Tensor]) -> None:
-        for path, tensor in found.items():
-            kept = self._kept.get(path)
-            if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
-                kept = torch.empty(
-                    tensor.shape, dtype=tensor.dtype, pin_memory=self._own is not None
-                )
-                self._kept[path] = kept
-            kept.copy_(tensor, non_blocking=True)
+    def _fill(self, path: Path, tensor: Tensor) -> None:
+        kept = self._kept.get(path)
+        if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
+            kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._own is not None)
+            self._kept[path] = kept
+        kept.copy_(tensor, non_blocking=True)
 
 
 def _tensors(state: Any, path: Path) -> Iterator[tuple[Path, Tensor]]:

@@ -1,6 +1,6 @@
 """The place of checkpoints: a local folder, or a URL (`trainer/checkpoint/remote.py`).
 
-Both promise the same: every checkpoint that `names` lists was complete once.
+Both have the same methods, and promise that every checkpoint that `names` lists was complete once.
 """
 
 import contextlib
@@ -11,76 +11,35 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from trainer.checkpoint.manifest import MANIFEST_FILE, File, step_of
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.remote import Remote
 
 _BLOCK = 1 << 20
 
 
-class Store(Protocol):
-    """A folder of checkpoints. `folder` is a name below it; every method may raise OSError."""
-
-    def where(self, folder: str) -> str:
-        """Return the path or URL of `folder`, for messages."""
-        ...
-
-    def names(self) -> list[str]:
-        """Return the names of the checkpoints, oldest first."""
-        ...
-
-    def open(self, folder: str, file: str) -> BinaryIO:
-        """Open a file to read it."""
-        ...
-
-    def create(self, folder: str, file: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Create a file to write; it is on stable storage when the block ends."""
-        ...
-
-    def size(self, folder: str, file: str) -> int:
-        """Return a file's bytes."""
-        ...
-
-    def free(self) -> int | None:
-        """Return the free bytes, None if unknown."""
-        ...
-
-    def begin(self, name: str) -> str:
-        """Create and return the folder to write the checkpoint `name` to."""
-        ...
-
-    def commit(self, folder: str, name: str) -> None:
-        """Make the contents of `folder` the checkpoint `name`. Its manifest was written last."""
-        ...
-
-    def discard(self, folder: str) -> None:
-        """Remove the folder of a failed attempt."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Remove a checkpoint and the damaged ones it replaced. Interrupted, it leaves no half."""
-        ...
-
-    def sweep(self) -> None:
-        """Remove the folders of attempts whose process is gone."""
-        ...
-
-    def set_aside(self) -> str | None:
-        """Move all checkpoints to another place and return it, None when there are none."""
-        ...
+Store: TypeAlias = "Local | Remote"
 
 
 class Local:
-    """Checkpoints in a folder of this machine, or of a file system that it mounts."""
+    """Checkpoints in a folder of this machine, or of a file system that it mounts.
+
+    `folder` is a name below `root`. Every method may raise OSError.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._lock: int | None = None
 
     def where(self, folder: str) -> str:
+        """Return the path or URL of `folder`, for messages."""
         return str(self.root / folder)
 
     def names(self) -> list[str]:
+        """Return the names of the checkpoints, oldest first."""
         found = [
             (step, path.name)
             for path in self.root.glob("step-*")
@@ -89,29 +48,33 @@ class Local:
         return [name for _, name in sorted(found)]
 
     def open(self, folder: str, file: str) -> BinaryIO:
+        """Open a file to read it."""
         return (self.root / folder / file).open("rb")
 
     @contextlib.contextmanager
     def create(self, folder: str, file: str) -> Iterator[BinaryIO]:
+        """Create a file to write; it is on stable storage when the block ends."""
         with (self.root / folder / file).open("wb") as opened:
             yield opened
             opened.flush()
             os.fsync(opened.fileno())
 
     def size(self, folder: str, file: str) -> int:
+        """Return a file's bytes."""
         return (self.root / folder / file).stat().st_size
 
     def free(self) -> int | None:
+        """Return the free bytes, None if unknown."""
         return shutil.disk_usage(self.root).free
 
     def create_marker(self) -> str:
         """Create an empty file and return its name: a node that sees it has the same folder."""
         self.root.mkdir(parents=True, exist_ok=True)
-        descriptor, path = tempfile.mkstemp(prefix=".shared-", dir=self.root)
-        os.close(descriptor)
-        return Path(path).name
+        with tempfile.NamedTemporaryFile(prefix=".shared-", dir=self.root, delete=False) as file:
+            return Path(file.name).name
 
     def begin(self, name: str) -> str:
+        """Create and return the folder to write the checkpoint `name` to."""
         folder = f".{name}.partial"
         path = self.root / folder
         if path.exists():
@@ -122,6 +85,7 @@ class Local:
         return folder
 
     def commit(self, folder: str, name: str) -> None:
+        """Make the contents of `folder` the checkpoint `name`. Its manifest was written last."""
         target = self.root / name
         _flush(self.root / folder)
         if target.exists():  # a damaged one of the same step is kept, for inspection
@@ -131,10 +95,12 @@ class Local:
         self._unlock()
 
     def discard(self, folder: str) -> None:
+        """Remove the folder of a failed attempt."""
         shutil.rmtree(self.root / folder, ignore_errors=True)
         self._unlock()
 
     def remove(self, name: str) -> None:
+        """Remove a checkpoint and the damaged ones it replaced. Interrupted, it leaves no half."""
         # Renamed first: a half removed checkpoint must not look like a damaged one.
         removed = self.root / f".{name}.removed"
         (self.root / name).rename(removed)
@@ -143,11 +109,14 @@ class Local:
             shutil.rmtree(replaced)
 
     def sweep(self) -> None:
+        """Remove the folders of attempts whose process is gone."""
         for path in self.root.glob(".step-*"):
-            if not _is_locked(path):
+            with contextlib.suppress(OSError), _opened(path) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails: it is being written
                 shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self) -> str | None:
+        """Move all checkpoints to another place and return it, None when there are none."""
         if not self.names():
             return None
         aside = _free_name(self.root)
@@ -168,27 +137,19 @@ def _free_name(path: Path) -> Path:
     return free
 
 
-def _is_locked(path: Path) -> bool:
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
+        yield descriptor
     finally:
         os.close(descriptor)
-    return False
 
 
 def _flush(folder: Path) -> None:
     """Make the names in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    with _opened(folder) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def store_at(place: str | Path) -> Store:
@@ -211,14 +172,10 @@ def difference(store: Store, folder: str, name: str, expected: File) -> str | No
     size = store.size(folder, name)
     if size != expected.size:
         return f"{name} has {size} bytes instead of {expected.size}"
-    with store.open(folder, name) as file:
-        if _checksum(file) != expected.crc32:
-            return f"{name} does not have the checksum in {MANIFEST_FILE}"
-    return None
-
-
-def _checksum(file: BinaryIO) -> int:
     checksum = 0
-    while block := file.read(_BLOCK):
-        checksum = zlib.crc32(block, checksum)
-    return checksum
+    with store.open(folder, name) as file:
+        while block := file.read(_BLOCK):
+            checksum = zlib.crc32(block, checksum)
+    if checksum != expected.crc32:
+        return f"{name} does not have the checksum in {MANIFEST_FILE}"
+    return None

@@ -7,6 +7,7 @@ used, because its files are pickles.
 import contextlib
 import errno
 import io
+import itertools
 import json
 import zlib
 from collections.abc import Sequence
@@ -157,14 +158,15 @@ class _Writer(StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        folder, name = plan.storage_data
-        tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
-        results = []
+        tensors, results = [], []
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
                 value = cast("io.BytesIO", planner.resolve_data(item)).getvalue()
                 results.append(WriteResult(item.index, len(value), json.loads(value)))
+            else:
+                tensors.append(item)
         if tensors:
+            folder, name = plan.storage_data
             results += self._write_tensors(folder, name, tensors, planner)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
@@ -176,7 +178,9 @@ class _Writer(StorageWriter):
         results, checksum, start = [], 0, 0
         with self._store.create(folder, name) as file:
             for item in items:
-                data = _bytes_of(cast("torch.Tensor", planner.resolve_data(item)))
+                tensor = cast("torch.Tensor", planner.resolve_data(item)).detach().cpu()
+                flat = tensor.contiguous().reshape(-1)
+                data = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
                 file.write(data)
                 checksum = zlib.crc32(data, checksum)
                 results.append(WriteResult(item.index, data.nbytes, (name, start)))
@@ -190,9 +194,7 @@ class _Writer(StorageWriter):
         return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        manifest = _manifest(
-            self._label, metadata, [result for of_rank in results for result in of_rank]
-        )
+        manifest = _manifest(self._label, metadata, [*itertools.chain(*results)])
         text = encode(manifest)
         decode(text, self._name)
         folder = cast("str", self._folder)
@@ -210,21 +212,10 @@ class _Writer(StorageWriter):
             self._store.discard(self._folder)
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-
-
 def _manifest(label: Label, metadata: Metadata, results: Sequence[WriteResult]) -> Manifest:
     files: dict[str, File] = {}
-    chunks: dict[str, list[Chunk]] = {}
     values: dict[str, Any] = {}
-    sizes = {
-        (key, tuple(chunk.offsets)): tuple(chunk.sizes)
-        for key, stored in metadata.state_dict_metadata.items()
-        if isinstance(stored, TensorStorageMetadata)
-        for chunk in stored.chunks
-    }
+    places: dict[tuple[str, tuple[int, ...]], tuple[str, int]] = {}
     for result in results:
         key = result.index.fqn
         stored = metadata.state_dict_metadata[key]
@@ -234,19 +225,18 @@ def _manifest(label: Label, metadata: Metadata, results: Sequence[WriteResult]) 
         name, start, *written = result.storage_data
         if written:
             files[name] = written[0]
-        offsets = tuple(result.index.offset or (0,) * len(stored.size))
-        chunks.setdefault(key, []).append(
-            Chunk(offsets=offsets, sizes=sizes[key, offsets], file=name, start=start)
-        )
-    tensors = {
-        key: Tensor(
-            dtype=str(stored.properties.dtype).removeprefix("torch."),
-            shape=tuple(stored.size),
-            chunks=tuple(chunks[key]),
-        )
-        for key, stored in metadata.state_dict_metadata.items()
-        if isinstance(stored, TensorStorageMetadata)
-    }
+        places[key, tuple(result.index.offset or (0,) * len(stored.size))] = name, start
+    tensors = {}
+    for key, stored in metadata.state_dict_metadata.items():
+        if isinstance(stored, TensorStorageMetadata):
+            chunks = []
+            for chunk in stored.chunks:
+                offsets = tuple(chunk.offsets)
+                file, start = places[key, offsets]
+                sizes = tuple(chunk.sizes)
+                chunks.append(Chunk(offsets=offsets, sizes=sizes, file=file, start=start))
+            dtype = str(stored.properties.dtype).removeprefix("torch.")
+            tensors[key] = Tensor(dtype=dtype, shape=tuple(stored.size), chunks=tuple(chunks))
     return Manifest(
         format=FORMAT,
         progress=label.progress,

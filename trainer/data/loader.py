@@ -24,10 +24,10 @@ from torch.utils.data import DataLoader, default_collate
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import Samples
-from trainer.data.sets import Bad, Batch, Data, InMemory, MapStyle, Transformed
+from trainer.data.sets import Batch, Data, InMemory, MapStyle, Transformed, UnreadableSample
 
 Shares = Iterator[Samples]
-_Unread = dict[int, Bad]  # by the place in the batch
+_Unreadable = dict[int, UnreadableSample]  # by the place in the batch
 _TRIES = 100
 
 
@@ -54,8 +54,20 @@ class Loader:
         self._channels_last = channels_last
         if not isinstance(data, InMemory):
             self._requests = _Requests()
-            self._workers = _workers(
-                data, self._requests, device, workers=workers, prefetch=prefetch
+            if workers:
+                _start_loader_server(type(data).__module__)
+            self._workers: DataLoader[Any] = DataLoader(
+                _Reader(data),  # type: ignore[arg-type]  # DataLoader calls only __getitems__
+                batch_sampler=self._requests,
+                collate_fn=_collated_already,
+                num_workers=workers,
+                prefetch_factor=prefetch if workers else None,
+                worker_init_fn=_end_with_rank,
+                persistent_workers=workers > 0,
+                pin_memory=device.type != "cpu",
+                generator=torch.Generator(),  # else it draws a seed from the training's generator
+                # A forked worker can deadlock with NCCL (DDP documentation).
+                multiprocessing_context="forkserver" if workers else None,
             )
 
     def __call__(self, shares: Shares) -> Iterator[Batch]:
@@ -63,14 +75,16 @@ class Loader:
 
         One pass at a time: the next pass ends one that was not read to its end.
         """
-        for samples, (inputs, targets), bad in self._read(shares):
+        for samples, (inputs, targets), unreadable in self._read(shares):
             weights = samples.weights.clone()
-            weights[list(bad)] = 0
+            weights[list(unreadable)] = 0
             yield Batch(
                 self._inputs(inputs, samples),
                 self._move(targets),
                 self._move(weights),
-                tuple(replace(one, weight=float(samples.weights[n])) for n, one in bad.items()),
+                tuple(
+                    replace(one, weight=float(samples.weights[n])) for n, one in unreadable.items()
+                ),
             )
 
     def _inputs(self, inputs: Tensor, samples: Samples) -> Tensor:
@@ -84,7 +98,7 @@ class Loader:
         images = self._channels_last and inputs.dim() == 4
         return inputs.contiguous(memory_format=torch.channels_last) if images else inputs
 
-    def _read(self, shares: Shares) -> Iterator[tuple[Samples, tuple[Tensor, Tensor], _Unread]]:
+    def _read(self, shares: Shares) -> Iterator[tuple[Samples, tuple[Tensor, Tensor], _Unreadable]]:
         if isinstance(self._data, InMemory):
             for samples in shares:
                 yield samples, self._data.batch(samples.indices), {}
@@ -127,50 +141,45 @@ class _Reader:
     def __init__(self, data: MapStyle) -> None:
         self._data = data
 
-    def __getitems__(self, wanted: list[tuple[int, int | None]]) -> tuple[Any, _Unread] | Fault:
+    def __getitems__(self, wanted: list[tuple[int, int | None]]) -> tuple[Any, _Unreadable] | Fault:
         samples: list[Any] = []
-        unread: _Unread = {}
+        unreadable: _Unreadable = {}
         for index, key in wanted:
             try:
-                samples.append(self._sample(index, key))
+                with contextlib.nullcontext() if key is None else _seeded(key):
+                    samples.append(self._data[index])
             except Fault as fault:
                 return fault  # raised in a worker it would arrive as a RuntimeError, its code lost
             except MemoryError:
                 raise
             except Exception as error:  # noqa: BLE001  # a data set may raise anything
-                unread[len(samples)] = Bad(index, self._where(index), _one_line(error))
+                reason = " ".join(f"{type(error).__name__}: {error}".split())  # one line
+                unreadable[len(samples)] = UnreadableSample(index, self._file(index), reason)
                 samples.append(None)
-        good = [sample for number, sample in enumerate(samples) if number not in unread]
-        if unread:
+        if unreadable:
+            good = [sample for number, sample in enumerate(samples) if number not in unreadable]
             try:
                 replacement = good[0] if good else self._sample_near(wanted[0][0])
             except Fault as fault:
                 return fault
-            for number in unread:
+            for number in unreadable:
                 samples[number] = replacement
-        return default_collate(samples), unread
+        return default_collate(samples), unreadable
 
     def _sample_near(self, index: int) -> Any:
         """Return a sample after `index` that can be read, for its shape."""
         for distance in range(1, min(_TRIES, len(self._data))):
             with contextlib.suppress(Exception):
                 return self._data[(index + distance) % len(self._data)]
-        raise Fault(
-            Exit.DATA, f"none of {_TRIES} samples from {index}{self._where(index)} on can be read"
-        )
+        first = f"{index} ({file})" if (file := self._file(index)) else index
+        raise Fault(Exit.DATA, f"none of {_TRIES} samples from {first} on can be read")
 
-    def _where(self, index: int) -> str:
-        """Return ` (file)` of the sample, if the data has `samples` as torchvision's folders do."""
+    def _file(self, index: int) -> str:
+        """Return the file of the sample, if the data has `samples` as torchvision's folders do."""
         try:
-            return f" ({self._data.samples[index][0]})"  # type: ignore[attr-defined]
+            return str(self._data.samples[index][0])  # type: ignore[attr-defined]
         except (AttributeError, IndexError, KeyError, TypeError):
             return ""
-
-    def _sample(self, index: int, key: int | None) -> Any:
-        if key is None:
-            return self._data[index]
-        with _seeded(key):
-            return self._data[index]
 
 
 @contextlib.contextmanager
@@ -188,30 +197,6 @@ def _seeded(key: int) -> Iterator[None]:
         torch.default_generator.set_state(before[2])
 
 
-def _workers(
-    data: MapStyle, requests: _Requests, device: torch.device, *, workers: int, prefetch: int
-) -> DataLoader[Any]:
-    if workers:
-        _start_loader_server(type(data).__module__)
-    return DataLoader(
-        _Reader(data),  # type: ignore[arg-type]  # DataLoader calls only __getitems__
-        batch_sampler=requests,
-        collate_fn=_collated_already,
-        num_workers=workers,
-        prefetch_factor=prefetch if workers else None,
-        worker_init_fn=_end_with_rank,
-        persistent_workers=workers > 0,
-        pin_memory=device.type != "cpu",
-        generator=torch.Generator(),  # else it draws a seed from the training's generator
-        # A forked worker can deadlock with NCCL (DDP documentation).
-        multiprocessing_context="forkserver" if workers else None,
-    )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
 def _collated_already(batch: Any) -> Any:
     return batch
 
@@ -222,11 +207,10 @@ def _end_with_rank(_: int) -> None:
     torch checks the worker's parent, which is the fork server, and the server lives as long as a worker.
     Without this both outlive a rank that was killed.
     """
-    rank = multiprocessing.parent_process()
-    assert rank is not None  # noqa: S101  # this is a worker
 
     def wait() -> None:
-        rank.join()
+        if rank := multiprocessing.parent_process():
+            rank.join()
         os._exit(1)
 
     threading.Thread(target=wait, name="rank", daemon=True).start()

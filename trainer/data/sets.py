@@ -65,15 +65,15 @@ def tokens_of(data: Data) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class Bad:
-    """A sample that cannot be read: its index, ` (file)` if that is known, and the error.
+class UnreadableSample:
+    """A sample that cannot be read: its index, its file ("" if not known), and the error.
 
     `weight` is the weight that it would have had in the mean.
     """
 
     index: int
-    where: str
-    why: str
+    file: str
+    reason: str
     weight: float = 0.0
 
 
@@ -81,10 +81,10 @@ class Bad:
 class Batch:
     """A micro-batch of one rank; `weights`, shape (n,), are those of the samples in a mean.
 
-    The weight is 0 for padding, and for a sample that replaces one of `bad`.
+    The weight is 0 for padding, and for a sample that replaces one of `unreadable`.
     """
 
     inputs: Tensor
     targets: Tensor
     weights: Tensor
-    bad: tuple[Bad, ...] = ()
+    unreadable: tuple[UnreadableSample, ...] = ()

@@ -12,7 +12,7 @@ import math
 import mmap
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,6 @@ _ALIGNMENT = 64  # bytes: a cache line, and more than any element needs
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The place of a tensor's elements in the memory; `start` in bytes."""
-
-    start: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
 class _Offer:
     """The message from the rank that reads to the others of its machine: all but the elements.
 
@@ -48,6 +39,7 @@ class _Offer:
     node: str
     path: str = ""
     pickled: bytes = b""
+    places: Sequence[tuple[int, int]] = ()  # first byte and end of each tensor in the memory
     fault: Fault | None = None
 
 
@@ -88,76 +80,48 @@ def _build(build: Callable[[], Data], node: str) -> tuple[Data | None, _Offer, i
         return None, _Offer(node, fault=fault), -1
     if not isinstance(data, InMemory) or not hasattr(os, "memfd_create"):
         return data, _Offer(node), -1
-    tensors: list[Tensor] = []
+    elements: list[pickle.PickleBuffer] = []
+    pickled = io.BytesIO()
     try:
-        pickled = _pickle(data, tensors)
+        _Pickler(pickled, protocol=5, buffer_callback=elements.append).dump(data)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         log.warning(
             "data: every rank holds a copy of its own, since it cannot be pickled: %s", error
         )
         return data, _Offer(node), -1
     memory = os.memfd_create("muster-data")
-    _write(tensors, memory)
-    offer = _Offer(node, f"/proc/{os.getpid()}/fd/{memory}", pickled)
+    places, start = [], 0
+    with os.fdopen(memory, "wb", closefd=False) as file:
+        for part in (element.raw() for element in elements):
+            file.seek(start)
+            file.write(part)
+            places.append((start, start + part.nbytes))
+            start += math.ceil(part.nbytes / _ALIGNMENT) * _ALIGNMENT
+    offer = _Offer(node, f"/proc/{os.getpid()}/fd/{memory}", pickled.getvalue(), places)
     return _map(offer), offer, memory
 
 
 def _map(offer: _Offer) -> Data:
     with Path(offer.path).open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else None
-    data: Data = _Unpickler(offer.pickled, memory).load()
+        memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b""
+    elements = [memoryview(memory)[start:end] for start, end in offer.places]
+    data: Data = pickle.loads(offer.pickled, buffers=elements)  # noqa: S301  # of this machine's rank 0
     return data
 
 
-def _places(tensors: list[Tensor]) -> list[_Place]:
-    places, end = [], 0
-    for tensor in tensors:
-        places.append(_Place(end, tuple(tensor.shape), tensor.dtype))
-        end += math.ceil(tensor.nbytes / _ALIGNMENT) * _ALIGNMENT
-    return places
-
-
-def _write(tensors: list[Tensor], memory: int) -> None:
-    with os.fdopen(memory, "wb", closefd=False) as file:
-        for tensor, place in zip(tensors, _places(tensors), strict=True):
-            file.seek(place.start)
-            if tensor.numel():
-                file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-
-
-def _pickle(data: Data, tensors: list[Tensor]) -> bytes:
-    """Return `data` pickled without its tensors' elements; append the tensors to `tensors`."""
-    buffer = io.BytesIO()
-    _Pickler(buffer, tensors).dump(data)
-    return buffer.getvalue()
-
-
 class _Pickler(pickle.Pickler):
-    """Replaces each plain tensor in host memory by its place."""
+    """Leaves the elements of plain tensors in host memory out of the pickle, as buffers."""
 
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._tensors = tensors
-
-    def persistent_id(self, obj: Any) -> _Place | None:
+    def reducer_override(self, obj: Any) -> Any:
         plain = type(obj) is Tensor and obj.layout == torch.strided
         if not plain or obj.device.type != "cpu" or obj.requires_grad:
-            return None
-        self._tensors.append(obj)
-        return _places(self._tensors)[-1]
+            return NotImplemented
+        elements = pickle.PickleBuffer(obj.contiguous().flatten().view(torch.uint8).numpy())
+        return _tensor, (elements, obj.dtype, tuple(obj.shape))
 
 
-class _Unpickler(pickle.Unpickler):
-    """Replaces each place by a tensor over the memory."""
-
-    def __init__(self, pickled: bytes, memory: mmap.mmap | None) -> None:
-        super().__init__(io.BytesIO(pickled))
-        self._memory = memory
-
-    def persistent_load(self, place: _Place) -> Tensor:
-        count = math.prod(place.shape)
-        if not count or self._memory is None:
-            return torch.empty(place.shape, dtype=place.dtype)
-        flat = torch.frombuffer(self._memory, dtype=place.dtype, count=count, offset=place.start)
-        return flat.view(place.shape)
+def _tensor(elements: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if not elements.nbytes:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(elements, dtype=dtype).view(shape)

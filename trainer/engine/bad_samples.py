@@ -11,12 +11,13 @@ allowed; one more is Fault(65).
 
 import logging
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import torch
 import torch.distributed as dist
 
 from trainer.config.exits import Exit, Fault
-from trainer.data.sets import Bad, Batch, InMemory
+from trainer.data.sets import Batch, InMemory, UnreadableSample
 from trainer.distributed.runtime import from_all
 from trainer.engine.run import Run
 
@@ -28,8 +29,8 @@ class SkippedSamples:
 
     def __init__(self, run: Run, batches: Iterable[Batch]) -> None:
         self._run = run
-        self._skipped = [bad for batch in batches for bad in batch.bad if bad.weight]
-        self._sum = torch.tensor([sum(bad.weight for bad in self._skipped)], dtype=torch.float64)
+        self._skipped = [one for batch in batches for one in batch.unreadable if one.weight]
+        self._sum = torch.tensor([sum(one.weight for one in self._skipped)], dtype=torch.float64)
         self._pending: dist.Work | None = None
         # Data in memory has been read completely: none of it can be bad.
         if run.runtime.control is not None and not isinstance(run.training, InMemory):
@@ -58,17 +59,18 @@ class SkippedSamples:
         return left
 
 
-def count_bad(run: Run, found_here: Sequence[Bad], *, part: str) -> None:
+def count_bad(run: Run, found_here: Sequence[UnreadableSample], *, part: str) -> None:
     """Count the bad samples of all ranks, report new ones, and raise Fault(65) for too many.
 
     All ranks call it together. `part` is "training" or "test".
     """
     allowed = run.settings.bad_samples
-    for bad in (bad for found in from_all(list(found_here), run.runtime) for bad in found):
-        if (part, bad.index) in run.bad:
+    for sample in chain(*from_all(list(found_here), run.runtime)):
+        if (part, sample.index) in run.bad:
             continue
-        run.bad.add((part, bad.index))
-        text = f"{part} sample {bad.index}{bad.where}: {bad.why}"
+        run.bad.add((part, sample.index))
+        where = f"({sample.file})" if sample.file else ""
+        text = f"{part} sample {f'{sample.index} {where}'.strip()}: {sample.reason}"
         if len(run.bad) > allowed:
             raise Fault(
                 Exit.DATA,
@@ -80,9 +82,9 @@ def count_bad(run: Run, found_here: Sequence[Bad], *, part: str) -> None:
             kind="bad_sample",
             step=run.step + 1,
             part=part,
-            index=bad.index,
-            where=bad.where.strip(),
-            why=bad.why,
+            index=sample.index,
+            where=where,
+            why=sample.reason,
             bad_samples=len(run.bad),
         )
         if run.runtime.is_main:

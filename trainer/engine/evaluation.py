@@ -9,7 +9,7 @@ import torch
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import evaluation_shares
-from trainer.data.sets import Bad, tokens_of
+from trainer.data.sets import UnreadableSample, tokens_of
 from trainer.distributed.runtime import total
 from trainer.engine.bad_samples import count_bad
 from trainer.engine.run import Run
@@ -32,7 +32,7 @@ def evaluate(run: Run, stop: Stop) -> float | None:
 def _evaluate(run: Run, stop: Stop) -> float | None:
     runtime = run.runtime
     sums = torch.zeros(4, dtype=torch.float64)
-    unread: list[Bad] = []
+    unread: list[UnreadableSample] = []
     run.strategy.module.eval()
     shares = evaluation_shares(
         len(run.test), runtime.sizing.batches, runtime.data_rank, tokens=tokens_of(run.test)
@@ -49,7 +49,7 @@ def _evaluate(run: Run, stop: Stop) -> float | None:
         weights = batch.weights[counted].double()
         parts = ((losses[counted] * weights).sum(), weights.sum(), scores[counted].sum())
         sums += torch.stack([*parts, counted.sum()]).cpu()
-        unread += [one for one in batch.bad if one.weight]
+        unread += [one for one in batch.unreadable if one.weight]
     run.strategy.module.train()
     loss, weight, score, count, missing = total([*sums.tolist(), len(unread)], runtime)
     if missing:

@@ -2,13 +2,12 @@
 
 import logging
 import time
-from contextlib import AbstractContextManager
 
 from trainer.checkpoint.find import Found, find, is_shared, newest
 from trainer.checkpoint.manifest import Progress
 from trainer.checkpoint.read import load
 from trainer.checkpoint.retention import Keep
-from trainer.checkpoint.saver import Saved, Saver, saving
+from trainer.checkpoint.saver import Saved, Saver
 from trainer.checkpoint.state import capture
 from trainer.checkpoint.store import store_at
 from trainer.checkpoint.write import Label
@@ -21,9 +20,9 @@ from trainer.engine.run import Run
 log = logging.getLogger("trainer")
 
 
-def saving_to(settings: Settings, runtime: Runtime) -> AbstractContextManager[Saver]:
-    """Return the context of a saver for the folder or bucket that the settings name."""
-    return saving(
+def saving_to(settings: Settings, runtime: Runtime) -> Saver:
+    """Return a saver for the folder or bucket that the settings name; use it as a context."""
+    return Saver(
         store_at(settings.checkpoints or settings.run_folder / "checkpoints"),
         Keep(
             settings.checkpoint_keep, settings.checkpoint_keep_every, settings.checkpoint_keep_best

@@ -18,6 +18,7 @@ A plain nn.Sequential and torchvision's ResNets need no method.
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -50,7 +51,14 @@ def pieces_of(model: nn.Module) -> list[Piece]:
     """
     pieces = [Piece(*piece) for piece in _chain_of(model)]
     _check(model, pieces)
-    return _with_parameters(model, pieces)
+    joined: list[Piece] = []
+    for piece in pieces:  # one without parameters goes to a neighbour: a stage needs some to train
+        if joined and not (_trains(model, joined[-1]) and _trains(model, piece)):
+            both = joined[-1], piece
+            joined[-1] = Piece(joined[-1].modules + piece.modules, partial(run, both))
+        else:
+            joined.append(piece)
+    return joined
 
 
 def _chain_of(model: nn.Module) -> Chain:
@@ -98,23 +106,5 @@ def _check(model: nn.Module, pieces: Sequence[Piece]) -> None:
             )
 
 
-def _with_parameters(model: nn.Module, pieces: Sequence[Piece]) -> list[Piece]:
-    """Join pieces without parameters to a neighbour: a stage needs parameters to train."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        if joined and not (_trains(model, joined[-1]) and _trains(model, piece)):
-            joined[-1] = _both(joined[-1], piece)
-        else:
-            joined.append(piece)
-    return joined
-
-
 def _trains(model: nn.Module, piece: Piece) -> bool:
     return any(True for name in piece.modules for _ in model.get_submodule(name).parameters())
-
-
-def _both(first: Piece, second: Piece) -> Piece:
-    def run(x: Tensor) -> Tensor:
-        return second.run(first.run(x))
-
-    return Piece(first.modules + second.modules, run)

@@ -18,6 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trainer.distributed.tensors import local_part
+
 # What a rank of n sends for one byte of the larger of input and output, with a ring or in pairs
 # (Thakur et al., 2005). An operator's name contains the word, with or without the underscore.
 _SENT: dict[str, Callable[[int], float]] = {
@@ -59,7 +61,11 @@ class Footprint(TorchDispatchMode):
             return NotImplemented  # it comes again, with the local tensors
         out = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional"):
-            self._count_sent(func, args, out)
+            name = func.name().partition("::")[2]
+            word = next((w for w in _SENT if w in name or w.replace("_", "") in name), None)
+            if word is not None:
+                size = max(_largest(args), _largest(out))
+                self.sent[word] += round(size * _SENT[word](_group_size(args)))
         for value in tree_leaves(out):
             if isinstance(value, Tensor):
                 self._add(value.untyped_storage())
@@ -70,13 +76,6 @@ class Footprint(TorchDispatchMode):
         key = _key(storage)
         if key not in self._live:
             self._live[key] = weakref.ref(storage, lambda _: self._live.pop(key, None))
-
-    def _count_sent(self, func: Any, args: Any, out: object) -> None:
-        name = func.name().partition("::")[2]
-        word = next((w for w in _SENT if w in name or w.replace("_", "") in name), None)
-        if word is not None:
-            size = max(_largest(args), _largest(out))
-            self.sent[word] += round(size * _SENT[word](_group_size(args)))
 
 
 class Activations:
@@ -92,23 +91,27 @@ class Activations:
         """Count within the block; the parameters of `module` are not activations."""
 
         def keep(tensor: Tensor) -> "_Kept":
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            storage = local.untyped_storage()
-            own = {_key(_local(p).untyped_storage()) for p in module.parameters()}
+            storage = local_part(tensor).untyped_storage()
+            own = {_key(local_part(p).untyped_storage()) for p in module.parameters()}
             # Detached: an output that its own node keeps would keep the node, if no backward pass came.
-            return _Kept(self, tensor.detach(), storage, counted=_key(storage) not in own)
+            kept = _Kept(tensor.detach())
+            if (key := _key(storage)) not in own:
+                size = storage.nbytes()
+                self._hold(key, size)
+                weakref.finalize(kept, self._release, key, size)
+            return kept
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
             yield
 
-    def hold(self, key: int, size: int) -> None:
+    def _hold(self, key: int, size: int) -> None:
         """Count a storage once, however often it is kept."""
         self._holders[key] += 1
         if self._holders[key] == 1:
             self.now += size
             self.peak = max(self.peak, self.now)
 
-    def release(self, key: int, size: int) -> None:
+    def _release(self, key: int, size: int) -> None:
         """Take a storage off the count when nothing keeps it any more."""
         self._holders[key] -= 1
         if self._holders[key] == 0:
@@ -118,18 +121,8 @@ class Activations:
 class _Kept:
     """A tensor that autograd keeps; when this object is deleted, the tensor is no longer counted."""
 
-    def __init__(
-        self, owner: Activations, tensor: Tensor, storage: torch.UntypedStorage, *, counted: bool
-    ) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        if counted:
-            key, size = _key(storage), storage.nbytes()
-            owner.hold(key, size)
-            weakref.finalize(self, owner.release, key, size)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _key(storage: torch.UntypedStorage) -> int:

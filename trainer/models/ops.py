@@ -36,7 +36,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 @_cross_entropy.register_fake
 def _(logits: Tensor, targets: Tensor) -> Tensor:
-    return logits.new_empty(targets.shape, dtype=_wide(logits))
+    return _widened(logits).new_empty(targets.shape)
 
 
 @torch.library.custom_op("muster::cross_entropy_backward", mutates_args=())
@@ -64,12 +64,8 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
 _cross_entropy.register_autograd(_backward, setup_context=_keep)
 
 
-def _wide(logits: Tensor) -> torch.dtype:
-    return torch.promote_types(logits.dtype, torch.float32)
-
-
 def _widened(logits: Tensor) -> Tensor:
-    return logits.to(_wide(logits))
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 _Sharding = tuple[list[Placement], list[Placement]]  # of the outputs, of the inputs

@@ -16,8 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.models.blocks import blocks
 
-_Context = contextlib.AbstractContextManager[None]
-
 
 def recompute_blocks(model: nn.Module) -> None:
     """Make every block of the model recompute, in place."""
@@ -35,11 +33,13 @@ class _Recomputed(nn.Module):
             return compute(*inputs)
         if not any(True for _ in self.buffers()):  # torch.compile cannot trace context_fn
             return checkpoint(compute, *inputs, use_reentrant=False)
-
-        def contexts() -> tuple[_Context, _Context]:  # of the first forward pass and of the second
-            return contextlib.nullcontext(), _restoring_buffers(self)
-
-        return checkpoint(compute, *inputs, use_reentrant=False, context_fn=contexts)
+        return checkpoint(
+            compute,
+            *inputs,
+            use_reentrant=False,
+            # of the first forward pass and of the second
+            context_fn=lambda: (contextlib.nullcontext(), _restoring_buffers(self)),
+        )
 
 
 @contextlib.contextmanager

@@ -33,13 +33,6 @@ class Cost:
     activations: int
     flops: int
 
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            self.parameters + other.parameters,
-            self.activations + other.activations,
-            self.flops + other.flops,
-        )
-
 
 @dataclass(frozen=True)
 class Cut:
@@ -60,13 +53,13 @@ class Cut:
         rows = []
         for number, stage in enumerate(self.stages):
             modules = [name for piece in self.pieces_of(number) for name in piece.modules]
-            cost = sum((self.costs[n] for n in stage), start=Cost(0, 0, 0))
+            costs = [self.costs[n] for n in stage]
             rows.append(
                 {
                     "modules": modules[0] if len(modules) == 1 else f"{modules[0]}..{modules[-1]}",
-                    "parameter_bytes": cost.parameters,
-                    "activation_bytes": cost.activations,
-                    "flops": cost.flops,
+                    "parameter_bytes": sum(cost.parameters for cost in costs),
+                    "activation_bytes": sum(cost.activations for cost in costs),
+                    "flops": sum(cost.flops for cost in costs),
                     "share": round(sum(parts[n] for n in stage), 4),
                 }
             )

@@ -7,22 +7,21 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed import optim
-from trainer.strategies import (
-    Context,
-    Strategy,
-    _comm_hooks,
-    accumulate,
-    broadcast_buffers,
-    clip,
-    inference,
-)
+from trainer.strategies import Context, Strategy, accumulate, broadcast_buffers, clip, inference
+
+_RANK = 2  # of the two matrices that powersgd sends
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
@@ -57,9 +56,9 @@ def replicate(
         static_graph=settings.static_graph,
     )
     if runtime.backend == "fake":
-        _comm_hooks.count_in_dry_run(replica, group)
+        _count_in_dry_run(replica, group)
     else:
-        _comm_hooks.register(replica, group, settings)
+        _register_hook(replica, group, settings)
     parameters = list(model.parameters())
     replicas = runtime.sizing.batches.replicas
 
@@ -97,3 +96,40 @@ def _name_unused_parameters(model: nn.Module) -> Iterator[None]:
             f"no gradient for {unused}: under ddp every parameter must have its part in the loss of "
             "every step, or requires_grad=False",
         ) from error
+
+
+def _register_hook(
+    replica: DistributedDataParallel, group: dist.ProcessGroup, settings: Settings
+) -> None:
+    """Make `replica` average its gradients as TRAINER_COMM_HOOK says.
+
+    `fp16` and `bf16` halve the bytes. `powersgd` sends two thin matrices for each gradient (Vogels et
+    al., 2019) and keeps the error for the next step. It starts after the warm-up of the learning rate,
+    because gradients change fast before. Its memory is not in the checkpoint: a resumed run has none.
+    """
+    if settings.comm_hook == "fp16":
+        replica.register_comm_hook(group, default_hooks.fp16_compress_hook)
+    elif settings.comm_hook == "bf16":
+        replica.register_comm_hook(group, _bf16)
+    elif settings.comm_hook == "powersgd":
+        # DDP rebuilds its buckets after the first step; the hook must start later.
+        start = max(2, settings.warmup_steps)
+        state = PowerSGDState(group, matrix_approximation_rank=_RANK, start_powerSGD_iter=start)
+        replica.register_comm_hook(state, powerSGD_hook)
+
+
+def _count_in_dry_run(replica: DistributedDataParallel, group: dist.ProcessGroup) -> None:
+    """Reduce buckets in Python, where a dry run counts them; DDP's own C++ finds no other ranks."""
+
+    def all_reduce(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:
+        dist.all_reduce(bucket.buffer(), group=group)
+        done: Future[Tensor] = Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    replica.register_comm_hook(group, all_reduce)
+
+
+def _bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:
+    # DDP refuses torch's own by its name wherever NCCL is not built in, though gloo can do it.
+    return default_hooks.bf16_compress_hook(group, bucket)

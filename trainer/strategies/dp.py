@@ -6,32 +6,18 @@ Kept for comparison: ddp is faster, and dp-balanced loads the first GPU less.
 """
 
 import logging
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from trainer.data.sets import Batch
-from trainer.distributed import optim
-from trainer.strategies import Context, Strategy, accumulate, clip, inference
+from trainer.strategies import Context, Strategy, single
 
 log = logging.getLogger("trainer")
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    parameters = list(model.parameters())
-    parallel = replicate(model, context)
-
-    def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
-        return accumulate(parallel, micro_batches, context, scale=1 / weight)
-
-    return Strategy(
-        module=model,
-        optimizer=optim.build(parameters, context.settings),
-        step=step,
-        clip=lambda norm: clip(parameters, norm),
-        forward=inference(parallel, context),
-    )
+    return replace(single.build(replicate(model, context), context), module=model)
 
 
 def replicate(module: nn.Module, context: Context) -> nn.Module:

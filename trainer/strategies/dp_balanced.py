@@ -7,14 +7,14 @@ uneven split of the batch is weighted right.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from trainer.data.sets import Batch
-from trainer.distributed import optim
 from trainer.distributed.precision import autocast
-from trainer.strategies import Context, Strategy, clip, inference, weighted_loss
+from trainer.strategies import Context, Strategy, single, weighted_loss
 from trainer.strategies.dp import replicate
 
 
@@ -34,7 +34,6 @@ class LossInside(nn.Module):
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    parameters = list(model.parameters())
     parallel = replicate(LossInside(model, context), context)
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
@@ -45,10 +44,4 @@ def build(model: nn.Module, context: Context) -> Strategy:
             losses.append(loss.detach())
         return torch.stack(losses).sum()
 
-    return Strategy(
-        module=model,
-        optimizer=optim.build(parameters, context.settings),
-        step=step,
-        clip=lambda norm: clip(parameters, norm),
-        forward=inference(model, context),
-    )
+    return replace(single.build(model, context), step=step)

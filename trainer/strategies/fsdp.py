@@ -8,6 +8,7 @@ Rajbhandari et al., 2020), by torch's `fully_shard`. A mesh that also replicates
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -23,22 +24,13 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
-from trainer.distributed import optim
 from trainer.distributed.precision import half
 from trainer.models.blocks import blocks
-from trainer.strategies import (
-    Context,
-    Strategy,
-    accumulate,
-    broadcast_buffers,
-    clip,
-    inference,
-)
+from trainer.strategies import Context, Strategy, accumulate, broadcast_buffers, single
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
     sharded = shard(model, data_mesh(context.mesh), context.settings)
-    parameters = list(model.parameters())
     replicas = context.runtime.sizing.batches.replicas
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
@@ -46,14 +38,8 @@ def build(model: nn.Module, context: Context) -> Strategy:
         scale = replicas / weight
         return accumulate(model, micro_batches, context, scale=scale, no_sync=no_sync(sharded))
 
-    return Strategy(
-        module=model,
-        optimizer=optim.build(parameters, context.settings),
-        step=step,
-        clip=lambda norm: clip(parameters, norm),
-        forward=inference(model, context),
-        synchronize=lambda: broadcast_buffers(model, context.mesh),
-    )
+    strategy = single.build(model, context)
+    return replace(strategy, step=step, synchronize=lambda: broadcast_buffers(model, context.mesh))
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:

@@ -15,7 +15,7 @@ import pickle
 import signal
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -67,31 +67,18 @@ class _Work:
 
 
 @dataclass(frozen=True)
-class _Update:
-    """The result of a batch: its mean loss, and the norm of its gradient."""
-
-    loss: Tensor
-    norm: Tensor
-
-
-@dataclass(frozen=True)
 class _Failure:
-    """The error that ended a worker."""
+    """The error that ended a worker, and its traceback."""
 
-    code: Exit
-    message: str
+    fault: Fault
     trace: str
-
-
-class _WorkerTraceback(Exception):
-    """The traceback of an error in a worker, shown as the cause of the error raised here."""
 
 
 class Workers:
     """The worker processes, each idle or busy with one batch."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, context: Context) -> None:
-        self._newest = _Update(torch.zeros(()), torch.zeros(()))
+        self._loss = self._norm = torch.zeros(())  # of the newest update
         self._model, self._optimizer, self._context = model, optimizer, context
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []  # to each worker
@@ -118,13 +105,13 @@ class Workers:
         self._busy.add(pipe)
         while not self._updates:  # there is no loss to return yet
             self._receive_update()
-        return self._newest.loss * weight
+        return self._loss * weight
 
     def take_norm(self) -> Tensor:
         """Return the newest norm. One that is not finite is returned, and so counted, only once."""
-        norm = self._newest.norm
+        norm = self._norm
         if not norm.isfinite():
-            self._newest = replace(self._newest, norm=torch.zeros(()))
+            self._norm = torch.zeros(())
         return norm
 
     def synchronize(self) -> None:
@@ -192,7 +179,7 @@ class Workers:
             raise
 
     def _receive_update(self) -> None:
-        pipe, self._newest = self._receive(list(self._busy))
+        pipe, (self._loss, self._norm) = self._receive(list(self._busy))
         self._busy.remove(pipe)
         self._updates += 1
 
@@ -215,39 +202,41 @@ class Workers:
                 Exit.CODE, f"mode hogwild: process {number} (pid {process.pid}) ended {ended}"
             ) from None
         if isinstance(answer, _Failure):
-            message = f"hogwild process {number}: {answer.message}"
-            if answer.code == Exit.CODE:
-                raise RuntimeError(message) from _WorkerTraceback(answer.trace)
-            raise Fault(answer.code, message)
+            message = f"hogwild process {number}: {answer.fault}"
+            if answer.fault.code != Exit.CODE:
+                raise Fault(answer.fault.code, message)
+            error = RuntimeError(message)
+            error.add_note(answer.trace)
+            raise error
         return pipe, answer
 
 
 def _work(model: nn.Module, context: Context, pipe: Connection) -> None:
-    """Be a worker, until the other end of the pipe is closed."""
+    """Answer a batch with its update and "state" with the optimiser's; load any other state sent.
+
+    Ends when the other end of the pipe is closed.
+    """
     torch.set_num_threads(1)
     try:
-        _answer_messages(model, context, pipe)
+        optimizer = optim.build(model.parameters(), context.settings)
+        while True:
+            message = pickle.loads(pipe.recv_bytes())  # noqa: S301  # it comes from our own process
+            if message == "state":
+                pipe.send_bytes(pickle.dumps(optimizer.state_dict()))
+            elif isinstance(message, _Work):
+                pipe.send_bytes(pickle.dumps(_update(model, optimizer, message, context)))
+            else:
+                optimizer.load_state_dict(message)
     except (EOFError, BrokenPipeError):
         pass  # the main process has ended
     except BaseException as error:  # noqa: BLE001  # the main process raises it
-        fault = as_fault(error)
-        pipe.send_bytes(pickle.dumps(_Failure(fault.code, str(fault), traceback.format_exc())))
+        pipe.send_bytes(pickle.dumps(_Failure(as_fault(error), traceback.format_exc())))
 
 
-def _answer_messages(model: nn.Module, context: Context, pipe: Connection) -> None:
-    """Answer a batch with its update and "state" with the optimiser's; load any other state sent."""
-    optimizer = optim.build(model.parameters(), context.settings)
-    while True:
-        message = pickle.loads(pipe.recv_bytes())  # noqa: S301  # it comes from our own process
-        if message == "state":
-            pipe.send_bytes(pickle.dumps(optimizer.state_dict()))
-        elif isinstance(message, _Work):
-            pipe.send_bytes(pickle.dumps(_update(model, optimizer, message, context)))
-        else:
-            optimizer.load_state_dict(message)
-
-
-def _update(model: nn.Module, optimizer: Optimizer, work: _Work, context: Context) -> _Update:
+def _update(
+    model: nn.Module, optimizer: Optimizer, work: _Work, context: Context
+) -> tuple[Tensor, Tensor]:
+    """Update the weights with a batch; return its mean loss and the norm of its gradient."""
     torch.manual_seed(work.seed)
     optim.set_learning_rate(optimizer, work.rate)
     model.train()
@@ -260,7 +249,7 @@ def _update(model: nn.Module, optimizer: Optimizer, work: _Work, context: Contex
         for buffer, before in zip(model.buffers(), kept, strict=True):
             buffer.copy_(before)
     optimizer.zero_grad()
-    return _Update(loss_sum / work.weight, norm.detach())
+    return loss_sum / work.weight, norm.detach()
 
 
 def _mean(states: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ reported is the ranks' mean.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -21,19 +22,16 @@ from torch.optim import SGD, Optimizer
 
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
-from trainer.distributed import optim
-from trainer.strategies import Context, Strategy, accumulate, clip, inference, single
+from trainer.strategies import Context, Strategy, accumulate, single
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    if context.runtime.mesh is None:  # one rank: there is nothing to average
-        return single.build(model, context)
     settings, group = context.settings, context.mesh.get_group("dp_replicate")
-    parameters = list(model.parameters())
-    optimizer = optim.build(parameters, settings)
+    strategy = single.build(model, context)
     outer = OuterOptimizer(model, settings) if settings.outer_lr else None
     replicas = context.runtime.sizing.batches.replicas
-    period = Period(model, optimizer, outer, settings, group=group)
+    period = Period(model, strategy.optimizer, outer, settings, group)
+    strategy.optimizer.register_load_state_dict_post_hook(period.reset)
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
         period.count_step()
@@ -41,20 +39,13 @@ def build(model: nn.Module, context: Context) -> Strategy:
         return accumulate(model, micro_batches, context, scale=replicas / weight)
 
     def clip_own(norm: float) -> Tensor:
-        mean = clip(parameters, norm) / replicas
+        mean = strategy.clip(norm) / replicas
         # One number a step: every rank must know when one has no finite gradient.
         dist.all_reduce(mean, group=group)
         return mean
 
-    return Strategy(
-        module=model,
-        optimizer=optimizer,
-        step=step,
-        clip=clip_own,
-        forward=inference(model, context),
-        synchronize=period.end,
-        extra={"outer": outer} if outer else {},
-    )
+    extra = {"outer": outer} if outer else {}
+    return replace(strategy, step=step, clip=clip_own, synchronize=period.end, extra=extra)
 
 
 class OuterOptimizer:
@@ -97,51 +88,45 @@ class OuterOptimizer:
             momentum.copy_(state[name])
 
 
+@dataclass
 class Period:
     """The steps since all ranks last had the same weights."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        outer: OuterOptimizer | None,
-        settings: Settings,
-        *,
-        group: dist.ProcessGroup,
-    ) -> None:
-        self._model, self._optimizer, self._outer = model, optimizer, outer
-        self._settings, self._group = settings, group
-        self._steps = 0
-        optimizer.register_load_state_dict_post_hook(lambda _: self._reset())
+    model: nn.Module
+    optimizer: Optimizer
+    outer: OuterOptimizer | None
+    settings: Settings
+    group: dist.ProcessGroup
+    steps: int = 0
 
-    def _reset(self) -> None:
+    def reset(self, _: Optimizer) -> None:
         """Start a period with the weights that were just loaded."""
-        self._steps = 0
+        self.steps = 0
 
     def count_step(self) -> None:
         """Count a step that begins; after the last of a period, average first."""
-        if self._steps == self._settings.local_steps:
+        if self.steps == self.settings.local_steps:
             self.end()
-        if self._steps == 0 and self._outer:
-            self._outer.begin()
-        self._steps += 1
+        if self.steps == 0 and self.outer:
+            self.outer.begin()
+        self.steps += 1
 
     @torch.no_grad()
     def end(self) -> None:
         """Give all ranks the same weights and the same state of the optimiser."""
-        if self._steps == 0:
+        if self.steps == 0:
             return
-        _average(chain(self._model.parameters(), self._model.buffers()), self._group)
-        if self._outer:
-            self._outer.step()
-        state = [item for part in self._optimizer.state.values() for item in part.items()]
+        _average(chain(self.model.parameters(), self.model.buffers()), self.group)
+        if self.outer:
+            self.outer.step()
+        state = [item for part in self.optimizer.state.values() for item in part.items()]
         tensors = [(name, value) for name, value in state if isinstance(value, Tensor)]
-        if self._settings.local_state == "average":
+        if self.settings.local_state == "average":
             # Not AdamW's step count: it is the same everywhere, and on the CPU, where NCCL cannot send.
-            _average((value for name, value in tensors if name != "step"), self._group)
+            _average((value for name, value in tensors if name != "step"), self.group)
         else:
             torch._foreach_zero_([value for _, value in tensors])
-        self._steps = 0
+        self.steps = 0
 
 
 def _average(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data.sets import Batch
-from trainer.distributed import optim
 from trainer.distributed.precision import autocast
 from trainer.distributed.tensors import move
 from trainer.models.stages import Stage, cut
-from trainer.strategies import Context, Strategy, clip, weighted_loss
+from trainer.strategies import Context, Strategy, single, weighted_loss
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
@@ -29,17 +28,10 @@ def build(model: nn.Module, context: Context) -> Strategy:
     plan = cut(model, context.example(), runtime.sizing.stages or max(2, len(devices)))
     count = len(plan.stages)
     places = [devices[number * len(devices) // count] for number in range(count)]
-    stages = [
-        Stage(
-            model,
-            plan.pieces_of(number),
-            precision=partial(autocast, context.settings, runtime.device),
-        )
-        for number in range(count)
-    ]
+    precision = partial(autocast, context.settings, runtime.device)
+    stages = [Stage(model, plan.pieces_of(n), precision=precision) for n in range(count)]
     for stage, place in zip(stages, places, strict=True):
         move(stage, place)
-    parameters = list(model.parameters())
 
     def forward(inputs: Tensor) -> Tensor:
         x = inputs
@@ -54,18 +46,20 @@ def build(model: nn.Module, context: Context) -> Strategy:
             if len(under_way) == 2 * count:
                 under_way.popleft().backward()
             outputs = forward(batch.inputs)
-            loss = weighted_loss(outputs, _at(places[-1], batch), context)
+            targets, weights = (
+                tensor.to(places[-1], non_blocking=True)
+                for tensor in (batch.targets, batch.weights)
+            )
+            loss = weighted_loss(outputs, Batch(batch.inputs, targets, weights), context)
             losses.append(loss.detach())
             under_way.append(loss / weight)
         for loss in under_way:
             loss.backward()
         return torch.stack(losses).sum()
 
-    return Strategy(
-        module=model,
-        optimizer=optim.build(parameters, context.settings),
+    return replace(
+        single.build(model, context),
         step=step,
-        clip=lambda norm: clip(parameters, norm),
         forward=lambda inputs: forward(inputs).to(runtime.device),
         notes={"stages": plan.describe(), "devices": ", ".join(map(str, places))},
     )
@@ -76,12 +70,3 @@ def _devices(first: torch.device) -> list[torch.device]:
     if first.type == "cpu":
         return [first]
     return [torch.device(first.type, n) for n in range(torch.accelerator.device_count())]
-
-
-def _at(place: torch.device, batch: Batch) -> Batch:
-    """Return the batch with targets and weights, which the loss reads, on device `place`."""
-    return replace(
-        batch,
-        targets=batch.targets.to(place, non_blocking=True),
-        weights=batch.weights.to(place, non_blocking=True),
-    )

@@ -26,15 +26,7 @@ from trainer.distributed.precision import autocast
 from trainer.distributed.tensors import local_part, move
 from trainer.models.stages import Cut, Stage, cut, keep_pieces
 from trainer.plan.schedules import SCHEDULES, holder, stages_of
-from trainer.strategies import (
-    Context,
-    Strategy,
-    broadcast_buffers,
-    clip,
-    fsdp,
-    tp,
-    weighted_loss,
-)
+from trainer.strategies import Context, Strategy, broadcast_buffers, clip, fsdp, tp, weighted_loss
 
 
 def build(model: nn.Module, context: Context) -> Strategy:

@@ -12,7 +12,6 @@ weight (dp_shard) or replicate it (dp_replicate).
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -22,36 +21,26 @@ from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
-from trainer.distributed import optim
 from trainer.models.tensor_plan import TensorPlan, Whole
 from trainer.strategies import (
     Context,
     Strategy,
     accumulate,
     broadcast_buffers,
-    clip,
     fsdp,
     inference,
+    single,
 )
-
-
-@runtime_checkable
-class Splittable(Protocol):
-    """A model with a plan of how its layers are split."""
-
-    def tensor_plan(self, *, sequence_parallel: bool, loss_parallel: bool) -> TensorPlan: ...
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
     settings, mesh = context.settings, context.mesh
     parallelize(model, mesh["tp"], settings)
     replicas = context.runtime.sizing.batches.replicas
-    sharded = None
-    if replicas > 1:
-        sharded = fsdp.shard(model, fsdp.data_mesh(mesh), settings)
+    sharded = fsdp.shard(model, fsdp.data_mesh(mesh), settings) if replicas > 1 else None
     parameters = list(model.parameters())
-    gathered = replace(context, loss=whole_loss(context.loss))
     forward = inference(model, context)
+    gathered = replace(context, loss=whole_loss(context.loss))
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
         with loss_context(settings):
@@ -66,11 +55,9 @@ def build(model: nn.Module, context: Context) -> Strategy:
         sum_partial_gradients(parameters)
         return loss
 
-    return Strategy(
-        module=model,
-        optimizer=optim.build(parameters, settings),
+    return replace(
+        single.build(model, context),
         step=step,
-        clip=lambda norm: clip(parameters, norm),
         forward=lambda inputs: whole(forward(inputs)),
         synchronize=lambda: broadcast_buffers(model, mesh),
     )
@@ -82,14 +69,14 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> None
     A stage of a pipeline has only some of the plan's modules. Raises Fault(64) when the model has no
     plan, or the number of ranks does not divide what it splits.
     """
-    if not isinstance(module, Splittable):
+    tensor_plan = getattr(module, "tensor_plan", None)
+    if tensor_plan is None:
         raise Fault(
             Exit.CONFIG,
             f"task {settings.task}: its model {type(module).__name__} cannot be split over the axis tp: "
-            "it has no method tensor_plan(); see "
-            "trainer/models/tensor_plan.py",
+            "it has no method tensor_plan(); see trainer/models/tensor_plan.py",
         )
-    plan = module.tensor_plan(
+    plan: TensorPlan = tensor_plan(
         sequence_parallel=settings.sequence_parallel, loss_parallel=settings.loss_parallel
     )
     for name, number in plan.divisible.items():
@@ -101,10 +88,9 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> None
                 f"tp={mesh.size()}; tp={fitting} would do",
             )
     for name, part in list(module.named_modules()):
-        if not any(True for _ in part.parameters(recurse=False)):
-            continue
-        for style in plan.styles_for(name) or [Whole()]:
-            parallelize_module(part, mesh, style)
+        if any(True for _ in part.parameters(recurse=False)):
+            for style in plan.styles_for(name) or [Whole()]:
+                parallelize_module(part, mesh, style)
 
 
 def loss_context(settings: Settings) -> contextlib.AbstractContextManager[object]:

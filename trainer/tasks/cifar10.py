@@ -92,10 +92,7 @@ class _Plain(pickle.Unpickler):
     """Reads a pickle of arrays and nothing else: a downloaded file must not run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstruct" and module in (
-            "numpy.core.multiarray",
-            "numpy._core.multiarray",
-        ):
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             return _RECONSTRUCT
         if module == "numpy" and name in ("ndarray", "dtype"):
             return getattr(np, name)

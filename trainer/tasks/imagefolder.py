@@ -45,12 +45,15 @@ class Folder:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return an image, shape (3, side, side), uint8, and its class.
+        """Return the middle square of an image, shape (3, side, side), uint8, and its class.
 
         The loader reports what Pillow raises for a damaged file, with the path from `samples`.
         """
         path, label = self.samples[index]
-        return _decode(path, self._side), label
+        with Image.open(path) as image:  # not by torchvision: every worker would import it
+            side = (self._side, self._side)
+            square = ImageOps.fit(image.convert("RGB"), side, Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(square)).permute(2, 0, 1), label
 
     def transform_batch(self, images: Tensor, keys: Tensor | None) -> Tensor:
         return self._augmentation(images, keys)
@@ -89,13 +92,3 @@ def _classes(settings: Settings, part: str) -> list[str]:
             "wants train/CLASS/ and val/CLASS/ with the images of at least two classes",
         )
     return found
-
-
-def _decode(path: Path, side: int) -> Tensor:
-    """Return the middle square of an image, shape (3, side, side), uint8.
-
-    By Pillow, which saves every worker the import of torchvision.
-    """
-    with Image.open(path) as image:
-        square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(square)).permute(2, 0, 1)

@@ -152,7 +152,9 @@ class Task:
         labels = []
         for label, folder in enumerate(self._classes.values()):
             for text in _texts(folder, whole=self._settings.data is not None):
-                words = [_number(word) for word in re.findall(r"\w+|[^\w\s]", text)[:_LONGEST]]
+                found = re.findall(r"\w+|[^\w\s]", text)[:_LONGEST]
+                # The same numbers in every process and on every machine, unlike Python's hash().
+                words = [1 + zlib.crc32(word.encode()) % _WORDS for word in found]
                 if words and (zlib.crc32(bytes(str(words), "ascii")) % 5 > 0) == train:
                     numbers.append(words)
                     labels.append(label)
@@ -199,14 +201,6 @@ def _classes(settings: Settings) -> dict[str, Path]:
 def _texts(folder: Path, *, whole: bool) -> Iterator[str]:
     """Yield the files' texts, or else the functions in them, in the same order on every machine."""
     for path in sorted(folder.rglob("*" if whole else "*.py")):
-        if not path.is_file():
-            continue
-        text = path.read_text(encoding="utf-8", errors="replace")
-        yield from (
-            [text] if whole else re.split(r"^(?= *(?:async )?def )", text, flags=re.MULTILINE)[1:]
-        )
-
-
-def _number(word: str) -> int:
-    """Return a word's number, 1 to 8192, the same in every process and on every machine."""
-    return 1 + zlib.crc32(word.encode()) % _WORDS
+        if path.is_file():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            yield from [text] if whole else re.split(r"(?m)^(?= *(?:async )?def )", text)[1:]

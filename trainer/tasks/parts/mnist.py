@@ -44,10 +44,6 @@ class MnistTask(Classification):
             )
         return Images(images[:, None], labels.long(), self._augmentation)
 
-    def example(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets as the model and the loss get them, to measure those with."""
-        return torch.zeros(count, 1, 28, 28), torch.zeros(count, dtype=torch.long)
-
 
 def _download(name: str, folder: str) -> None:
     from torchvision import datasets  # noqa: PLC0415  # as long to import as torch

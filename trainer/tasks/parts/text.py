@@ -4,7 +4,7 @@ Without TRAINER_DATA the text is the source of Python's standard library: real t
 """
 
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -22,26 +22,6 @@ _DEFAULT_BYTES = 50_000  # trains in under a minute on two cores; TRAINER_DATA i
 _TEST_SHARE = 0.1
 
 
-def windows(settings: Settings, *, train: bool) -> Tensors:
-    """Return inputs and targets, both of shape (n, 64): the targets are the bytes that follow.
-
-    The last tenth of the text is the test set. Raises Fault(65) when there is too little of it.
-    """
-    text = torch.frombuffer(bytearray(_read(settings.data)), dtype=torch.uint8).long()
-    count = (len(text) - 1) // LENGTH
-    test = int(count * _TEST_SHARE)
-    if test == 0:
-        raise Fault(
-            Exit.DATA,
-            f"task {settings.task}: {settings.data} has {len(text)} bytes; training and test set "
-            f"need at least {int(LENGTH / _TEST_SHARE) + 1}",
-        )
-    inputs = text[: count * LENGTH].view(count, LENGTH)
-    targets = text[1 : count * LENGTH + 1].view(count, LENGTH)
-    chosen = slice(0, count - test) if train else slice(count - test, count)
-    return Tensors(inputs[chosen], targets[chosen])
-
-
 class TextTask:
     """Predicts the next byte with the model that `build` returns."""
 
@@ -55,7 +35,24 @@ class TextTask:
         return self._build()
 
     def data(self, *, train: bool) -> Tensors:
-        return windows(self._settings, train=train)
+        """Return inputs and targets, both of shape (n, 64): the targets are the bytes that follow.
+
+        The last tenth of the text is the test set. Raises Fault(65) when there is too little of it.
+        """
+        place = self._settings.data
+        text = torch.frombuffer(bytearray(_read(place)), dtype=torch.uint8).long()
+        count = (len(text) - 1) // LENGTH
+        test = int(count * _TEST_SHARE)
+        if test == 0:
+            raise Fault(
+                Exit.DATA,
+                f"task {self._settings.task}: {place} has {len(text)} bytes; training and test set "
+                f"need at least {int(LENGTH / _TEST_SHARE) + 1}",
+            )
+        inputs = text[: count * LENGTH].view(count, LENGTH)
+        targets = text[1 : count * LENGTH + 1].view(count, LENGTH)
+        chosen = slice(0, count - test) if train else slice(count - test, count)
+        return Tensors(inputs[chosen], targets[chosen])
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of each window, shape (n,), in nats a byte."""
@@ -93,15 +90,13 @@ class Recurrent(nn.Module):
 
 def _read(place: Path | None) -> bytes:
     if place is None:
-        return b"\n".join(_files(Path(sysconfig.get_path("stdlib")), "*.py"))[:_DEFAULT_BYTES]
+        return _joined(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:_DEFAULT_BYTES]
     try:
-        return b"\n".join(_files(place, "**/*")) if place.is_dir() else place.read_bytes()
+        return _joined(place.glob("**/*")) if place.is_dir() else place.read_bytes()
     except OSError as error:
         raise Fault(Exit.DATA, f"TRAINER_DATA={place}: {error.strerror}") from error
 
 
-def _files(folder: Path, pattern: str) -> Iterator[bytes]:
-    """Yield the files' contents, in the same order on every machine."""
-    for path in sorted(folder.glob(pattern)):
-        if path.is_file():
-            yield path.read_bytes()
+def _joined(paths: Iterable[Path]) -> bytes:
+    """Return the contents of the files, in the same order on every machine."""
+    return b"\n".join(path.read_bytes() for path in sorted(paths) if path.is_file())

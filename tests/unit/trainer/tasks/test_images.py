@@ -258,7 +258,7 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     (photos(tmp_path) / "train/digit-1/000.png").write_bytes(b"no image")
     training = tasks.load(Settings(task="imagefolder", data=tmp_path)).data(train=True)
     shares = iter([Samples(torch.tensor([11, 12]), torch.ones(2))])
-    ((bad,),) = [batch.bad for batch in Loader(training, device=torch.device("cpu"))(shares)]
+    ((bad,),) = [batch.unreadable for batch in Loader(training, device=torch.device("cpu"))(shares)]
     assert bad.weight == 1
     assert "digit-1/000.png" in str(bad)
 

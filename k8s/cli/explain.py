@@ -8,9 +8,9 @@ import re
 from typing import Any
 
 from k8s import launchers
+from k8s.base.errors import config_error
 from k8s.cli.schema import json_schema
 from k8s.jobfile import validate
-from trainer.config.exits import Exit, Fault
 
 
 def explain(key: str) -> str:
@@ -21,7 +21,7 @@ def explain(key: str) -> str:
         keys = _keys(at, schema)
         if part not in keys:
             hint = validate.hint(part, list(keys), path=f"{path}.{part}".strip("."))
-            raise Fault(Exit.CONFIG, f"--explain {key}: no such key; {hint}")
+            raise config_error(f"--explain {key}: no such key; {hint}")
         at, path = keys[part], f"{path}.{part}".strip(".")
     lines = [f"{path}: {_form(at, schema)}", f"  {at.get('description', '')}"]
     if at.get("default") is not None and not isinstance(at["default"], (dict, list)):

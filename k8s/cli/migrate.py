@@ -12,11 +12,12 @@ from typing import Any
 import yaml
 
 from k8s import launchers
+from k8s.base.errors import config_error
 from k8s.base.yaml_text import dump, read
 from k8s.jobfile.validate import validate
 from k8s.plan.launcher import Launcher
 from k8s.render.manifests import render
-from trainer.config.exits import Exit, Fault
+from trainer.config.exits import Fault
 
 
 def print_migrated(path: Path) -> None:
@@ -40,10 +41,10 @@ def _read(path: Path) -> tuple[Launcher, dict[str, Any]]:
     try:
         found = read(path.read_bytes())
     except OSError as error:
-        raise Fault(Exit.CONFIG, f"--migrate {path}: {error.strerror}") from None
+        raise config_error(f"--migrate {path}: {error.strerror}") from None
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        raise Fault(Exit.CONFIG, f"--migrate {path}: not YAML: {reason}") from None
+        raise config_error(f"--migrate {path}: not YAML: {reason}") from None
     known = {
         (launcher.job_kind.api_version, launcher.job_kind.kind): launcher
         for launcher in map(launchers.find, launchers.known())
@@ -56,7 +57,7 @@ def _read(path: Path) -> tuple[Launcher, dict[str, Any]]:
     ]
     if len(jobs) != 1:
         kinds = " or ".join(f"{kind} of {version}" for version, kind in known)
-        raise Fault(Exit.CONFIG, f"--migrate {path}: holds {len(jobs)} of {kinds}; must be one")
+        raise config_error(f"--migrate {path}: holds {len(jobs)} of {kinds}; must be one")
     return jobs[0]
 
 
@@ -68,6 +69,6 @@ def migrate(launcher: Launcher, job: dict[str, Any]) -> tuple[dict[str, Any], li
     try:
         return launcher.migrate(job)
     except KeyError as error:
-        raise Fault(Exit.CONFIG, f"{wrong}: {error} is missing") from None
+        raise config_error(f"{wrong}: {error} is missing") from None
     except (TypeError, AttributeError, IndexError, ValueError) as error:
-        raise Fault(Exit.CONFIG, f"{wrong}: {' '.join(str(error).split())}") from None
+        raise config_error(f"{wrong}: {' '.join(str(error).split())}") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from k8s import launchers
-from trainer.config.exits import Exit, Fault
+from k8s.base.errors import config_error
 
 _DESCRIPTION = (
     "Turn a job file into what a launcher runs: manifests for a cluster, a script for a machine."
@@ -41,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse that says what is wrong in one line, with this kit's exit code."""
 
     def error(self, message: str) -> NoReturn:
-        raise Fault(Exit.CONFIG, f"{message}; --help shows how")
+        raise config_error(f"{message}; --help shows how")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -110,4 +110,4 @@ def check_together(options: argparse.Namespace) -> None:
     }
     for words, so in wrong.items():
         if so:
-            raise Fault(Exit.CONFIG, words)
+            raise config_error(words)

@@ -14,6 +14,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
+from k8s.base.errors import config_error
 from k8s.cluster.client import api, objects
 from k8s.cluster.client.api import Cluster
 from trainer.config.exits import Exit, Fault
@@ -27,9 +28,8 @@ def tensorboard(cluster: Cluster, name: str) -> str:
     labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": "tensorboard"}
     found = objects.find(cluster, "v1", "Pod", labels)
     if not found:
-        raise Fault(
-            Exit.CONFIG,
-            f"{cluster.where}: no TensorBoard of job {name!r}; add `tensorboard: {{}}` to the job file",
+        raise config_error(
+            f"{cluster.where}: no TensorBoard of job {name!r}; add `tensorboard: {{}}` to the job file"
         )
     for pod in found:
         if pod.get("status", {}).get("phase") == "Running":
@@ -60,7 +60,7 @@ def forward(
     try:
         listener = socket.create_server(("127.0.0.1", local))
     except OSError as error:
-        raise Fault(Exit.CONFIG, f"--port {local}: {error.strerror}; 0 takes a free one") from None
+        raise config_error(f"--port {local}: {error.strerror}; 0 takes a free one") from None
     listener.settimeout(_INTERVAL)
     try:
         ready(listener.getsockname()[1])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from k8s import launchers
+from k8s.base.errors import config_error
 from k8s.cluster import state, wrapped_job
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
@@ -71,7 +72,7 @@ def get_job(cluster: Cluster, name: str) -> Job:
         if wrapper is not None and _is_managed(wrapper):
             return job_from(cluster, wrapper)
     seen = f" among what may be seen ({hidden})" if hidden else ""
-    raise Fault(Exit.CONFIG, f"{cluster.where}: no job {name!r} of muster's here{seen}; see `list`")
+    raise config_error(f"{cluster.where}: no job {name!r} of muster's here{seen}; see `list`")
 
 
 def served_kinds(cluster: Cluster) -> Iterator[JobKind]:
@@ -114,7 +115,7 @@ def refresh(cluster: Cluster, job: Job) -> Job:
 
 def _not_deleted(cluster: Cluster, job: Job, root: Object | None) -> Job:
     if root is None:
-        raise Fault(Exit.CONFIG, f"{cluster.where}: job {job.name!r} was deleted meanwhile")
+        raise config_error(f"{cluster.where}: job {job.name!r} was deleted meanwhile")
     return job_from(cluster, root)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import urllib3
 
+from k8s.base.errors import config_error
 from k8s.cluster import jobs
 from k8s.cluster.client import api, objects
 from k8s.cluster.client.api import Cluster, Missing, Refused
@@ -108,7 +109,7 @@ def select(
 def _check_known(option: str, asked: list[int] | None, known: set[int], job: Job) -> None:
     if unknown := sorted(set(asked or ()) - known):
         found = f"pods of {min(known)} to {max(known)}" if known else "no pods with known numbers"
-        raise Fault(Exit.CONFIG, f"{option} {unknown[0]}: job {job.name} has {found}")
+        raise config_error(f"{option} {unknown[0]}: job {job.name} has {found}")
 
 
 def prefix(pod: Pod, rank: int | None = None) -> str:

@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from k8s.base.errors import config_error
 from k8s.base.yaml_text import dump
 from k8s.cluster import jobs, logs, state
 from k8s.cluster.client.api import Cluster, Object
 from k8s.cluster.jobs import Job
 from k8s.cluster.logs import ALL, Selection
-from trainer.config.exits import Exit, Fault
+from trainer.config.exits import Fault
 
 
 def save_logs(
@@ -36,7 +37,7 @@ def save_logs(
         for name, text in _files(cluster, job, pods, since=since, unread=unread):
             yield _write(folder / name, text)
     except OSError as error:
-        raise Fault(Exit.CONFIG, f"--save {folder}: {error.strerror}") from None
+        raise config_error(f"--save {folder}: {error.strerror}") from None
     if unread:
         rest = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
         raise Fault(unread[0].code, f"{unread[0]}{rest}")

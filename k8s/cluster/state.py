@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from k8s import launchers
+from k8s.base.errors import config_error
 from k8s.plan.job_kind import JobKind, Object, Phase, State, reason_and_message
-from trainer.config.exits import MEANINGS, Exit, Fault, combine
+from trainer.config.exits import MEANINGS, Exit, combine
 
 CANCELLED = "muster/cancelled"  # annotation: the time at which a job was cancelled
 QUEUE = "kueue.x-k8s.io/queue-name"  # label of a job in a queue of Kueue
@@ -149,6 +150,6 @@ def find_job_manifest(
     jobs = [m for m in manifests if (m.get("apiVersion"), m.get("kind")) in known]
     if len(jobs) != 1:
         wanted = ", ".join(kind for _, kind in known)
-        raise Fault(Exit.CONFIG, f"{len(jobs)} jobs among the manifests; must be one of {wanted}")
+        raise config_error(f"{len(jobs)} jobs among the manifests; must be one of {wanted}")
     job = jobs[0]
     return known[job["apiVersion"], job["kind"]], job

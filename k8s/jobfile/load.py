@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
+from k8s.base.errors import config_error
 from k8s.base.yaml_text import TOO_DEEP, Loader, check_depth
-from trainer.config.exits import Exit, Fault
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def profile(name: str) -> str:
     known = {path.stem: path for path in sorted(PROFILES.glob("*.yaml"))}
     if name not in known:
         choices = ", ".join(known)
-        raise Fault(Exit.CONFIG, f"--profile {name}: no such profile; choose {choices}")
+        raise config_error(f"--profile {name}: no such profile; choose {choices}")
     return str(known[name])
 
 
@@ -84,13 +84,13 @@ def _load(path: str) -> dict[str, Any]:
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise Fault(Exit.CONFIG, f"{path}: {error.strerror}") from None
+        raise config_error(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise Fault(Exit.CONFIG, f"{path}: not UTF-8 at byte {error.start}") from None
+        raise config_error(f"{path}: not UTF-8 at byte {error.start}") from None
     value = _parse(text, where=path)
     if not isinstance(value, dict):
         seen = "is empty" if value is None else f"holds {_kind(value)}"
-        raise Fault(Exit.CONFIG, f"{path}: {seen}; a job file is a mapping, e.g. name: my-job")
+        raise config_error(f"{path}: {seen}; a job file is a mapping, e.g. name: my-job")
     return value
 
 
@@ -105,9 +105,9 @@ def _parse(text: str, *, where: str) -> Any:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         if problem == "but found another document":
             problem = "a second document begins here"
-        raise Fault(Exit.CONFIG, f"{place}: not YAML: {' '.join(problem.split())}") from None
+        raise config_error(f"{place}: not YAML: {' '.join(problem.split())}") from None
     except RecursionError:
-        raise Fault(Exit.CONFIG, f"{where}: {TOO_DEEP}") from None
+        raise config_error(f"{where}: {TOO_DEEP}") from None
     return value
 
 
@@ -117,9 +117,8 @@ def _check(value: Any, *, at: str, where: str) -> None:
         case dict():
             for key, item in value.items():
                 if not isinstance(key, str):
-                    raise Fault(
-                        Exit.CONFIG,
-                        f"{where}: {_join(at, str(key))}: the key must be text, in quotes",
+                    raise config_error(
+                        f"{where}: {_join(at, str(key))}: the key must be text, in quotes"
                     )
                 _check(key, at=_join(at, key), where=where)
                 _check(item, at=_join(at, key), where=where)
@@ -128,15 +127,14 @@ def _check(value: Any, *, at: str, where: str) -> None:
                 _check(item, at=f"{at}[{index}]", where=where)
         case str():
             if "\0" in value or re.search("[\ud800-\udfff]", value):
-                raise Fault(
-                    Exit.CONFIG,
-                    f"{where}: {ascii(at)[1:-1]}={value!a}: holds a character that no environment can",
+                raise config_error(
+                    f"{where}: {ascii(at)[1:-1]}={value!a}: holds a character that no environment can"
                 )
         case bool() | int() | float() | None:
             pass
         case _:
-            raise Fault(
-                Exit.CONFIG, f"{where}: {at}: {_kind(value)} is not wanted here; write it in quotes"
+            raise config_error(
+                f"{where}: {at}: {_kind(value)} is not wanted here; write it in quotes"
             )
 
 
@@ -182,7 +180,7 @@ def _set(values: dict[str, Any], setting: str, origins: dict[str, str]) -> None:
     path, equals, text = setting.partition("=")
     parts = re.findall(r"[^.\[\]]+|\[[^\[\]]+\]", path)
     if not equals or not re.fullmatch(r"[^.\[\]]+(\.[^.\[\]]+|\[[^\[\]]+\])*", path):
-        raise Fault(Exit.CONFIG, f"--set {setting!r}: must be KEY=VALUE, e.g. trainer.lr=0.1")
+        raise config_error(f"--set {setting!r}: must be KEY=VALUE, e.g. trainer.lr=0.1")
     value = _parse(text, where=f"--set {path}")
     holder: Any = values
     canonical = ""
@@ -214,11 +212,11 @@ def _position(holder: Any, part: str, path: str) -> Any:
             holder.append({})
         if int(name) < len(holder):
             return int(name)
-        raise Fault(
-            Exit.CONFIG, f"--set {path}: the list has {len(holder)} items; [{len(holder)}] adds one"
+        raise config_error(
+            f"--set {path}: the list has {len(holder)} items; [{len(holder)}] adds one"
         )
     seen = "a list, so [NUMBER] must follow" if isinstance(holder, list) else repr(holder)
-    raise Fault(Exit.CONFIG, f"--set {path}: what {part} would be in is {seen}")
+    raise config_error(f"--set {path}: what {part} would be in is {seen}")
 
 
 def _without_nulls(values: dict[str, Any], at: str = "") -> dict[str, Any]:

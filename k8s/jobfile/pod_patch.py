@@ -15,8 +15,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from k8s.base import names
+from k8s.base.errors import config_error
 from k8s.base.model import Key, Model
-from trainer.config.exits import Exit, Fault
 
 TRAINER = "trainer"
 
@@ -128,7 +128,7 @@ def apply(pod: dict[str, Any], patch: PodPatch) -> dict[str, Any]:
 
 
 def _refuse(path: str, why: str) -> None:
-    raise Fault(Exit.CONFIG, f"podPatch.{path}: {why}")
+    raise config_error(f"podPatch.{path}: {why}")
 
 
 def _check_label(key: str, value: str) -> None:
@@ -210,7 +210,7 @@ def _merge_list(target: list[Any], patch: list[Any], key: str, path: str) -> lis
     merged = {one[identity]: one for one in target}
     for index, one in enumerate(patch):
         if not isinstance(one, dict) or not isinstance(one.get(identity), (str, int)):
-            raise Fault(Exit.CONFIG, f"podPatch.{path}[{index}]: must be a mapping with {identity}")
+            raise config_error(f"podPatch.{path}[{index}]: must be a mapping with {identity}")
         name = one[identity]
         if one.get("$patch") == "delete":
             if merged.pop(name, None) is None:
@@ -226,7 +226,7 @@ def _check_result(before: dict[str, Any], after: dict[str, Any]) -> None:
     main = before["containers"][0]
     container = next((one for one in after["containers"] if one["name"] == main["name"]), None)
     if container is None or container is not after["containers"][0]:
-        raise Fault(Exit.CONFIG, f"podPatch.spec.containers[{TRAINER}]: the trainer's, and stays")
+        raise config_error(f"podPatch.spec.containers[{TRAINER}]: the trainer's, and stays")
     own = {one["name"]: one for one in main["env"]}
     seen = {one["name"]: one for one in container.get("env", [])}
     for name in sorted(own.keys() | seen.keys()):

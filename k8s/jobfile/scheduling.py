@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from k8s.base.model import Key, LabelValue, Model, Subdomain
-from trainer.config.exits import Exit, Fault
+from k8s.base.errors import config_error
+from k8s.base.model import Key, LabelValue, Model, OneOf, Subdomain
 
 _HOST = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -42,17 +42,11 @@ class Toleration(Model):
         return self
 
 
-class Topology(Model):
+class Topology(OneOf):
     """Kueue's topology-aware scheduling: one of these."""
 
     required: Key | None = Field(None, description="all pods in one domain of this level, or none")
     preferred: Key | None = Field(None, description="in one domain of this level, if one has room")
-
-    @model_validator(mode="after")
-    def _check(self) -> typing.Self:
-        if (self.required is None) == (self.preferred is None):
-            raise ValueError("must have exactly one of required, preferred")
-        return self
 
 
 class Scheduling(Model):
@@ -126,7 +120,7 @@ class Scheduled:
 
 
 def schedule(asked: Scheduling, name: str) -> Scheduled:
-    """Settle where the pods of job `name` run. Raises Fault(64)."""
+    """Return where and when the pods of job `name` run. Raises Fault(64)."""
     fields = {
         "schedulerName": asked.scheduler_name,
         "priorityClassName": asked.priority_class,
@@ -184,9 +178,7 @@ def _affinity(asked: Scheduling, name: str) -> dict[str, object]:
         term = {"topologyKey": asked.pack, "labelSelector": _of_the_job(name)}
         others = pods.get(_PREFERRED, [])
         if not isinstance(others, list):
-            raise Fault(
-                Exit.CONFIG, f"scheduling.affinity.podAffinity.{_PREFERRED}: must be a list"
-            )
+            raise config_error(f"scheduling.affinity.podAffinity.{_PREFERRED}: must be a list")
         weighed = [*others, {"weight": 100, "podAffinityTerm": term}]
         made["podAffinity"] = {**pods, _PREFERRED: weighed}
     unwanted = {_HOST: asked.host_ignore_list} if asked.host_ignore_list else {}
@@ -205,10 +197,10 @@ def _elsewhere(node: dict[str, Any], unwanted: dict[str, list[str]]) -> dict[str
     required = node.get(_REQUIRED, {"nodeSelectorTerms": [{}]})
     terms = required.get("nodeSelectorTerms") if isinstance(required, dict) else None
     if not isinstance(terms, list) or not terms:
-        raise Fault(Exit.CONFIG, f"{_TERMS}: must be a list of terms, as Kubernetes has it")
+        raise config_error(f"{_TERMS}: must be a list of terms, as Kubernetes has it")
     for index, term in enumerate(terms):
         if not isinstance(term, dict) or not isinstance(term.get("matchExpressions", []), list):
-            raise Fault(Exit.CONFIG, f"{_TERMS}[{index}]: must be a mapping with matchExpressions")
+            raise config_error(f"{_TERMS}[{index}]: must be a mapping with matchExpressions")
     return {
         **required,
         "nodeSelectorTerms": [

@@ -8,16 +8,10 @@ Unknown keys are refused. Rules between keys are the plan's business (`k8s/plan/
 import typing
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from k8s.base import names
-from k8s.base.model import Image, Key, LabelValue, Model, Subdomain
+from k8s.base.model import DnsLabel, Image, Key, LabelValue, Model, Subdomain
 from k8s.jobfile.code import Code
 from k8s.jobfile.env import EnvFrom, EnvVar, check_environment
 from k8s.jobfile.nccl import Nccl
@@ -102,7 +96,7 @@ class JobSpec(Model):
     name: Annotated[str, AfterValidator(names.job_name)] = Field(
         description="the job's name, from which every object's is made"
     )
-    namespace: Annotated[str, AfterValidator(names.namespace)] | None = Field(
+    namespace: DnsLabel | None = Field(
         None, description="namespace of every object (default: the one kubectl is set to)"
     )
     launcher: str = Field("job", description="what runs it: a folder's name in k8s/launchers")

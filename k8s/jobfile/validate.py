@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 
+from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
 from trainer.config.environment import parse
-from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
 
@@ -23,7 +23,7 @@ def validate(values: dict[str, Any]) -> JobSpec:
     try:
         return JobSpec.model_validate(values)
     except ValidationError as error:
-        raise Fault(Exit.CONFIG, _explain(error)) from None
+        raise config_error(_explain(error)) from None
 
 
 def settings_of(spec: JobSpec) -> Settings:
@@ -34,7 +34,7 @@ def settings_of(spec: JobSpec) -> Settings:
         if key not in fields:
             near = difflib.get_close_matches(to_camel(key), fields, n=1, cutoff=0.5)
             hint = f"; did you mean trainer.{near[0]}?" if near else ""
-            raise Fault(Exit.CONFIG, f"trainer.{key}: no such setting{hint}")
+            raise config_error(f"trainer.{key}: no such setting{hint}")
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if value is not None and text != "":
             texts[fields[key]] = text

@@ -1,8 +1,8 @@
 """What the launchers of this machine (local, docker, compose) have in common."""
 
+from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
 from k8s.plan.model import Plan
-from trainer.config.exits import Exit, Fault
 
 # What no machine has: nothing runs there before the trainer.
 LACKED_BY_A_MACHINE = {
@@ -41,16 +41,13 @@ def refuse_for_docker(spec: JobSpec) -> None:
     """Refuse what Docker cannot do. Raises Fault(64)."""
     resource = spec.resources.gpu_resource
     if spec.resources.gpu and resource != "nvidia.com/gpu":
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"resources.gpuResource={resource!r}: docker hands out NVIDIA GPUs only; use nvidia.com/gpu "
-            "or another launcher",
+            "or another launcher"
         )
     paths: dict[str, object] = {f"trainer.{key}": spec.trainer.get(key) for key in ("data", "out")}
     for key, volume in (("data", spec.data), ("checkpoints", spec.checkpoints)):
         paths[f"{key}.hostPath"] = volume and volume.host_path
     for key, path in paths.items():
         if {",", '"'} & set(str(path)):
-            raise Fault(
-                Exit.CONFIG, f"{key}={path!r}: docker mounts no path with a comma or a quote"
-            )
+            raise config_error(f"{key}={path!r}: docker mounts no path with a comma or a quote")

@@ -7,11 +7,11 @@ render.py job.yaml --set metrics.port=9400 --set 'tensorboard={}' --plan
 
 from collections.abc import Iterator
 
+from k8s.base.errors import config_error
 from k8s.base.yaml_text import dump
 from k8s.jobfile.spec import JobSpec
 from k8s.plan import storage
 from k8s.plan.model import Extra
-from trainer.config.exits import Exit, Fault
 
 
 def extra_objects(spec: JobSpec) -> Iterator[Extra]:
@@ -49,16 +49,14 @@ def _tensorboard(spec: JobSpec) -> Extra:
     assert spec.tensorboard is not None  # noqa: S101  # tells mypy
     kept = spec.checkpoints
     if kept is None or kept.empty_dir is not None or kept.host_path is not None:
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             "tensorboard: reads the run folder, which no other pod can see; set checkpoints.pvc, "
-            "checkpoints.claim or checkpoints.csi",
+            "checkpoints.claim or checkpoints.csi"
         )
     if spec.app_wrapper:
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             "tensorboard: never ends, so an AppWrapper with it in would not either; leave out one of "
-            "tensorboard and appWrapper",
+            "tensorboard and appWrapper"
         )
     volume = storage.volume_source(spec, kept, "checkpoints")
     component = {"app.kubernetes.io/component": "tensorboard"}

@@ -16,6 +16,7 @@ import yaml
 from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 
 from k8s import launchers
+from k8s.base.errors import config_error
 from k8s.base.yaml_text import as_json, dump, parse, read
 from k8s.jobfile import pod_patch
 from k8s.jobfile.spec import JobSpec
@@ -23,7 +24,7 @@ from k8s.plan import make
 from k8s.plan.launcher import Launcher, RunsIn
 from k8s.plan.model import Extra, Mount, Plan
 from k8s.render import app_wrapper
-from trainer.config.exits import Action, Exit, Fault, codes_for
+from trainer.config.exits import Action, codes_for
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def normalised(text: str, *, name: str) -> str:
     try:
         return dump([one for one in read(text) if one is not None])
     except yaml.YAMLError as error:
-        raise Fault(Exit.CONFIG, f"{name}: not YAML: {' '.join(str(error).split())}") from None
+        raise config_error(f"{name}: not YAML: {' '.join(str(error).split())}") from None
 
 
 @cache

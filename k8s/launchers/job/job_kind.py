@@ -2,7 +2,6 @@
 
 from k8s.launchers.gang import POD_GROUP, SCHEDULER_PLUGINS
 from k8s.plan.job_kind import (
-    Change,
     JobKind,
     Object,
     Phase,
@@ -30,19 +29,6 @@ def _read(job: Object) -> State:
     return State(Phase.RESTARTING if again else Phase.PENDING, restarts=failed)
 
 
-def _elastic(job: Object) -> tuple[int, int] | None:
-    return nodes_in(job["spec"].get("template", {}))
-
-
-def _scale(job: Object, nodes: int) -> list[Change]:
-    # both together: then the pods of the highest indices go, and never node 0 alone
-    operations = [
-        {"op": "replace", "path": f"/spec/{field}", "value": nodes}
-        for field in ("completions", "parallelism")
-    ]
-    return [Change("batch/v1", "Job", job["metadata"]["name"], operations)]
-
-
 JOB_KIND = JobKind(
     launcher="job",
     api_version="batch/v1",
@@ -52,6 +38,7 @@ JOB_KIND = JobKind(
     companion_kinds=(POD_GROUP,),
     install=SCHEDULER_PLUGINS,
     node=label_number("batch.kubernetes.io/job-completion-index"),
-    elastic=_elastic,
-    scale=_scale,
+    elastic=lambda job: nodes_in(job["spec"].get("template", {})),
+    # both together: then the pods of the highest indices go, and never node 0 alone
+    node_counts=("/spec/completions", "/spec/parallelism"),
 )

@@ -1,6 +1,6 @@
 """The PyTorchJob of the training operator as the verbs see it."""
 
-from k8s.plan.job_kind import Change, JobKind, Object, Phase, State, condition, ended
+from k8s.plan.job_kind import JobKind, Object, Phase, State, condition, ended
 
 
 def _read(job: Object) -> State:
@@ -36,12 +36,6 @@ def _elastic(job: Object) -> tuple[int, int] | None:
     return (policy["minReplicas"], policy["maxReplicas"]) if policy else None
 
 
-def _scale(job: Object, nodes: int) -> list[Change]:
-    path = "/spec/pytorchReplicaSpecs/Worker/replicas"
-    operations = [{"op": "replace", "path": path, "value": nodes}]
-    return [Change(JOB_KIND.api_version, "PyTorchJob", job["metadata"]["name"], operations)]
-
-
 JOB_KIND = JobKind(
     launcher="pytorchjob",
     api_version="kubeflow.org/v1",
@@ -50,9 +44,9 @@ JOB_KIND = JobKind(
     read=_read,
     label_domains=("kubeflow.org",),
     install={
-        "kubeflow.org": "the training operator v1, https://github.com/kubeflow/training-operator",
+        "kubeflow.org": "the training operator v1, https://github.com/kubeflow/training-operator"
     },
     node=_node,
     elastic=_elastic,
-    scale=_scale,
+    node_counts=("/spec/pytorchReplicaSpecs/Worker/replicas",),
 )

@@ -1,4 +1,4 @@
-"""The error for a job file, an option or a request that is wrong: exit code 64.
+"""Errors of one line; for a job file, an option or a request that is wrong, with exit code 64.
 
 raise config_error(f"nodes={nodes}: must be at least 1")
 """
@@ -9,3 +9,8 @@ from trainer.config.exits import Exit, Fault
 def config_error(text: str) -> Fault:
     """Return a Fault(64); `text` is one line: what was wrong, where, the value, what would work."""
     return Fault(Exit.CONFIG, text)
+
+
+def in_one_line(error: object) -> str:
+    """Return an error's text without line ends."""
+    return " ".join(str(error).split())

@@ -10,6 +10,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     WithJsonSchema,
     model_validator,
 )
@@ -70,6 +71,8 @@ _QUANTITY_SCHEMA = WithJsonSchema(
 )
 Cores = Annotated[str, AfterValidator(_cores), BeforeValidator(_quantity), _QUANTITY_SCHEMA]
 Size = Annotated[str, AfterValidator(_size), BeforeValidator(_quantity), _QUANTITY_SCHEMA]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Key = Annotated[str, AfterValidator(names.qualified)]
 LabelValue = Annotated[str, AfterValidator(names.label_value)]
 Subdomain = Annotated[str, AfterValidator(names.subdomain)]

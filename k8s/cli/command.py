@@ -15,6 +15,7 @@ from pathlib import Path
 
 from k8s import launchers
 from k8s.base.errors import config_error
+from k8s.base.yaml_text import dump, read, read_text
 from k8s.cli import explain, options
 from k8s.cli.schema import json_schema
 from k8s.jobfile import load
@@ -153,7 +154,6 @@ def _files(rendered: list[Rendered], asked: argparse.Namespace) -> list[tuple[st
 def _output(rendered: list[Rendered], asked: argparse.Namespace) -> int:
     """Print or write what was asked for: rights, a check, a plan, a difference, files, a manifest."""
     if asked.rbac is not None:
-        from k8s.base.yaml_text import dump  # noqa: PLC0415
         from k8s.cluster import rbac  # noqa: PLC0415  # rarely used, and loads the client
 
         roles = rbac.render([(one.plan, one.launcher) for one in rendered], asked.rbac)
@@ -181,13 +181,10 @@ def _diff(rendered: list[Rendered], path: Path) -> int:
     if len(rendered) > 1:
         raise config_error("--diff: compares with one launcher's file")
     (only,) = rendered
-    try:
-        old = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise config_error(f"--diff {path}: {reason}") from None
+    label = f"--diff {path}"
+    old = read_text(path, label=label)
     if only.objects:
-        old = manifests.normalised(old, name=f"--diff {path}")
+        old = dump(read(old, label=label))
     new = f"{only.launcher.name}{only.launcher.suffix}"
     changes = list(
         difflib.unified_diff(old.splitlines(), only.text.splitlines(), str(path), new, lineterm="")

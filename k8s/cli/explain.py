@@ -57,8 +57,8 @@ def _keys(at: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _form(at: dict[str, Any], schema: dict[str, Any]) -> str:
-    words = {"string": "text", "integer": "a whole number", "number": "a number"}
-    words |= {"boolean": "true or false", "object": "a mapping"}
+    names = {"string": "text", "integer": "a whole number", "number": "a number"}
+    names |= {"boolean": "true or false", "object": "a mapping"}
     found = []
     for form in _variants(at, schema):
         if "enum" in form:
@@ -70,5 +70,5 @@ def _form(at: dict[str, Any], schema: dict[str, Any]) -> str:
         else:
             kinds = form.get("type", "object")
             kinds = kinds if isinstance(kinds, list) else [kinds]
-            found.append(" or ".join(words[str(kind)] for kind in kinds))
+            found.append(" or ".join(names[str(kind)] for kind in kinds))
     return " or ".join(dict.fromkeys(found))

@@ -21,7 +21,7 @@ from k8s.plan.job_kind import Api, JobKind, State
 from trainer.config.exits import Exit, Fault
 
 MANAGED = {"app.kubernetes.io/managed-by": "muster"}  # the label of every object of ours
-_COMPANION_KINDS: list[Api] = [  # what a rendering of any launcher may hold beside the job
+_COMPANION_KINDS: list[Api] = [  # what any launcher may render with the job
     ("v1", "Service"),
     ("v1", "ConfigMap"),
     ("apps/v1", "Deployment"),
@@ -65,9 +65,8 @@ def get_job(cluster: Cluster, name: str) -> Job:
             continue
         if job is not None:
             return job
-    with contextlib.suppress(
-        NotServed, Forbidden
-    ):  # a suspended AppWrapper has not made its job yet
+    with contextlib.suppress(NotServed, Forbidden):
+        # a suspended AppWrapper has not made its job yet
         wrapper = objects.get(cluster, *wrapped_job.WRAPPER, name)
         if wrapper is not None and _is_managed(wrapper):
             return job_from(cluster, wrapper)
@@ -120,8 +119,7 @@ def _not_deleted(cluster: Cluster, job: Job, root: Object | None) -> Job:
 
 
 def _is_managed(found: Object) -> bool:
-    labels = found["metadata"].get("labels") or {}
-    return all(labels.get(name) == value for name, value in MANAGED.items())
+    return MANAGED.items() <= (found["metadata"].get("labels") or {}).items()
 
 
 def list_jobs(cluster: Cluster) -> list[Job]:

@@ -89,11 +89,7 @@ def rules(kind: JobKind) -> Iterator[dict[str, Any]]:
     # a WebSocket is opened by GET, and counts as create from Kubernetes 1.35 on
     yield {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get", "create"]}
     yield _rule("v1", "Event", "list")
-    yield {
-        "apiGroups": [job_progress.METRICS[0].split("/")[0]],
-        "resources": ["pods"],
-        "verbs": ["list"],
-    }
+    yield _rule(job_progress.METRICS[0], "Pod", "list")
     yield _rule("kueue.x-k8s.io/v1beta2", "LocalQueue", "list")
     yield _rule("v1", "ResourceQuota", "list")
     yield _rule("v1", "Namespace", "get")

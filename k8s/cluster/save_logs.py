@@ -3,7 +3,6 @@
 for path in save_logs(cluster, job, Path("digits-logs")): print(path)
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +34,10 @@ def save_logs(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in _files(cluster, job, pods, since=since, unread=unread):
-            yield _write(folder / name, text)
+            part, target = folder / f".{name}.part", folder / name
+            part.write_text(text, encoding="utf-8")
+            part.replace(target)
+            yield target
     except OSError as error:
         raise config_error(f"--save {folder}: {error.strerror}") from None
     if unread:
@@ -89,10 +91,3 @@ def _line(event: Object) -> str:
     name = event["involvedObject"]["name"]
     text = f"{at} {event.get('type')} {name}: {event.get('reason')}: {event.get('message')}"
     return " ".join(text.split()) + times
-
-
-def _write(path: Path, text: str) -> Path:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)  # noqa: PTH105
-    return path

@@ -74,13 +74,12 @@ def pod(found: Object, kind: JobKind) -> Pod:
         and (container in then or end["exitCode"])  # an init container that is done does not count
     ]
     container, procs = _trainer_container(found)
+    deleted = "deletionTimestamp" in found["metadata"]
     return Pod(
         name=found["metadata"]["name"],
         node=kind.node(found),
         host=found.get("spec", {}).get("nodeName", ""),
-        phase="Terminating"
-        if "deletionTimestamp" in found["metadata"]
-        else status.get("phase", ""),
+        phase="Terminating" if deleted else status.get("phase", ""),
         reason=_reason(status, [*first, *then], ends),
         restarts=sum(c.get("restartCount", 0) for c in [*first, *then]),
         codes=tuple(e["exitCode"] for e in ends),

@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from k8s.base import yaml_text
 from k8s.base.errors import config_error
+from k8s.base.yaml_text import read, read_text
 from k8s.cluster import jobs, state, wrapped_job
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
@@ -19,13 +17,9 @@ from k8s.cluster.client.api import Cluster, Forbidden, Object
 
 def read_manifests(manifest: Path) -> list[Object]:
     """Return the objects of a file, or of standard input for `-`. Raises Fault(64)."""
-    try:
-        text = sys.stdin.read() if str(manifest) == "-" else manifest.read_text(encoding="utf-8")
-        found = [document for document in yaml_text.read(text) if document]
-    except OSError as error:
-        raise config_error(f"{manifest}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise config_error(f"{manifest}: not YAML: {' '.join(str(error).split())}") from None
+    label = str(manifest)
+    text = sys.stdin.read() if label == "-" else read_text(manifest, label=label)
+    found = read(text, label=label)
     if not all(map(_is_object, found)):
         raise config_error(f"{manifest}: not a manifest; render.py makes one of a job file")
     return found
@@ -42,7 +36,7 @@ def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
     """Apply the manifests, all or, when the server refuses one of them, none; return the job's name.
 
     Raises Fault(64) when a job of this name has ended, since nothing would run; and when there is one of
-    another launcher, since the pods and companions of the two could not be told apart.
+    another launcher, since both jobs' pods and companions would have the same labels.
     """
     inside = [one for manifest in manifests for one in wrapped_job.contents(manifest)]
     kind, job = state.find_job_manifest(inside)
@@ -62,9 +56,8 @@ def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
             f"job {name} is there already and has {phase}; delete it first: delete {name}"
         )
     for other in jobs.served_kinds(cluster):
-        with contextlib.suppress(
-            Forbidden
-        ):  # a user of one launcher need not have rights on the others
+        with contextlib.suppress(Forbidden):
+            # a user of one launcher need not have rights on the others
             found = jobs.find_job(cluster, other, name)
             if found and (other != kind or found.root_object["kind"] != root["kind"]):
                 bare = ", without an AppWrapper" if other == kind and not found.wrapper else ""

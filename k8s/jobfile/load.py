@@ -1,4 +1,4 @@
-"""Job files as written: reads YAML, merges files left to right, applies --set, remembers who said what.
+"""Job files: reads YAML, merges files left to right, applies --set, records where each key came from.
 
 Mappings merge key by key, scalars replace, null takes a key away. Lists replace too, but a list of
 mappings that each have a `name` is merged by it: an item replaces the one of its name or is added.
@@ -16,12 +16,12 @@ from typing import Any
 import yaml
 
 from k8s.base.errors import config_error
-from k8s.base.yaml_text import TOO_DEEP, Loader, check_depth
+from k8s.base.yaml_text import Loader, check_depth, read_text, yaml_errors
 
 
 @dataclass(frozen=True)
 class JobFile:
-    """What the files say together. `origins` maps a key path to the file, or option, it came from."""
+    """The merged values. `origins` maps a key's path to the file, or option, that set it."""
 
     values: dict[str, Any]
     origins: dict[str, str]
@@ -81,13 +81,7 @@ class _Loader(Loader):
 
 
 def _load(path: str) -> dict[str, Any]:
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise config_error(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise config_error(f"{path}: not UTF-8 at byte {error.start}") from None
-    value = _parse(text, where=path)
+    value = _parse(read_text(Path(path), label=path), where=path)
     if not isinstance(value, dict):
         seen = "is empty" if value is None else f"holds {_kind(value)}"
         raise config_error(f"{path}: {seen}; a job file is a mapping, e.g. name: my-job")
@@ -95,19 +89,11 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _parse(text: str, *, where: str) -> Any:
-    try:
+    value = None
+    with yaml_errors(where):
         check_depth(text)
         value = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
         _check(value, at="", where=where)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-        if problem == "but found another document":
-            problem = "a second document begins here"
-        raise config_error(f"{place}: not YAML: {' '.join(problem.split())}") from None
-    except RecursionError:
-        raise config_error(f"{where}: {TOO_DEEP}") from None
     return value
 
 
@@ -128,14 +114,12 @@ def _check(value: Any, *, at: str, where: str) -> None:
         case str():
             if "\0" in value or re.search("[\ud800-\udfff]", value):
                 raise config_error(
-                    f"{where}: {ascii(at)[1:-1]}={value!a}: holds a character that no environment can"
+                    f"{where}: {ascii(at)[1:-1]}={value!a}: contains NUL or a lone surrogate"
                 )
         case bool() | int() | float() | None:
             pass
         case _:
-            raise config_error(
-                f"{where}: {at}: {_kind(value)} is not wanted here; write it in quotes"
-            )
+            raise config_error(f"{where}: {at}: {_kind(value)} is not supported; quote it")
 
 
 def _kind(value: Any) -> str:
@@ -169,7 +153,7 @@ def _merge(
 
 
 def _named(value: Any) -> bool:
-    """Say whether a value is a list, not empty, whose items can be told apart by their names."""
+    """Return whether a value is a list, not empty, whose items can be told apart by their names."""
     if not isinstance(value, list) or not value:
         return False
     names = [one.get("name") for one in value if isinstance(one, dict)]

@@ -4,19 +4,18 @@ render.py job.yaml --set resources.gpu=8 --set 'resources.rdma={vpc.amazonaws.co
 """
 
 from collections.abc import Iterator
-from typing import Annotated
 
 from pydantic import Field
 
 from k8s.base import quantity
 from k8s.base.errors import config_error
-from k8s.base.model import Cores, Device, Model, Size
+from k8s.base.model import Cores, Device, Model, Positive, Size
 
 _DEFAULT_SHM = 2**30
 _LARGEST_DEFAULT_SHM = 32 * 2**30
 _MEBI = 2**20
 
-_Devices = dict[Device, Annotated[int, Field(ge=1, le=2**31 - 1)]]
+_Devices = dict[Device, Positive]
 
 
 class Resources(Model):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from k8s.base.errors import config_error
-from k8s.base.model import Key, LabelValue, Model, OneOf, Subdomain
+from k8s.base.model import Count, Key, LabelValue, Model, OneOf, Positive, Subdomain
 
 _HOST = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -27,9 +27,7 @@ class Toleration(Model):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="the taint's effect (default: every one)"
     )
-    toleration_seconds: int | None = Field(
-        None, ge=0, le=2**31 - 1, description="for how long; with NoExecute only"
-    )
+    toleration_seconds: Count | None = Field(None, description="for how long; with NoExecute only")
 
     @model_validator(mode="after")
     def _check(self) -> typing.Self:
@@ -59,10 +57,8 @@ class Scheduling(Model):
     priority_class: Subdomain | None = Field(None, description="the pods' PriorityClass")
     scheduler_name: Subdomain | None = Field(None, description="which scheduler places the pods")
     gang: bool = Field(False, description="all pods are placed together or none")
-    gang_timeout: int | None = Field(
+    gang_timeout: Positive | None = Field(
         None,
-        ge=1,
-        le=2**31 - 1,
         description="seconds that pods of a gang hold their places while others have none (default: the "
         "scheduler's)",
     )
@@ -129,7 +125,15 @@ def schedule(asked: Scheduling, name: str) -> Scheduled:
             one.model_dump(by_alias=True, exclude_none=True) for one in asked.tolerations
         ],
         "affinity": _affinity(asked, name),
-        "topologySpreadConstraints": _spread(asked, name),
+        "topologySpreadConstraints": asked.spread
+        and [
+            {
+                "maxSkew": 1,
+                "topologyKey": asked.spread,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": _of_the_job(name),
+            }
+        ],
     }
     labels = {
         "kueue.x-k8s.io/queue-name": asked.queue,
@@ -155,19 +159,6 @@ def schedule(asked: Scheduling, name: str) -> Scheduled:
 
 def _of_the_job(name: str) -> dict[str, object]:
     return {"matchLabels": {"app.kubernetes.io/instance": name}}
-
-
-def _spread(asked: Scheduling, name: str) -> list[dict[str, object]]:
-    if asked.spread is None:
-        return []
-    return [
-        {
-            "maxSkew": 1,
-            "topologyKey": asked.spread,
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": _of_the_job(name),
-        }
-    ]
 
 
 def _affinity(asked: Scheduling, name: str) -> dict[str, object]:

@@ -6,7 +6,6 @@ render.py job.yaml --check
 import difflib
 import reprlib
 import typing
-from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -28,7 +27,7 @@ def validate(values: dict[str, Any]) -> JobSpec:
 
 def settings_of(spec: JobSpec) -> Settings:
     """Return the trainer's settings, checked as the trainer will. Raises Fault(64)."""
-    fields = _settings_by_key()
+    fields = {to_camel(field): field for field in Settings.model_fields}
     texts: dict[str, str] = {}
     for key, value in spec.trainer.items():
         if key not in fields:
@@ -41,17 +40,12 @@ def settings_of(spec: JobSpec) -> Settings:
     return parse(texts, label=label)
 
 
-@cache
-def _settings_by_key() -> dict[str, str]:
-    return {to_camel(field): field for field in Settings.model_fields}
-
-
 def label(field: str) -> str:
     """Return how the job file calls a setting."""
     return f"trainer.{to_camel(field)}"
 
 
-_SAYINGS = {
+_MESSAGES = {
     "string_type": "must be text; write it in quotes",
     "int_type": "must be a whole number",
     "dict_type": "must be a mapping",
@@ -76,7 +70,7 @@ def _explain(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     message = message.replace("greater than or equal to", "at least")
     message = message.replace("less than or equal to", "at most")
-    message = _SAYINGS.get(kind, message)
+    message = _MESSAGES.get(kind, message)
     if location[:1] == ["trainer"] and len(location) > 1:
         message = "must be one value: text, a number, true or false"
     if kind == "value_error" and isinstance(value, dict):
@@ -85,7 +79,7 @@ def _explain(error: ValidationError) -> str:
 
 
 def hint(key: str, known: list[str], *, path: str) -> str:
-    """Say what may be meant by a key, the last of `path`, where only `known` ones are."""
+    """Suggest a key for the unknown `key`, the last of `path`; `known` are the keys there."""
     deeper = [str(top.alias) for top in JobSpec.model_fields.values() if key in _keys_of(top)]
     if path == key and deeper:
         return f"did you mean {deeper[0]}.{key}?"

@@ -43,7 +43,7 @@ class Csi(Model):
     """A volume that a CSI driver makes for the pod."""
 
     driver: Subdomain = Field(description="the driver's name, e.g. gcsfuse.csi.storage.gke.io")
-    attributes: dict[str, str] = Field({}, description="what the driver is told")
+    attributes: dict[str, str] = Field({}, description="options for the driver")
     secret: Subdomain | None = Field(None, description="name of a Secret for the driver")
     read_only: bool = Field(False, description="mounted read-only")
 

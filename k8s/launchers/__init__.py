@@ -36,7 +36,7 @@ def job_kinds() -> list[JobKind]:
 
 
 def check_labels(spec: JobSpec) -> None:
-    """Refuse a label that a controller sets; of any launcher, for a job file may serve several."""
+    """Refuse a label that a controller of any launcher sets: a job file may be rendered for several."""
     for key in spec.labels:
         domain = key.rpartition("/")[0]
         if domain and any(domain.endswith(kind.label_domains) for kind in job_kinds()):

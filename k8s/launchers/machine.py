@@ -12,12 +12,12 @@ LACKED_BY_A_MACHINE = {
 
 
 def not_restarted(_: Plan) -> str:
-    """Say what a machine does with a job that failed."""
+    """Return what a machine does with a job that failed."""
     return "none; run it again and it resumes"
 
 
 def warnings_of_a_machine(spec: JobSpec) -> list[str]:
-    """Return what people should know who run a cluster's job on one machine."""
+    """Return warnings about running a cluster's job on one machine."""
     warnings = []
     if spec.most_nodes > 1:
         warnings.append(f"nodes: the ranks of all {spec.most_nodes} run on this machine")
@@ -31,7 +31,7 @@ def warnings_of_a_machine(spec: JobSpec) -> list[str]:
         names = ", ".join(one.name for one in spec.volumes)
         warnings.append(f"volumes: not on this machine; the trainer has no {names}")
     if spec.pod_patch.spec:
-        warnings.append("podPatch: there is no pod on this machine; it is passed over")
+        warnings.append("podPatch: there is no pod on this machine; it is ignored")
     if spec.env_from:
         warnings.append("envFrom: not on this machine; the trainer has none of those variables")
     return warnings

@@ -1,4 +1,4 @@
-"""The objects beside a job: network policy, claims, TensorBoard, metrics, disruption budget, job file.
+"""The objects made with a job: network policy, claims, TensorBoard, metrics, budget, job file.
 
 Each is one template in `k8s/launchers/shared/extras/`.
 
@@ -15,7 +15,7 @@ from k8s.plan.model import Extra
 
 
 def extra_objects(spec: JobSpec) -> Iterator[Extra]:
-    """Yield the objects that a job file asks for beside the job. Raises Fault(64)."""
+    """Yield the objects that a job file asks for, other than the job. Raises Fault(64)."""
     if spec.network.isolate:
         yield _network_policy(spec)
     for suffix, claim in storage.claims(spec).items():

@@ -92,10 +92,23 @@ def condition(job: Object, *types: str) -> Object | None:
     return next((found[t] for t in types if found.get(t, {}).get("status") == "True"), None)
 
 
-def ended(found: Object, phase: Phase, restarts: int = 0) -> State:
-    """Return the state of a job that has ended, by the condition that reports it."""
-    at = found.get("lastUpdateTime") or found.get("lastTransitionTime")
-    return State(phase, reason_and_message(found), restarts, at)
+def stopped(
+    job: Object,
+    restarts: int = 0,
+    *,
+    succeeded: tuple[str, ...],
+    failed: tuple[str, ...] = ("Failed",),
+    suspend_field: tuple[str, ...] = ("spec", "suspend"),
+) -> State | None:
+    """Return the state of a job that has ended, by its conditions, or is suspended; else None."""
+    for types, phase in ((succeeded, Phase.SUCCEEDED), (failed, Phase.FAILED)):
+        if found := condition(job, *types):
+            at = found.get("lastUpdateTime") or found.get("lastTransitionTime")
+            return State(phase, reason_and_message(found), restarts, at)
+    field: Any = job
+    for key in suspend_field:
+        field = field.get(key) or {}
+    return State(Phase.SUSPENDED, ".".join(suspend_field), restarts) if field else None
 
 
 def reason_and_message(found: Object) -> str:

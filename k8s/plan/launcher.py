@@ -1,6 +1,6 @@
 """What a launcher is. Each is one folder in `k8s/launchers/`, found by its name.
 
-The folder's `__init__.py` holds LAUNCHER, the facts below; beside it lie its own templates:
+The folder's `__init__.py` holds LAUNCHER, described below, and the folder has its own templates:
 `manifest.yaml.j2` with `pod.yaml.j2` for a cluster, `script.sh.j2` or `compose.yaml.j2` for a machine.
 """
 
@@ -79,5 +79,5 @@ _STEMS = {RunsIn.POD: "manifest", RunsIn.CONTAINERS: "compose"}
 
 
 def codes(*actions: Action) -> str:
-    """Return the exit codes of actions in words."""
+    """Return the exit codes of actions as text."""
     return ", ".join(map(str, codes_for(*actions)))

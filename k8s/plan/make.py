@@ -77,7 +77,15 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         resources=node,
         container=_container(spec, environment),
         storage=storage,
-        lifetime=_lifetime(spec, settings),
+        lifetime=Lifetime(
+            grace=spec.faults.grace_period,
+            shutdown=_shutdown(spec, settings),
+            max_restarts=spec.faults.max_restarts,
+            deadline=spec.faults.deadline,
+            ttl=spec.faults.ttl,
+            suspend=spec.faults.suspend,
+            clean_pod_policy=spec.faults.clean_pod_policy or "Running",
+        ),
         scheduled=scheduled,
         extras=extras,
         metrics_port=spec.metrics.port if spec.metrics else None,
@@ -138,18 +146,6 @@ def _container(spec: JobSpec, environment: dict[str, str]) -> Container:
         needed=tuple(one.name for one in spec.env if one.value_from and not one.optional),
         env_from=tuple(dump(one) for one in spec.env_from),
         steps=tuple(steps),
-    )
-
-
-def _lifetime(spec: JobSpec, settings: Settings) -> Lifetime:
-    return Lifetime(
-        grace=spec.faults.grace_period,
-        shutdown=_shutdown(spec, settings),
-        max_restarts=spec.faults.max_restarts,
-        deadline=spec.faults.deadline,
-        ttl=spec.faults.ttl,
-        suspend=spec.faults.suspend,
-        clean_pod_policy=spec.faults.clean_pod_policy or "Running",
     )
 
 

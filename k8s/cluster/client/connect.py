@@ -10,8 +10,8 @@ import yaml
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 
-from k8s.base.errors import config_error
-from k8s.cluster.client.api import Cluster, in_one_line
+from k8s.base.errors import config_error, in_one_line
+from k8s.cluster.client.api import Cluster
 
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 

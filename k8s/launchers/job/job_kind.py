@@ -1,27 +1,15 @@
 """The Indexed Job of batch/v1 as the verbs see it."""
 
 from k8s.launchers.gang import POD_GROUP, SCHEDULER_PLUGINS
-from k8s.plan.job_kind import (
-    JobKind,
-    Object,
-    Phase,
-    State,
-    condition,
-    ended,
-    label_number,
-    nodes_in,
-)
+from k8s.plan.job_kind import JobKind, Object, Phase, State, label_number, nodes_in, stopped
 
 
 def _read(job: Object) -> State:
     status = job.get("status", {})
     failed = status.get("failed", 0)
-    if found := condition(job, "Complete", "SuccessCriteriaMet"):
-        return ended(found, Phase.SUCCEEDED, failed)
-    if found := condition(job, "Failed", "FailureTarget"):
-        return ended(found, Phase.FAILED, failed)
-    if job.get("spec", {}).get("suspend"):
-        return State(Phase.SUSPENDED, "spec.suspend", failed)
+    succeeds, fails = ("Complete", "SuccessCriteriaMet"), ("Failed", "FailureTarget")
+    if state := stopped(job, failed, succeeded=succeeds, failed=fails):
+        return state
     # pods that are done make the job succeed a moment later
     if status.get("ready") or (status.get("succeeded") and not status.get("active")):
         return State(Phase.RUNNING, restarts=failed)

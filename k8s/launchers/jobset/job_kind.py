@@ -7,21 +7,17 @@ from k8s.plan.job_kind import (
     Phase,
     State,
     condition,
-    ended,
     label_number,
     nodes_in,
+    stopped,
 )
 
 
 def _read(job: Object) -> State:
     status = job.get("status", {})
     restarts = status.get("restarts", 0)
-    if found := condition(job, "Completed"):
-        return ended(found, Phase.SUCCEEDED, restarts)
-    if found := condition(job, "Failed"):
-        return ended(found, Phase.FAILED, restarts)
-    if job.get("spec", {}).get("suspend"):
-        return State(Phase.SUSPENDED, "spec.suspend", restarts)
+    if state := stopped(job, restarts, succeeded=("Completed",)):
+        return state
     if found := condition(job, "RestartingJobSet"):
         return State(Phase.RESTARTING, found.get("message", ""), restarts)
     parts = status.get("replicatedJobsStatus") or []

@@ -1,17 +1,14 @@
 """The PyTorchJob of the training operator as the verbs see it."""
 
-from k8s.plan.job_kind import JobKind, Object, Phase, State, condition, ended
+from k8s.plan.job_kind import JobKind, Object, Phase, State, condition, stopped
 
 
 def _read(job: Object) -> State:
     replicas = (job.get("status", {}).get("replicaStatuses") or {}).values()
     failed = sum(replica.get("failed", 0) for replica in replicas)
-    if found := condition(job, "Succeeded"):
-        return ended(found, Phase.SUCCEEDED, failed)
-    if found := condition(job, "Failed"):
-        return ended(found, Phase.FAILED, failed)
-    if job.get("spec", {}).get("runPolicy", {}).get("suspend"):
-        return State(Phase.SUSPENDED, "spec.runPolicy.suspend", failed)
+    suspend = JOB_KIND.suspend_field
+    if state := stopped(job, failed, succeeded=("Succeeded",), suspend_field=suspend):
+        return state
     if found := condition(job, "Restarting"):
         return State(Phase.RESTARTING, found.get("message", ""), failed)
     return State(Phase.RUNNING if condition(job, "Running") else Phase.PENDING, restarts=failed)

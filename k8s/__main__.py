@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from k8s.base.errors import config_error
 from k8s.cli import tables
 from k8s.cluster import control, doctor, forward, jobs, logs
 from k8s.cluster.client.api import Cluster
@@ -129,9 +130,8 @@ def show_logs(  # noqa: PLR0913  # its options
 ) -> None:
     """Show the logs of all ranks, each line with its node and rank."""
     if folder and (follow or previous):
-        raise Fault(
-            Exit.CONFIG,
-            "--save: saves all logs, previous ones too; leave out --follow and --previous",
+        raise config_error(
+            "--save: saves all logs, previous ones too; leave out --follow and --previous"
         )
     cluster = context.obj()
     job = jobs.get_job(cluster, name)

@@ -3,9 +3,17 @@
 render.py --schema
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from k8s.base import names, quantity
@@ -14,12 +22,28 @@ from k8s.base import names, quantity
 class Model(BaseModel):
     """A mapping of the job file. Unknown keys are refused."""
 
-    # Strict: YAML already has types, and `nodes: "2"` or `gpu: true` is a slip worth hearing of.
-    # Deferred: the job file's own validator holds all of them, and building each besides takes as long
-    # again as the rest of the process.
+    # Strict: YAML already has types, and `nodes: "2"` or `gpu: true` is a mistake.
+    # Deferred: the job file's own validator holds all of them; building each of them as well would
+    # double the time of the process.
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, alias_generator=to_camel, defer_build=True
     )
+
+
+class OneOf(Model):
+    """A mapping with exactly one of the fields `one_of`, which are all of them unless it names some."""
+
+    one_of: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        fields = type(self).model_fields
+        choices = {str(fields[name].alias): name for name in self.one_of or fields}
+        given = [key for key, name in choices.items() if getattr(self, name) is not None]
+        if len(given) != 1:
+            seen = ", ".join(given) or "none"
+            raise ValueError(f"must have exactly one of {', '.join(choices)}; has {seen}")
+        return self
 
 
 def _quantity(value: Any) -> Any:
@@ -47,6 +71,8 @@ _QUANTITY_SCHEMA = WithJsonSchema(
 )
 Cores = Annotated[str, AfterValidator(_cores), BeforeValidator(_quantity), _QUANTITY_SCHEMA]
 Size = Annotated[str, AfterValidator(_size), BeforeValidator(_quantity), _QUANTITY_SCHEMA]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Key = Annotated[str, AfterValidator(names.qualified)]
 LabelValue = Annotated[str, AfterValidator(names.label_value)]
 Subdomain = Annotated[str, AfterValidator(names.subdomain)]

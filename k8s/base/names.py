@@ -1,78 +1,78 @@
-"""Kubernetes' own rules for names, labels and variables, as checks that say what would work.
+"""Kubernetes' rules for names, labels and variables, as checks whose errors name what would work.
 
 Every check takes and returns the text, or raises ValueError. `k8s.jobfile.spec` puts them on its fields.
 """
 
 import re
+from collections.abc import Callable
 
 LONGEST = 63  # of a DNS label: names of hosts and Services, values of labels
 
-_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_TOKEN = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+def matching(form: str, message: str, *, longest: int | None = None) -> Callable[[str], str]:
+    """Return a check that refuses, with `message`, a text that is too long or is not of a form."""
+    pattern = re.compile(form)
+
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text) or (longest is not None and len(text) > longest):
+            raise ValueError(message)
+        return text
+
+    return check
+
+
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_WORD = r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?"
+_PATH = r"[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
+
+# The name of a namespace, or of something within a pod, such as a volume.
+dns_label = matching(
+    _LABEL, f"must be at most {LONGEST} lower-case letters, digits and '-'", longest=LONGEST
+)
+# The name of an object that is not a host, such as a volume claim.
+subdomain = matching(
+    rf"{_LABEL}(\.{_LABEL})*",
+    "must be at most 253 lower-case letters, digits, '-' and '.'",
+    longest=253,
+)
+# A key of a ConfigMap or Secret, which is a file's name too.
+data_key = matching(
+    r"(?!\.$|\.\.)[-._a-zA-Z0-9]+",
+    "must be at most 253 letters, digits, '-', '_' and '.', and not '.' or begin with '..'",
+    longest=253,
+)
+label_value = matching(
+    f"({_WORD})?", f"must be at most {LONGEST} letters, digits, '-', '_' and '.'", longest=LONGEST
+)
+# An environment variable's name, as a shell can export it too.
+variable = matching(
+    r"[A-Za-z_][A-Za-z0-9_]*", "must be letters, digits and '_', and not start with a digit"
+)
 # [registry[:port]/]path[:tag][@digest]
-_IMAGE = re.compile(
-    r"([A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?(:[0-9]+)?/)?"
-    r"[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)*"
-    r"(:[A-Za-z0-9_][-.A-Za-z0-9_]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?"
+image = matching(
+    rf"([A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?(:[0-9]+)?/)?{_PATH}(/{_PATH})*"
+    r"(:[A-Za-z0-9_][-.A-Za-z0-9_]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?",
+    "not an image reference; e.g. ghcr.io/example/trainer:1.0",
+)
+# A folder on a machine; a mount can hold neither ':' nor '..'.
+absolute_path = matching(
+    r"(?s)(?!.*(:|//|/\.\.?(/|$)))/.*",
+    "must be an absolute path without ':', '//', '/.' and '/..', e.g. /mnt/data",
 )
 
 
 def job_name(text: str) -> str:
     """Check a job's name: it becomes the name of a Service, so it starts with a letter.
 
-    How long it may be is for the plan to say, which knows what is made of it.
+    The plan checks its length: it knows which names are made from it.
     """
-    if not _DNS_LABEL.fullmatch(text):
+    form = r"[a-z]([-a-z0-9]*[a-z0-9])?"
+    if not re.fullmatch(form, text):
         hint = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-0123456789")
         raise ValueError(
             "must be lower-case letters, digits and '-', start with a letter and not end with '-'"
-            + (f"; {hint} would do" if _DNS_LABEL.fullmatch(hint) else "")
+            + (f"; {hint} would do" if re.fullmatch(form, hint) else "")
         )
-    return text
-
-
-def dns_label(text: str) -> str:
-    """Check the name of something within a pod, such as a volume."""
-    if len(text) > LONGEST or not _NAMESPACE.fullmatch(text):
-        raise ValueError(f"must be at most {LONGEST} lower-case letters, digits and '-'")
-    return text
-
-
-def data_key(text: str) -> str:
-    """Check a key of a ConfigMap or Secret, which is a file's name too."""
-    if len(text) > 253 or not re.fullmatch(r"(?!\.$|\.\.)[-._a-zA-Z0-9]+", text):
-        raise ValueError(
-            "must be at most 253 letters, digits, '-', '_' and '.', and not '.' or begin with '..'"
-        )
-    return text
-
-
-def namespace(text: str) -> str:
-    if len(text) > LONGEST or not _NAMESPACE.fullmatch(text):
-        raise ValueError(f"must be at most {LONGEST} lower-case letters, digits and '-'")
-    return text
-
-
-def subdomain(text: str) -> str:
-    """Check the name of an object that is no host, such as a volume claim."""
-    if len(text) > 253 or not _SUBDOMAIN.fullmatch(text):
-        raise ValueError("must be at most 253 lower-case letters, digits, '-' and '.'")
-    return text
-
-
-def variable(text: str) -> str:
-    """Check an environment variable's name, as a shell can export it too."""
-    if not _VARIABLE.fullmatch(text):
-        raise ValueError("must be letters, digits and '_', and not start with a digit")
-    return text
-
-
-def image(text: str) -> str:
-    if not _IMAGE.fullmatch(text):
-        raise ValueError("not an image reference; e.g. ghcr.io/example/trainer:1.0")
     return text
 
 
@@ -81,16 +81,10 @@ def qualified(text: str) -> str:
     prefix, slash, name = text.rpartition("/")
     if slash:
         subdomain(prefix)
-    if len(name) > LONGEST or not _TOKEN.fullmatch(name):
+    if len(name) > LONGEST or not re.fullmatch(_WORD, name):
         raise ValueError(
             f"must be [domain/]name, the name at most {LONGEST} letters, digits, '-', '_' and '.'"
         )
-    return text
-
-
-def label_value(text: str) -> str:
-    if text and (len(text) > LONGEST or not _TOKEN.fullmatch(text)):
-        raise ValueError(f"must be at most {LONGEST} letters, digits, '-', '_' and '.'")
     return text
 
 
@@ -99,13 +93,4 @@ def device_resource(text: str) -> str:
     domain, slash, _ = qualified(text).rpartition("/")
     if not slash or domain.endswith("kubernetes.io"):
         raise ValueError("must be the name of an extended resource, e.g. nvidia.com/gpu")
-    return text
-
-
-def absolute_path(text: str) -> str:
-    """Check a folder on a machine, which has one spelling; a mount can hold neither ':' nor '..'."""
-    if not text.startswith("/") or re.search(r":|//|/\.\.?(/|$)", text):
-        raise ValueError(
-            "must be an absolute path without ':', '//', '/.' and '/..', e.g. /mnt/data"
-        )
     return text

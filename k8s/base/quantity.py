@@ -16,22 +16,15 @@ _FORM = re.compile(
 )
 _LARGEST = 2**63 - 1
 
-# What people write instead, and what they mean by it.
-_MEANT = {
-    "K": "k or Ki",
-    "B": "no letter",
-    "b": "no letter",
-    "g": "G or Gi",
-    "ki": "Ki",
-    "mi": "Mi",
-}
-_MEANT |= {"gi": "Gi", "KB": "k or Ki", "MB": "M or Mi", "GB": "G or Gi", "TB": "T or Ti"}
-_MEANT |= {letter + "b": f"{letter} or {letter}i" for letter in "KMGT"}
+# Suffixes that users write by mistake, and the right ones.
+_MEANT = {"B": "no letter", "b": "no letter", "g": "G or Gi", "ki": "Ki", "mi": "Mi", "gi": "Gi"}
+_MEANT |= dict.fromkeys(("K", "KB", "Kb"), "k or Ki")
+_MEANT |= {letter + byte: f"{letter} or {letter}i" for letter in "MGT" for byte in "Bb"}
 _MEANT |= {letter + "iB": f"{letter}i" for letter in "KMGT"}
 
 
 def parse(text: str) -> Decimal:
-    """Return the exact value of a quantity. Raises ValueError saying what would work."""
+    """Return the exact value of a quantity. Raises ValueError with what would work."""
     found = _FORM.fullmatch(text)
     if not found:
         letters = re.sub(r"^[+-]?[0-9.]+", "", text)

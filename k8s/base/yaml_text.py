@@ -1,15 +1,19 @@
-"""YAML as text that reads the same to every parser, and never with anchors.
+"""YAML that every parser reads in the same way, without anchors.
 
 python -c "from k8s.base.yaml_text import dump; print(dump([{'a': 'no'}]))"
 """
 
+import contextlib
 import json
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from k8s.base.errors import config_error, in_one_line
 
 
 class _Dumper(yaml.CSafeDumper):
@@ -46,8 +50,8 @@ class Loader(yaml.CSafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):
-            words = f"{reprlib.repr(node.value)} is no {node.tag.rpartition(':')[2]}"
-            raise yaml.MarkedYAMLError(problem=words, problem_mark=node.start_mark) from None
+            problem = f"{reprlib.repr(node.value)} is not a valid {node.tag.rpartition(':')[2]}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
 
 def dump(objects: Sequence[Any]) -> str:
@@ -59,36 +63,58 @@ def dump(objects: Sequence[Any]) -> str:
 
 def as_json(value: Any) -> str:
     """Write JSON that is YAML too: YAML does not join the halves of a surrogate pair."""
-    text = json.dumps(value)
-    if "\\ud" not in text:
-        return text
-    return re.sub(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", _one_escape, text)
+
+    def one_escape(pair: re.Match[str]) -> str:
+        character: str = json.loads('"' + pair[0] + '"')
+        return f"\\U{ord(character):08x}"
+
+    return re.sub(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", one_escape, json.dumps(value))
 
 
-def _one_escape(pair: re.Match[str]) -> str:
-    character: str = json.loads('"' + pair[0] + '"')
-    return f"\\U{ord(character):08x}"
-
-
-def parse(text: str | bytes) -> list[Any]:
+def parse(text: str) -> list[Any]:
     """Read the documents that a template wrote."""
     return list(yaml.load_all(text, Loader))
 
 
-def read(text: str | bytes) -> list[Any]:
-    """Read documents that somebody wrote. Raises YAMLError for whatever is wrong with them."""
+def read_text(path: Path, *, label: str) -> str:
+    """Return the text of a file. Raises Fault(64), its text beginning with `label`."""
     try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise config_error(f"{label}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise config_error(f"{label}: not UTF-8 at byte {error.start}") from None
+
+
+def read(text: str, *, label: str) -> list[Any]:
+    """Read the documents that a user wrote, without empty ones. Raises Fault(64)."""
+    found: list[Any] = []
+    with yaml_errors(label):
         check_depth(text)
-        return parse(text)
+        found += (document for document in parse(text) if document)
+    return found
+
+
+@contextlib.contextmanager
+def yaml_errors(label: str) -> Iterator[None]:
+    """Turn an error of the YAML parser into a Fault(64) with its line and column."""
+    try:
+        yield
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{label}:{mark.line + 1}:{mark.column + 1}" if mark else label
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        if problem == "but found another document":
+            problem = "a second document begins here"
+        raise config_error(f"{place}: not YAML: {in_one_line(problem)}") from None
     except RecursionError:
-        raise yaml.YAMLError(TOO_DEEP) from None
+        raise config_error(f"{label}: nested too deeply, or refers to itself") from None
 
 
-TOO_DEEP = "nested too deeply, or refers to itself"
 _DEEPEST = 1000
 
 
-def check_depth(text: str | bytes) -> None:
+def check_depth(text: str) -> None:
     """Raise RecursionError where the parser's own recursion, in C, would end the process."""
     if len(text) < 10 * _DEEPEST:  # a level takes a character at least
         return

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from k8s import launchers
+from k8s.base.errors import config_error
+from k8s.base.yaml_text import dump, read, read_text
 from k8s.cli import explain, options
 from k8s.cli.schema import json_schema
 from k8s.jobfile import load
@@ -140,7 +142,7 @@ def _check_names(names: list[str], paths: list[str]) -> None:
     first: dict[str, str] = {}
     for name, path in zip(names, paths, strict=True):
         if first.setdefault(name, path) != path:
-            raise Fault(Exit.CONFIG, f"{path}: name={name!r}: taken, first in {first[name]}")
+            raise config_error(f"{path}: name={name!r}: taken, first in {first[name]}")
 
 
 def _files(rendered: list[Rendered], asked: argparse.Namespace) -> list[tuple[str, str]]:
@@ -152,7 +154,6 @@ def _files(rendered: list[Rendered], asked: argparse.Namespace) -> list[tuple[st
 def _output(rendered: list[Rendered], asked: argparse.Namespace) -> int:
     """Print or write what was asked for: rights, a check, a plan, a difference, files, a manifest."""
     if asked.rbac is not None:
-        from k8s.base.yaml_text import dump  # noqa: PLC0415
         from k8s.cluster import rbac  # noqa: PLC0415  # rarely used, and loads the client
 
         roles = rbac.render([(one.plan, one.launcher) for one in rendered], asked.rbac)
@@ -169,7 +170,7 @@ def _output(rendered: list[Rendered], asked: argparse.Namespace) -> int:
     elif asked.output:
         files.write(asked.output, _files(rendered, asked))
     elif len(rendered) > 1:
-        raise Fault(Exit.CONFIG, "--launcher: several make several files; add -o DIR")
+        raise config_error("--launcher: several make several files; add -o DIR")
     else:
         sys.stdout.buffer.write(rendered[0].text.encode())  # UTF-8 in any locale
     return Exit.DONE
@@ -178,15 +179,12 @@ def _output(rendered: list[Rendered], asked: argparse.Namespace) -> int:
 def _diff(rendered: list[Rendered], path: Path) -> int:
     """Print what the rendering changes in a file; formatting does not count as a change."""
     if len(rendered) > 1:
-        raise Fault(Exit.CONFIG, "--diff: compares with one launcher's file")
+        raise config_error("--diff: compares with one launcher's file")
     (only,) = rendered
-    try:
-        old = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise Fault(Exit.CONFIG, f"--diff {path}: {reason}") from None
+    label = f"--diff {path}"
+    old = read_text(path, label=label)
     if only.objects:
-        old = manifests.normalised(old, name=f"--diff {path}")
+        old = dump(read(old, label=label))
     new = f"{only.launcher.name}{only.launcher.suffix}"
     changes = list(
         difflib.unified_diff(old.splitlines(), only.text.splitlines(), str(path), new, lineterm="")

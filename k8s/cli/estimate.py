@@ -84,9 +84,8 @@ def _device(plan: Plan) -> int | None:
         return plan.resources.gpu_memory
     if "memory" not in plan.resources.limits:
         return None
-    return (
-        quantity.size(plan.resources.limits["memory"]) - plan.resources.shm_bytes
-    ) // plan.size.procs
+    memory = quantity.size(plan.resources.limits["memory"]) - plan.resources.shm_bytes
+    return memory // plan.size.procs
 
 
 def as_text(found: Estimate | str) -> str:

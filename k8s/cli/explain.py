@@ -8,9 +8,9 @@ import re
 from typing import Any
 
 from k8s import launchers
+from k8s.base.errors import config_error
 from k8s.cli.schema import json_schema
 from k8s.jobfile import validate
-from trainer.config.exits import Exit, Fault
 
 
 def explain(key: str) -> str:
@@ -21,7 +21,7 @@ def explain(key: str) -> str:
         keys = _keys(at, schema)
         if part not in keys:
             hint = validate.hint(part, list(keys), path=f"{path}.{part}".strip("."))
-            raise Fault(Exit.CONFIG, f"--explain {key}: no such key; {hint}")
+            raise config_error(f"--explain {key}: no such key; {hint}")
         at, path = keys[part], f"{path}.{part}".strip(".")
     lines = [f"{path}: {_form(at, schema)}", f"  {at.get('description', '')}"]
     if at.get("default") is not None and not isinstance(at["default"], (dict, list)):
@@ -57,8 +57,8 @@ def _keys(at: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _form(at: dict[str, Any], schema: dict[str, Any]) -> str:
-    words = {"string": "text", "integer": "a whole number", "number": "a number"}
-    words |= {"boolean": "true or false", "object": "a mapping"}
+    names = {"string": "text", "integer": "a whole number", "number": "a number"}
+    names |= {"boolean": "true or false", "object": "a mapping"}
     found = []
     for form in _variants(at, schema):
         if "enum" in form:
@@ -70,5 +70,5 @@ def _form(at: dict[str, Any], schema: dict[str, Any]) -> str:
         else:
             kinds = form.get("type", "object")
             kinds = kinds if isinstance(kinds, list) else [kinds]
-            found.append(" or ".join(words[str(kind)] for kind in kinds))
+            found.append(" or ".join(names[str(kind)] for kind in kinds))
     return " or ".join(dict.fromkeys(found))

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from k8s import launchers
-from k8s.base.yaml_text import dump, read
+from k8s.base.errors import config_error, in_one_line
+from k8s.base.yaml_text import dump, read, read_text
 from k8s.jobfile.validate import validate
 from k8s.plan.launcher import Launcher
 from k8s.render.manifests import render
-from trainer.config.exits import Exit, Fault
+from trainer.config.exits import Fault
 
 
 def print_migrated(path: Path) -> None:
@@ -37,13 +36,8 @@ def print_migrated(path: Path) -> None:
 
 def _read(path: Path) -> tuple[Launcher, dict[str, Any]]:
     """Return the one object of a file that a launcher can migrate."""
-    try:
-        found = read(path.read_bytes())
-    except OSError as error:
-        raise Fault(Exit.CONFIG, f"--migrate {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise Fault(Exit.CONFIG, f"--migrate {path}: not YAML: {reason}") from None
+    label = f"--migrate {path}"
+    found = read(read_text(path, label=label), label=label)
     known = {
         (launcher.job_kind.api_version, launcher.job_kind.kind): launcher
         for launcher in map(launchers.find, launchers.known())
@@ -56,7 +50,7 @@ def _read(path: Path) -> tuple[Launcher, dict[str, Any]]:
     ]
     if len(jobs) != 1:
         kinds = " or ".join(f"{kind} of {version}" for version, kind in known)
-        raise Fault(Exit.CONFIG, f"--migrate {path}: holds {len(jobs)} of {kinds}; must be one")
+        raise config_error(f"{label}: holds {len(jobs)} of {kinds}; must be one")
     return jobs[0]
 
 
@@ -68,6 +62,6 @@ def migrate(launcher: Launcher, job: dict[str, Any]) -> tuple[dict[str, Any], li
     try:
         return launcher.migrate(job)
     except KeyError as error:
-        raise Fault(Exit.CONFIG, f"{wrong}: {error} is missing") from None
+        raise config_error(f"{wrong}: {error} is missing") from None
     except (TypeError, AttributeError, IndexError, ValueError) as error:
-        raise Fault(Exit.CONFIG, f"{wrong}: {' '.join(str(error).split())}") from None
+        raise config_error(f"{wrong}: {in_one_line(error)}") from None

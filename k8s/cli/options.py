@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from k8s import launchers
-from trainer.config.exits import Exit, Fault
+from k8s.base.errors import config_error
 
 _DESCRIPTION = (
     "Turn a job file into what a launcher runs: manifests for a cluster, a script for a machine."
@@ -38,10 +38,10 @@ Exit code 64 and one line when something is wrong; then nothing is written."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that says what is wrong in one line, with this kit's exit code."""
+    """argparse whose error is one line, with exit code 64."""
 
     def error(self, message: str) -> NoReturn:
-        raise Fault(Exit.CONFIG, f"{message}; --help shows how")
+        raise config_error(f"{message}; --help shows how")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,9 +77,13 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--owner",
         metavar="UID",
-        help="uid of the job in the cluster: the objects beside it go when it goes",
+        help="uid of the job in the cluster: the other objects are deleted with it",
     )
-    add("--plan", action="store_true", help="say what the job amounts to, and write nothing")
+    add(
+        "--plan",
+        action="store_true",
+        help="print the plan (pods, ranks, batches), and write nothing",
+    )
     add("--json", action="store_true", help="with --plan: for programs")
     add(
         "--diff", metavar="OLD", type=Path, help="what would change in OLD; exit code 1 if anything"
@@ -89,9 +93,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="WHO",
         help="the Role to operate the job: user:NAME, group:NAME or serviceaccount:NAMESPACE:NAME",
     )
-    add("--explain", metavar="KEY", help="say what a key means, e.g. scheduling.queue")
+    add("--explain", metavar="KEY", help="print what a key means, e.g. scheduling.queue")
     add("--migrate", metavar="FILE", type=Path, help="print the job file that a PyTorchJob is")
-    add("--check", action="store_true", help="render everything, write nothing, say ok")
+    add("--check", action="store_true", help="render everything, write nothing, print ok")
     add("--schema", action="store_true", help="print the JSON Schema of a job file")
     return made
 
@@ -108,6 +112,6 @@ def check_together(options: argparse.Namespace) -> None:
         "--split: makes several files; add -o DIR": options.split and not options.output,
         "--diff: compares with one file; leave out --each": options.diff and options.each,
     }
-    for words, so in wrong.items():
-        if so:
-            raise Fault(Exit.CONFIG, words)
+    for message, is_wrong in wrong.items():
+        if is_wrong:
+            raise config_error(message)

@@ -34,6 +34,7 @@ def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
     size, life, storage, meet = plan.size, plan.lifetime, plan.storage, plan.rendezvous
     mode = memory if isinstance(memory, Estimate) else plan.sizing
     too_much = isinstance(memory, Estimate) and memory.is_too_much
+    in_process = launcher.runs_in is RunsIn.PROCESS
     sizes = mesh_sizes(plan.settings.mesh, mode.mode, plan.sizing.world_size, label=str)
     mesh = " x ".join(f"{axis} {n}" for axis, n in sizes.items() if n > 1)
     found = [
@@ -46,22 +47,13 @@ def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
         ("mode", f"{mode.mode} ({mode.reason})"),
         ("mesh", mesh or "one rank"),
         ("batch", _batch(plan)),
-        (
-            "rendezvous",
-            f"{meet.master}:{meet.port}" if rendered.objects else "on this machine",
-        ),
+        ("rendezvous", f"{meet.master}:{meet.port}" if rendered.objects else "on this machine"),
         ("queue", plan.scheduled.queue or "" if rendered.objects else ""),
         ("each node", _amounts(_each(plan)) or "nothing asked for"),
         ("in all", _amounts(totals(plan)) if size.nodes > 1 else ""),
-        (
-            "shared memory",
-            "this machine's" if launcher.runs_in is RunsIn.PROCESS else plan.resources.shm,
-        ),
+        ("shared memory", "this machine's" if in_process else plan.resources.shm),
         ("data", storage.data or "the task's own"),
-        (
-            "run folder",
-            storage.out if launcher.runs_in is not RunsIn.PROCESS else storage.host_out,
-        ),
+        ("run folder", storage.host_out if in_process else storage.out),
         (
             "to stop",
             f"{life.grace} s, of which {life.shutdown} s to save{_rate(memory, life.shutdown)}",
@@ -112,21 +104,17 @@ def totals(plan: Plan) -> dict[str, str]:
 
 def gpu_hours(plan: Plan) -> float | None:
     """Return the most GPU-hours that an attempt can cost, None without a deadline."""
-    return (
-        None
-        if plan.lifetime.deadline is None
-        else plan.size.nodes * plan.resources.gpu * plan.lifetime.deadline / 3600
-    )
+    if plan.lifetime.deadline is None:
+        return None
+    return plan.size.nodes * plan.resources.gpu * plan.lifetime.deadline / 3600
 
 
 def _gpu_hours_text(plan: Plan) -> str:
     if not plan.resources.gpu:
         return ""
-    hours = gpu_hours(plan)
-    per_day = plan.size.nodes * plan.resources.gpu * 24
-    return (
-        f"{hours:,.1f} at the deadline" if hours is not None else f"{per_day:,} a day, no deadline"
-    )
+    if (hours := gpu_hours(plan)) is not None:
+        return f"{hours:,.1f} at the deadline"
+    return f"{plan.size.nodes * plan.resources.gpu * 24:,} a day, no deadline"
 
 
 def _print_table(name: str, lines: list[tuple[str, str]]) -> None:

@@ -19,6 +19,7 @@ from k8s.cluster.jobs import Job
 from k8s.cluster.state import Pod
 
 _GIB = 2**30
+_NOT_MEASURED = Usage(-1, None, None, None, None)
 
 
 def print_json(value: Any) -> None:
@@ -33,15 +34,8 @@ def print_status(job: Job, pods: list[Pod], found: LogEvents, warnings: list[str
     """Print a job's state, progress, pods and warnings."""
     console = Console()
     state = job.state
-    console.print(
-        Text.assemble(
-            (job.name, "bold"),
-            f" ({job.kind.launcher}) is ",
-            (state.phase, "bold"),
-            " ",
-            state.reason,
-        )
-    )
+    head = f" ({job.kind.launcher}) is "
+    console.print(Text.assemble((job.name, "bold"), head, (state.phase, "bold"), " ", state.reason))
     if found.progress:
         console.print(progress_text(found.progress))
     table = Table("node", "pod", "on", "phase", "restarts", "reason")
@@ -102,22 +96,22 @@ def usage_rows(
     pods: Iterable[Pod], found: LogEvents, measured: Mapping[str, tuple[float, int]] | None
 ) -> list[dict[str, Any]]:
     """Return a row for every rank, or for a pod whose ranks are not known; None: not measured."""
-    ranks = {one.rank: one for one in found.ranks}
+    ranks: dict[int | None, Usage] = {one.rank: one for one in found.ranks}
     rows = []
     for pod in pods:
         cores, size = (measured or {}).get(pod.name, (None, None))
         for rank in pod.ranks or [None]:
-            use = ranks.get(rank, Usage(-1, None, None, None, None)) if rank is not None else None
+            use = ranks.get(rank, _NOT_MEASURED)
             rows.append(
                 {
                     "rank": rank,
                     "node": pod.node,
                     "pod": pod.name,
                     "phase": pod.phase,
-                    "cpu": use.cpu if use else None,
-                    "gpu": use.busy if use else None,
-                    "gpu_memory": use.memory if use else None,
-                    "gpu_memory_of": use.memory_of if use else None,
+                    "cpu": use.cpu,
+                    "gpu": use.busy,
+                    "gpu_memory": use.memory,
+                    "gpu_memory_of": use.memory_of,
                     "pod_cpu": cores,
                     "pod_memory": size,
                 }

@@ -3,12 +3,14 @@
 suspend(cluster, get_job(cluster, "digits"))
 """
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from k8s.base.errors import config_error
 from k8s.cluster import wrapped_job
 from k8s.cluster.client import objects
-from k8s.cluster.client.api import Cluster, Refused
+from k8s.cluster.client.api import Cluster, Object, Refused
 from k8s.cluster.client.objects import NotServed
 from k8s.cluster.jobs import Job
 from k8s.cluster.state import CANCELLED, QUEUE
@@ -46,9 +48,7 @@ def cancel(cluster: Cluster, job: Job) -> None:
 
 def _check_not_ended(job: Job, verb: str) -> None:
     if job.state.phase.ended:
-        raise Fault(
-            Exit.CONFIG, f"job {job.name} has {job.state.phase}: already finished; cannot {verb}"
-        )
+        raise config_error(f"job {job.name} has {job.state.phase}: already finished; cannot {verb}")
 
 
 def _annotate(cluster: Cluster, job: Job, cancelled_at: str | None) -> None:
@@ -86,7 +86,7 @@ def _set_workload_active(cluster: Cluster, job: Job, *, active: bool) -> None:
                 Exit.PEER, f"job {job.name}: Kueue has made no Workload for it yet; try again"
             )
         return
-    raise Fault(Exit.CONFIG, f"job {job.name} is for a queue of Kueue's, which is not served here")
+    raise config_error(f"job {job.name} is for a queue of Kueue's, which is not served here")
 
 
 def scale(cluster: Cluster, job: Job, nodes: int) -> None:
@@ -97,21 +97,22 @@ def scale(cluster: Cluster, job: Job, nodes: int) -> None:
     _check_not_ended(job, "scale")
     bounds = job.kind.elastic(job.manifest)
     if bounds is None:
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"job {job.name} ({job.kind.launcher}) is of fixed size; nodes: {{min, max}} in the job "
-            "file makes an elastic one",
+            "file makes an elastic one"
         )
     least, most = bounds
     if not least <= nodes <= most:
-        raise Fault(Exit.CONFIG, f"job {job.name} takes {least} to {most} nodes, not {nodes}")
-    refusals: list[Fault] = []
-    for change in job.kind.scale(job.manifest, nodes):
-        named = {"apiVersion": change.api_version, "kind": change.kind}
-        try:
-            objects.patch(cluster, {**named, "metadata": {"name": change.name}}, change.operations)
-        except Refused as refusal:
-            refusals.append(refusal)
-        else:
-            return
-    raise refusals[-1]
+        raise config_error(f"job {job.name} takes {least} to {most} nodes, not {nodes}")
+
+    def replacing(paths: Iterable[str]) -> list[Object]:
+        return [{"op": "replace", "path": path, "value": nodes} for path in paths]
+
+    try:
+        objects.patch(cluster, job.manifest, replacing(job.kind.node_counts))
+    except Refused:
+        if job.kind.made_job is None:
+            raise
+        named = {"metadata": {"name": job.kind.made_job(job.manifest)}}
+        made = {"apiVersion": "batch/v1", "kind": "Job", **named}
+        objects.patch(cluster, made, replacing(("/spec/completions", "/spec/parallelism")))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from k8s import launchers
 from k8s.cluster import control, job_progress
 from k8s.cluster.client import api, objects
-from k8s.cluster.client.api import Cluster, Forbidden, Missing, Object
+from k8s.cluster.client.api import Cluster, Forbidden, Missing
 from k8s.cluster.client.objects import NotServed
 from k8s.plan.job_kind import JobKind
 
@@ -83,12 +83,8 @@ def _launcher(cluster: Cluster, kind: JobKind) -> Finding:
     return Finding(about, good=True, text=f"{kind.kind} of {kind.api_version}")
 
 
-def _all(cluster: Cluster, path: str) -> list[Object]:
-    return objects.listed(cluster, path, {"limit": 500})
-
-
 def _nodes(cluster: Cluster) -> Finding:
-    nodes = _all(cluster, "/api/v1/nodes")
+    nodes = objects.listed(cluster, "/api/v1/nodes")
     totals: Counter[str] = Counter()
     for node in nodes:
         for name, amount in node.get("status", {}).get("allocatable", {}).items():
@@ -100,7 +96,7 @@ def _nodes(cluster: Cluster) -> Finding:
 
 
 def _runtimes(cluster: Cluster) -> Finding:
-    items = _all(cluster, "/apis/node.k8s.io/v1/runtimeclasses")
+    items = objects.listed(cluster, "/apis/node.k8s.io/v1/runtimeclasses")
     names = ", ".join(item["metadata"]["name"] for item in items)
     return Finding("runtime classes", good=None, text=names or "none; the default runs every pod")
 
@@ -109,7 +105,7 @@ def _storage(cluster: Cluster) -> Finding:
     default = "storageclass.kubernetes.io/is-default-class"
     names = []
     shared = False
-    for item in _all(cluster, "/apis/storage.k8s.io/v1/storageclasses"):
+    for item in objects.listed(cluster, "/apis/storage.k8s.io/v1/storageclasses"):
         notes = []
         if (item["metadata"].get("annotations") or {}).get(default) == "true":
             notes.append("default")

@@ -8,13 +8,13 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
-from k8s.cluster.client import api, objects
+from k8s.base.errors import config_error, in_one_line
+from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster
 from trainer.config.exits import Exit, Fault
 
@@ -27,9 +27,8 @@ def tensorboard(cluster: Cluster, name: str) -> str:
     labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": "tensorboard"}
     found = objects.find(cluster, "v1", "Pod", labels)
     if not found:
-        raise Fault(
-            Exit.CONFIG,
-            f"{cluster.where}: no TensorBoard of job {name!r}; add `tensorboard: {{}}` to the job file",
+        raise config_error(
+            f"{cluster.where}: no TensorBoard of job {name!r}; add `tensorboard: {{}}` to the job file"
         )
     for pod in found:
         if pod.get("status", {}).get("phase") == "Running":
@@ -60,7 +59,7 @@ def forward(
     try:
         listener = socket.create_server(("127.0.0.1", local))
     except OSError as error:
-        raise Fault(Exit.CONFIG, f"--port {local}: {error.strerror}; 0 takes a free one") from None
+        raise config_error(f"--port {local}: {error.strerror}; 0 takes a free one") from None
     listener.settimeout(_INTERVAL)
     try:
         ready(listener.getsockname()[1])
@@ -90,10 +89,18 @@ def _copy(
     """Copy the bytes of one connection both ways, until either side ends it."""
     with contextlib.closing(ours):
         try:
-            tunnel = _open(cluster, pod, remote)
+            core = client.CoreV1Api(client.ApiClient(cluster.client.configuration))
+            with _OPENING:
+                tunnel = portforward(
+                    core.connect_get_namespaced_pod_portforward,
+                    pod,
+                    cluster.namespace,
+                    ports=str(remote),
+                    _request_timeout=cluster.timeout,
+                )
         except (ApiException, OSError, ValueError) as error:
             failed(
-                f"port {remote} of {pod}: {api.in_one_line(getattr(error, 'reason', None) or error)}"
+                f"port {remote} of {pod}: {in_one_line(getattr(error, 'reason', None) or error)}"
             )
             return
         theirs = tunnel.socket(remote)
@@ -106,15 +113,3 @@ def _copy(
                     if not piece:
                         return
                     other[side].sendall(piece)
-
-
-def _open(cluster: Cluster, pod: str, remote: int) -> Any:
-    core = client.CoreV1Api(client.ApiClient(cluster.client.configuration))
-    with _OPENING:
-        return portforward(
-            core.connect_get_namespaced_pod_portforward,
-            pod,
-            cluster.namespace,
-            ports=str(remote),
-            _request_timeout=cluster.timeout,
-        )

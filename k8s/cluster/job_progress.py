@@ -63,7 +63,9 @@ def read_progress(cluster: Cluster, pods: Sequence[Pod]) -> LogEvents:
         if pod.phase not in ("Running", "Succeeded") or left <= 0:
             continue
         try:
-            found = newest_events(logs.tail(replace(cluster, timeout=left), pod, count=_LINES))
+            tail = {"tailLines": _LINES}
+            text = logs.text(replace(cluster, timeout=left), pod.name, pod.container, tail)
+            found = newest_events(text.splitlines())
         except Fault as fault:
             problem = problem or f"the log of {pod.name} cannot be read: {fault}"
         else:
@@ -115,11 +117,11 @@ def pod_metrics(cluster: Cluster, name: str) -> dict[str, tuple[float, int]] | N
         items = objects.find(cluster, *METRICS, labels)
     except (NotServed, Forbidden, Missing):
         return None
-    return {item["metadata"]["name"]: _sum(item.get("containers") or []) for item in items}
-
-
-def _sum(containers: list[dict[str, Any]]) -> tuple[float, int]:
-    used = [container.get("usage", {}) for container in containers]
-    cores = sum(parse(str(one.get("cpu", "0"))) for one in used)
-    size = sum(parse(str(one.get("memory", "0"))) for one in used)
-    return float(cores), int(size)
+    found = {}
+    for item in items:
+        used = [container.get("usage", {}) for container in item.get("containers") or []]
+        cores, size = (
+            sum(parse(str(one.get(kind, "0"))) for one in used) for kind in ("cpu", "memory")
+        )
+        found[item["metadata"]["name"]] = float(cores), int(size)
+    return found

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from k8s import launchers
+from k8s.base.errors import config_error
 from k8s.cluster import state, wrapped_job
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
@@ -20,7 +21,7 @@ from k8s.plan.job_kind import Api, JobKind, State
 from trainer.config.exits import Exit, Fault
 
 MANAGED = {"app.kubernetes.io/managed-by": "muster"}  # the label of every object of ours
-_COMPANION_KINDS: list[Api] = [  # what a rendering of any launcher may hold beside the job
+_COMPANION_KINDS: list[Api] = [  # what any launcher may render with the job
     ("v1", "Service"),
     ("v1", "ConfigMap"),
     ("apps/v1", "Deployment"),
@@ -64,14 +65,13 @@ def get_job(cluster: Cluster, name: str) -> Job:
             continue
         if job is not None:
             return job
-    with contextlib.suppress(
-        NotServed, Forbidden
-    ):  # a suspended AppWrapper has not made its job yet
+    with contextlib.suppress(NotServed, Forbidden):
+        # a suspended AppWrapper has not made its job yet
         wrapper = objects.get(cluster, *wrapped_job.WRAPPER, name)
         if wrapper is not None and _is_managed(wrapper):
             return job_from(cluster, wrapper)
     seen = f" among what may be seen ({hidden})" if hidden else ""
-    raise Fault(Exit.CONFIG, f"{cluster.where}: no job {name!r} of muster's here{seen}; see `list`")
+    raise config_error(f"{cluster.where}: no job {name!r} of muster's here{seen}; see `list`")
 
 
 def served_kinds(cluster: Cluster) -> Iterator[JobKind]:
@@ -114,13 +114,12 @@ def refresh(cluster: Cluster, job: Job) -> Job:
 
 def _not_deleted(cluster: Cluster, job: Job, root: Object | None) -> Job:
     if root is None:
-        raise Fault(Exit.CONFIG, f"{cluster.where}: job {job.name!r} was deleted meanwhile")
+        raise config_error(f"{cluster.where}: job {job.name!r} was deleted meanwhile")
     return job_from(cluster, root)
 
 
 def _is_managed(found: Object) -> bool:
-    labels = found["metadata"].get("labels") or {}
-    return all(labels.get(name) == value for name, value in MANAGED.items())
+    return MANAGED.items() <= (found["metadata"].get("labels") or {}).items()
 
 
 def list_jobs(cluster: Cluster) -> list[Job]:

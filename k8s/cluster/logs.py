@@ -14,6 +14,7 @@ from typing import Any
 
 import urllib3
 
+from k8s.base.errors import config_error, in_one_line
 from k8s.cluster import jobs
 from k8s.cluster.client import api, objects
 from k8s.cluster.client.api import Cluster, Missing, Refused
@@ -27,37 +28,29 @@ _INTERVAL = 1.0  # seconds between two lists of the pods
 _BROKEN = (OSError, ValueError, urllib3.exceptions.HTTPError)
 
 
-def tail(cluster: Cluster, pod: Pod, *, count: int) -> list[str]:
-    """Return the last lines of a pod's log, none when its container has not started."""
-    return text(cluster, pod.name, pod.container, {"tailLines": count}).splitlines()
-
-
 def text(cluster: Cluster, pod: str, container: str, query: Mapping[str, object]) -> str:
     """Return a container's log, empty when the container has not started or is gone.
 
     Raises as `api.call` does.
     """
-    path = _path(cluster, pod)
     try:
-        response = api.stream(
-            cluster, path, _for_container(container, query), silence=cluster.timeout
-        )
+        response = _open(cluster, pod, container, query, silence=cluster.timeout)
     except (Refused, Missing):
         return ""
     with contextlib.closing(response):
         try:
             return response.read().decode(errors="replace")
         except urllib3.exceptions.HTTPError as error:
-            text = f"{cluster.where}: GET {path}: {api.in_one_line(error)}"
+            text = f"{cluster.where}: log of {pod}: {in_one_line(error)}"
             raise Fault(Exit.PEER, text) from None
 
 
-def _path(cluster: Cluster, pod: str) -> str:
-    return objects.path_of(cluster, "v1", "Pod", pod) + "/log"
-
-
-def _for_container(container: str, query: Mapping[str, object]) -> dict[str, object]:
-    return {**query, "container": container} if container else dict(query)
+def _open(
+    cluster: Cluster, pod: str, container: str, query: Mapping[str, object], *, silence: float
+) -> urllib3.HTTPResponse:
+    path = objects.path_of(cluster, "v1", "Pod", pod) + "/log"
+    options = {**query, "container": container} if container else query
+    return api.stream(cluster, path, options, silence=silence)
 
 
 @dataclass(frozen=True)
@@ -108,7 +101,7 @@ def select(
 def _check_known(option: str, asked: list[int] | None, known: set[int], job: Job) -> None:
     if unknown := sorted(set(asked or ()) - known):
         found = f"pods of {min(known)} to {max(known)}" if known else "no pods with known numbers"
-        raise Fault(Exit.CONFIG, f"{option} {unknown[0]}: job {job.name} has {found}")
+        raise config_error(f"{option} {unknown[0]}: job {job.name} has {found}")
 
 
 def prefix(pod: Pod, rank: int | None = None) -> str:
@@ -141,8 +134,7 @@ def follow(
                 continue
             if "follow" not in query or job.state.phase.ended:
                 follower.drain(show, seconds=0)
-                none_read = follower.unread and len(follower.unread) == follower.added
-                return follower.unread[0] if none_read else None
+                return follower.failure
             time.sleep(_INTERVAL)
     finally:
         follower.close()
@@ -164,12 +156,13 @@ class LogFollower:
         self._readers: dict[str, threading.Thread] = {}
         self._responses: dict[str, Any] = {}
         self._closing = threading.Event()
-        self.unread: list[Fault] = []  # one for each pod whose log could not be read
+        self._unread: list[Fault] = []  # one for each pod whose log could not be read
 
     @property
-    def added(self) -> int:
-        """The number of pods added."""
-        return len(self._readers)
+    def failure(self) -> Fault | None:
+        """The first error, when no pod's log could be read."""
+        none_read = self._unread and len(self._unread) == len(self._readers)
+        return self._unread[0] if none_read else None
 
     def add(self, pod: Pod) -> None:
         """Start reading a pod's log."""
@@ -208,20 +201,18 @@ class LogFollower:
 
     def _read(self, pod: Pod) -> None:
         """Read a log to its end; with `follow`, go on where a connection broke off."""
-        query = _for_container(pod.container, self._query)
+        query = dict(self._query)
         resumable = "follow" in query
         if resumable:
             query["timestamps"] = "true"
         last = ""
         while not self._closing.is_set():
             try:
-                response = api.stream(
-                    self._cluster, _path(self._cluster, pod.name), query, silence=_SILENCE
-                )
+                response = _open(self._cluster, pod.name, pod.container, query, silence=_SILENCE)
             except Fault as fault:
                 self._lines.put(f"{prefix(pod)}(no log: {fault})")
                 if not isinstance(fault, Refused | Missing):  # these mean that there is no log
-                    self.unread.append(fault)
+                    self._unread.append(fault)
                 return
             self._responses[pod.uid] = response
             if self._closing.is_set():  # opened while `close` looked through the others

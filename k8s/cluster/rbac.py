@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from k8s.base.errors import config_error
 from k8s.cluster import control, job_progress
 from k8s.cluster.jobs import companion_kinds
 from k8s.cluster.wrapped_job import WRAPPER
 from k8s.plan.job_kind import JobKind
 from k8s.plan.launcher import Launcher
 from k8s.plan.model import Plan
-from trainer.config.exits import Exit, Fault
 
 _API = "rbac.authorization.k8s.io"
 _ALL = ("get", "list", "watch", "create", "patch", "delete")
@@ -28,9 +28,7 @@ def render(planned: list[tuple[Plan, Launcher]], subject: str) -> list[dict[str,
     made: list[dict[str, Any]] = []
     for plan, launcher in planned:
         if launcher.job_kind is None:
-            raise Fault(
-                Exit.CONFIG, f"--rbac: {launcher.name} runs without a cluster; leave one out"
-            )
+            raise config_error(f"--rbac: {launcher.name} runs without a cluster; leave one out")
         namespace = plan.identity.metadata.get("namespace")
         place = {"namespace": str(namespace)} if namespace else {}
         allowed = list(rules(launcher.job_kind))
@@ -46,9 +44,8 @@ def _subject(text: str) -> dict[str, str]:
     if kind == "serviceaccount" and namespace and account:
         return {"kind": "ServiceAccount", "name": account, "namespace": namespace}
     if kind not in ("user", "group") or not name:
-        raise Fault(
-            Exit.CONFIG,
-            f"--rbac {text}: not user:NAME, group:NAME or serviceaccount:NAMESPACE:NAME",
+        raise config_error(
+            f"--rbac {text}: not user:NAME, group:NAME or serviceaccount:NAMESPACE:NAME"
         )
     return {"kind": kind.capitalize(), "name": name, "apiGroup": _API}
 
@@ -92,11 +89,7 @@ def rules(kind: JobKind) -> Iterator[dict[str, Any]]:
     # a WebSocket is opened by GET, and counts as create from Kubernetes 1.35 on
     yield {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get", "create"]}
     yield _rule("v1", "Event", "list")
-    yield {
-        "apiGroups": [job_progress.METRICS[0].split("/")[0]],
-        "resources": ["pods"],
-        "verbs": ["list"],
-    }
+    yield _rule(job_progress.METRICS[0], "Pod", "list")
     yield _rule("kueue.x-k8s.io/v1beta2", "LocalQueue", "list")
     yield _rule("v1", "ResourceQuota", "list")
     yield _rule("v1", "Namespace", "get")

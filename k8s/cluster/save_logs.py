@@ -3,16 +3,16 @@
 for path in save_logs(cluster, job, Path("digits-logs")): print(path)
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from k8s.base.errors import config_error
 from k8s.base.yaml_text import dump
 from k8s.cluster import jobs, logs, state
 from k8s.cluster.client.api import Cluster, Object
 from k8s.cluster.jobs import Job
 from k8s.cluster.logs import ALL, Selection
-from trainer.config.exits import Exit, Fault
+from trainer.config.exits import Fault
 
 
 def save_logs(
@@ -34,9 +34,12 @@ def save_logs(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in _files(cluster, job, pods, since=since, unread=unread):
-            yield _write(folder / name, text)
+            part, target = folder / f".{name}.part", folder / name
+            part.write_text(text, encoding="utf-8")
+            part.replace(target)
+            yield target
     except OSError as error:
-        raise Fault(Exit.CONFIG, f"--save {folder}: {error.strerror}") from None
+        raise config_error(f"--save {folder}: {error.strerror}") from None
     if unread:
         rest = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
         raise Fault(unread[0].code, f"{unread[0]}{rest}")
@@ -88,10 +91,3 @@ def _line(event: Object) -> str:
     name = event["involvedObject"]["name"]
     text = f"{at} {event.get('type')} {name}: {event.get('reason')}: {event.get('message')}"
     return " ".join(text.split()) + times
-
-
-def _write(path: Path, text: str) -> Path:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)  # noqa: PTH105
-    return path

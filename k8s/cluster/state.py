@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from k8s import launchers
+from k8s.base.errors import config_error
 from k8s.plan.job_kind import JobKind, Object, Phase, State, reason_and_message
-from trainer.config.exits import MEANINGS, Exit, Fault, combine
+from trainer.config.exits import MEANINGS, Exit, combine
 
 CANCELLED = "muster/cancelled"  # annotation: the time at which a job was cancelled
 QUEUE = "kueue.x-k8s.io/queue-name"  # label of a job in a queue of Kueue
@@ -73,13 +74,12 @@ def pod(found: Object, kind: JobKind) -> Pod:
         and (container in then or end["exitCode"])  # an init container that is done does not count
     ]
     container, procs = _trainer_container(found)
+    deleted = "deletionTimestamp" in found["metadata"]
     return Pod(
         name=found["metadata"]["name"],
         node=kind.node(found),
         host=found.get("spec", {}).get("nodeName", ""),
-        phase="Terminating"
-        if "deletionTimestamp" in found["metadata"]
-        else status.get("phase", ""),
+        phase="Terminating" if deleted else status.get("phase", ""),
         reason=_reason(status, [*first, *then], ends),
         restarts=sum(c.get("restartCount", 0) for c in [*first, *then]),
         codes=tuple(e["exitCode"] for e in ends),
@@ -149,6 +149,6 @@ def find_job_manifest(
     jobs = [m for m in manifests if (m.get("apiVersion"), m.get("kind")) in known]
     if len(jobs) != 1:
         wanted = ", ".join(kind for _, kind in known)
-        raise Fault(Exit.CONFIG, f"{len(jobs)} jobs among the manifests; must be one of {wanted}")
+        raise config_error(f"{len(jobs)} jobs among the manifests; must be one of {wanted}")
     job = jobs[0]
     return known[job["apiVersion"], job["kind"]], job

@@ -8,26 +8,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from k8s.base import yaml_text
+from k8s.base.errors import config_error
+from k8s.base.yaml_text import read, read_text
 from k8s.cluster import jobs, state, wrapped_job
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
-from trainer.config.exits import Exit, Fault
 
 
 def read_manifests(manifest: Path) -> list[Object]:
     """Return the objects of a file, or of standard input for `-`. Raises Fault(64)."""
-    try:
-        text = sys.stdin.read() if str(manifest) == "-" else manifest.read_text(encoding="utf-8")
-        found = [document for document in yaml_text.read(text) if document]
-    except OSError as error:
-        raise Fault(Exit.CONFIG, f"{manifest}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Fault(Exit.CONFIG, f"{manifest}: not YAML: {' '.join(str(error).split())}") from None
+    label = str(manifest)
+    text = sys.stdin.read() if label == "-" else read_text(manifest, label=label)
+    found = read(text, label=label)
     if not all(map(_is_object, found)):
-        raise Fault(Exit.CONFIG, f"{manifest}: not a manifest; render.py makes one of a job file")
+        raise config_error(f"{manifest}: not a manifest; render.py makes one of a job file")
     return found
 
 
@@ -42,7 +36,7 @@ def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
     """Apply the manifests, all or, when the server refuses one of them, none; return the job's name.
 
     Raises Fault(64) when a job of this name has ended, since nothing would run; and when there is one of
-    another launcher, since the pods and companions of the two could not be told apart.
+    another launcher, since both jobs' pods and companions would have the same labels.
     """
     inside = [one for manifest in manifests for one in wrapped_job.contents(manifest)]
     kind, job = state.find_job_manifest(inside)
@@ -50,30 +44,26 @@ def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
         objects.resource(cluster, manifest["apiVersion"], manifest["kind"])
         own = manifest["metadata"].get("namespace", cluster.namespace)
         if own != cluster.namespace:
-            raise Fault(
-                Exit.CONFIG,
+            raise config_error(
                 f"{manifest['kind']} {manifest['metadata']['name']} is for namespace {own}, not "
-                f"{cluster.namespace}; use --namespace {own}",
+                f"{cluster.namespace}; use --namespace {own}"
             )
     name: str = job["metadata"]["name"]
     root = next((one for one in manifests if wrapped_job.is_wrapper(one)), job)
     before = objects.get(cluster, root["apiVersion"], root["kind"], name)
     if before is not None and (phase := jobs.job_from(cluster, before).state.phase).ended:
-        raise Fault(
-            Exit.CONFIG,
-            f"job {name} is there already and has {phase}; delete it first: delete {name}",
+        raise config_error(
+            f"job {name} is there already and has {phase}; delete it first: delete {name}"
         )
     for other in jobs.served_kinds(cluster):
-        with contextlib.suppress(
-            Forbidden
-        ):  # a user of one launcher need not have rights on the others
+        with contextlib.suppress(Forbidden):
+            # a user of one launcher need not have rights on the others
             found = jobs.find_job(cluster, other, name)
             if found and (other != kind or found.root_object["kind"] != root["kind"]):
                 bare = ", without an AppWrapper" if other == kind and not found.wrapper else ""
-                raise Fault(
-                    Exit.CONFIG,
+                raise config_error(
                     f"job {name} is there already, on launcher {other.launcher}{bare}; delete it "
-                    "first, or choose another name",
+                    "first, or choose another name"
                 )
     for manifest in [*manifests, *(one for one in inside if one not in manifests)]:
         objects.apply(cluster, manifest, dry_run=True, force=force)

@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from k8s.base.model import Image, Model, Subdomain
+from k8s.base.names import matching
 from k8s.jobfile.volumes import Pull
 
 # Where the pod has the code; what setup installs with pip lies below it.
@@ -45,20 +46,13 @@ echo "code: $(git rev-parse HEAD)"
 """
 
 
-def _repository(text: str) -> str:
-    if not re.fullmatch(
-        r"https://[^\s@]+|ssh://[^\s:/]+@[^\s]+|[A-Za-z0-9_.-]+@[A-Za-z0-9.-]+:[^\s:]+", text
-    ):
-        raise ValueError(
-            "must be https://HOST/PATH, ssh://USER@HOST/PATH or USER@HOST:PATH, with no password in it"
-        )
-    return text
-
-
-def _revision(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][-._/A-Za-z0-9]*", text) or ".." in text:
-        raise ValueError("must be a commit, a tag or a branch")
-    return text
+_repository = matching(
+    r"https://[^\s@]+|ssh://[^\s:/]+@[^\s]+|[A-Za-z0-9_.-]+@[A-Za-z0-9.-]+:[^\s:]+",
+    "must be https://HOST/PATH, ssh://USER@HOST/PATH or USER@HOST:PATH, with no password in it",
+)
+_revision = matching(
+    r"(?!.*\.\.)[A-Za-z0-9][-._/A-Za-z0-9]*", "must be a commit, a tag or a branch"
+)
 
 
 class Code(Model):

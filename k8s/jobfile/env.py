@@ -1,29 +1,24 @@
-"""The job file's `env` and `envFrom`: what the trainer's environment holds beside the contract.
+"""The job file's `env` and `envFrom`: what is added to the trainer's environment.
 
 render.py job.yaml --set 'env[0]={name: A, valueFrom: {secretKeyRef: {name: a, key: b}}}'
 """
 
 import re
-import typing
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 from pydantic.alias_generators import to_camel
 
-from k8s.base.model import DataKey, Model, Subdomain, Variable
+from k8s.base.model import DataKey, Model, OneOf, Subdomain, Variable
+from k8s.base.names import matching
 from trainer.config.environment import variable
 from trainer.config.settings import Settings
 
-_FIELD = re.compile(
+_field_path = matching(
     r"metadata\.(name|namespace|uid|(labels|annotations)\['[^']+'\])"
-    r"|spec\.(nodeName|serviceAccountName)|status\.(hostIPs?|podIPs?)"
+    r"|spec\.(nodeName|serviceAccountName)|status\.(hostIPs?|podIPs?)",
+    "not a field of a pod that a variable can hold; e.g. spec.nodeName",
 )
-
-
-def _field_path(text: str) -> str:
-    if not _FIELD.fullmatch(text):
-        raise ValueError("not a field of a pod that a variable can hold; e.g. spec.nodeName")
-    return text
 
 
 class FieldRef(Model):
@@ -42,32 +37,22 @@ class KeyRef(Model):
     optional: bool = Field(False, description="left unset, not an error, when there is none")
 
 
-class ValueFrom(Model):
+class ValueFrom(OneOf):
     """Where a variable's value is: one of these."""
 
     field_ref: FieldRef | None = Field(None, description="a field of the pod")
     config_map_key_ref: KeyRef | None = Field(None, description="a key of a ConfigMap")
     secret_key_ref: KeyRef | None = Field(None, description="a key of a Secret")
 
-    @model_validator(mode="after")
-    def _check(self) -> typing.Self:
-        if [self.field_ref, self.config_map_key_ref, self.secret_key_ref].count(None) != 2:
-            raise ValueError("must have exactly one of fieldRef, configMapKeyRef, secretKeyRef")
-        return self
 
-
-class EnvVar(Model):
+class EnvVar(OneOf):
     """An environment variable; its value reaches the trainer unchanged."""
+
+    one_of = ("value", "value_from")
 
     name: Variable = Field(description="letters, digits and _")
     value: str | None = Field(None, description="any text")
     value_from: ValueFrom | None = Field(None, description="where the value is, instead of it")
-
-    @model_validator(mode="after")
-    def _check(self) -> typing.Self:
-        if (self.value is None) == (self.value_from is None):
-            raise ValueError("must have exactly one of value, valueFrom")
-        return self
 
     @property
     def optional(self) -> bool:
@@ -84,18 +69,14 @@ class Ref(Model):
     optional: bool = Field(False, description="not an error when there is none")
 
 
-class EnvFrom(Model):
+class EnvFrom(OneOf):
     """A ConfigMap or a Secret whose keys become variables; one of `env` wins over them."""
+
+    one_of = ("config_map_ref", "secret_ref")
 
     prefix: Variable | None = Field(None, description="put before every key")
     config_map_ref: Ref | None = Field(None, description="a ConfigMap")
     secret_ref: Ref | None = Field(None, description="a Secret")
-
-    @model_validator(mode="after")
-    def _check(self) -> typing.Self:
-        if (self.config_map_ref is None) == (self.secret_ref is None):
-            raise ValueError("must have exactly one of configMapRef, secretRef")
-        return self
 
 
 def check_environment(variables: list[EnvVar]) -> None:
@@ -110,8 +91,8 @@ def check_environment(variables: list[EnvVar]) -> None:
         if one.value is not None and is_credential(one.name, one.value):
             # Without the value, which would end in a log.
             raise ValueError(
-                f"{where}: its value looks like a credential, and whoever may read the job could read "
-                f"it; put it in a Secret and set env[{index}].valueFrom.secretKeyRef"
+                f"{where}: its value looks like a credential, and everybody who can read the job "
+                f"could read it; put it in a Secret and set env[{index}].valueFrom.secretKeyRef"
             )
 
 
@@ -126,7 +107,7 @@ _SECRET_BY_ITSELF = re.compile(
 
 
 def is_credential(name: str, value: str) -> bool:
-    """Say whether a literal should be a Secret; a word such as PAD_TOKEN=<pad> should not."""
+    """Return whether a literal should be a Secret; a word such as PAD_TOKEN=<pad> should not."""
     if _ALWAYS_SECRET.fullmatch(name) and value:
         return True
     if _SECRET_IF_LONG.fullmatch(name) and re.fullmatch(r"\S{16,}", value):

@@ -1,4 +1,4 @@
-"""Job files as written: reads YAML, merges files left to right, applies --set, remembers who said what.
+"""Job files: reads YAML, merges files left to right, applies --set, records where each key came from.
 
 Mappings merge key by key, scalars replace, null takes a key away. Lists replace too, but a list of
 mappings that each have a `name` is merged by it: an item replaces the one of its name or is added.
@@ -15,13 +15,13 @@ from typing import Any
 
 import yaml
 
-from k8s.base.yaml_text import TOO_DEEP, Loader, check_depth
-from trainer.config.exits import Exit, Fault
+from k8s.base.errors import config_error
+from k8s.base.yaml_text import Loader, check_depth, read_text, yaml_errors
 
 
 @dataclass(frozen=True)
 class JobFile:
-    """What the files say together. `origins` maps a key path to the file, or option, it came from."""
+    """The merged values. `origins` maps a key's path to the file, or option, that set it."""
 
     values: dict[str, Any]
     origins: dict[str, str]
@@ -57,7 +57,7 @@ def profile(name: str) -> str:
     known = {path.stem: path for path in sorted(PROFILES.glob("*.yaml"))}
     if name not in known:
         choices = ", ".join(known)
-        raise Fault(Exit.CONFIG, f"--profile {name}: no such profile; choose {choices}")
+        raise config_error(f"--profile {name}: no such profile; choose {choices}")
     return str(known[name])
 
 
@@ -81,33 +81,19 @@ class _Loader(Loader):
 
 
 def _load(path: str) -> dict[str, Any]:
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise Fault(Exit.CONFIG, f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise Fault(Exit.CONFIG, f"{path}: not UTF-8 at byte {error.start}") from None
-    value = _parse(text, where=path)
+    value = _parse(read_text(Path(path), label=path), where=path)
     if not isinstance(value, dict):
         seen = "is empty" if value is None else f"holds {_kind(value)}"
-        raise Fault(Exit.CONFIG, f"{path}: {seen}; a job file is a mapping, e.g. name: my-job")
+        raise config_error(f"{path}: {seen}; a job file is a mapping, e.g. name: my-job")
     return value
 
 
 def _parse(text: str, *, where: str) -> Any:
-    try:
+    value = None
+    with yaml_errors(where):
         check_depth(text)
         value = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
         _check(value, at="", where=where)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-        if problem == "but found another document":
-            problem = "a second document begins here"
-        raise Fault(Exit.CONFIG, f"{place}: not YAML: {' '.join(problem.split())}") from None
-    except RecursionError:
-        raise Fault(Exit.CONFIG, f"{where}: {TOO_DEEP}") from None
     return value
 
 
@@ -117,9 +103,8 @@ def _check(value: Any, *, at: str, where: str) -> None:
         case dict():
             for key, item in value.items():
                 if not isinstance(key, str):
-                    raise Fault(
-                        Exit.CONFIG,
-                        f"{where}: {_join(at, str(key))}: the key must be text, in quotes",
+                    raise config_error(
+                        f"{where}: {_join(at, str(key))}: the key must be text, in quotes"
                     )
                 _check(key, at=_join(at, key), where=where)
                 _check(item, at=_join(at, key), where=where)
@@ -128,16 +113,13 @@ def _check(value: Any, *, at: str, where: str) -> None:
                 _check(item, at=f"{at}[{index}]", where=where)
         case str():
             if "\0" in value or re.search("[\ud800-\udfff]", value):
-                raise Fault(
-                    Exit.CONFIG,
-                    f"{where}: {ascii(at)[1:-1]}={value!a}: holds a character that no environment can",
+                raise config_error(
+                    f"{where}: {ascii(at)[1:-1]}={value!a}: contains NUL or a lone surrogate"
                 )
         case bool() | int() | float() | None:
             pass
         case _:
-            raise Fault(
-                Exit.CONFIG, f"{where}: {at}: {_kind(value)} is not wanted here; write it in quotes"
-            )
+            raise config_error(f"{where}: {at}: {_kind(value)} is not supported; quote it")
 
 
 def _kind(value: Any) -> str:
@@ -171,7 +153,7 @@ def _merge(
 
 
 def _named(value: Any) -> bool:
-    """Say whether a value is a list, not empty, whose items can be told apart by their names."""
+    """Return whether a value is a list, not empty, whose items can be told apart by their names."""
     if not isinstance(value, list) or not value:
         return False
     names = [one.get("name") for one in value if isinstance(one, dict)]
@@ -182,7 +164,7 @@ def _set(values: dict[str, Any], setting: str, origins: dict[str, str]) -> None:
     path, equals, text = setting.partition("=")
     parts = re.findall(r"[^.\[\]]+|\[[^\[\]]+\]", path)
     if not equals or not re.fullmatch(r"[^.\[\]]+(\.[^.\[\]]+|\[[^\[\]]+\])*", path):
-        raise Fault(Exit.CONFIG, f"--set {setting!r}: must be KEY=VALUE, e.g. trainer.lr=0.1")
+        raise config_error(f"--set {setting!r}: must be KEY=VALUE, e.g. trainer.lr=0.1")
     value = _parse(text, where=f"--set {path}")
     holder: Any = values
     canonical = ""
@@ -214,11 +196,11 @@ def _position(holder: Any, part: str, path: str) -> Any:
             holder.append({})
         if int(name) < len(holder):
             return int(name)
-        raise Fault(
-            Exit.CONFIG, f"--set {path}: the list has {len(holder)} items; [{len(holder)}] adds one"
+        raise config_error(
+            f"--set {path}: the list has {len(holder)} items; [{len(holder)}] adds one"
         )
     seen = "a list, so [NUMBER] must follow" if isinstance(holder, list) else repr(holder)
-    raise Fault(Exit.CONFIG, f"--set {path}: what {part} would be in is {seen}")
+    raise config_error(f"--set {path}: what {part} would be in is {seen}")
 
 
 def _without_nulls(values: dict[str, Any], at: str = "") -> dict[str, Any]:

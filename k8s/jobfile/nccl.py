@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from k8s.base.model import DataKey, Model, Subdomain, Variable
+from k8s.base.names import matching
 
 # Where the topology file is mounted.
 TOPOLOGY = "/etc/nccl"
@@ -23,7 +24,7 @@ PRESETS: dict[str, dict[str, str]] = {
     },
     # The third address of a port is the one of RoCE v2 over IPv4.
     "roce": {"NCCL_IB_HCA": "mlx5", "NCCL_IB_GID_INDEX": "3"},
-    # A DataLoader's fork fails for want of memory with the provider's huge pages.
+    # A DataLoader's fork runs out of memory with the provider's huge pages.
     "efa": {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"},
     # For fabrics that stall and recover: 4.096 us x 2^22 a try.
     "patient": {
@@ -46,10 +47,10 @@ class TopologyFile(Model):
     key: DataKey = Field("topology.xml", description="the key in it")
 
 
-def _nccl_variable(text: str) -> str:
-    if not text.startswith(("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "FI_", "UCX_", "CUDA_", "RCCL_")):
-        raise ValueError("not a variable of NCCL, libfabric or UCX; put it in env")
-    return text
+_nccl_variable = matching(
+    r"(NCCL|TORCH_NCCL|TORCH_FR|FI|UCX|CUDA|RCCL)_\w*",
+    "not a variable of NCCL, libfabric or UCX; put it in env",
+)
 
 
 class Nccl(Model):

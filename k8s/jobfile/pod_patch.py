@@ -10,17 +10,17 @@ render.py job.yaml --set podPatch.spec.hostNetwork=true
 
 import difflib
 import re
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from pydantic import Field
 
 from k8s.base import names
+from k8s.base.errors import config_error
 from k8s.base.model import Key, Model
-from trainer.config.exits import Exit, Fault
 
 TRAINER = "trainer"
 
-# By what the items of a list are told apart.
+# The field that identifies an item of a list.
 _IDENTITY = {
     "containers": "name",
     "initContainers": "name",
@@ -53,8 +53,8 @@ _CONTAINER = re.findall(
     terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts workingDir""",
 )
 
-# What other keys of the job file or the launcher say, and what depends on it.
-_SAID_ELSEWHERE = {
+# What other keys of the job file, or the launcher, set, and what depends on it.
+_SET_ELSEWHERE = {
     "restartPolicy": "the launcher's restarts depend on it",
     "hostname": "peers know the pod by its name",
     "subdomain": "peers know the pod by its name",
@@ -82,16 +82,14 @@ _UNRESTRICTED = {"hostNetwork", "hostPID", "hostIPC", "privileged", "allowPrivil
 
 
 def warnings(patch: PodPatch) -> list[str]:
-    """Return what a patch takes from a pod that Pod Security restricted would let in."""
+    """Return warnings about fields of a patch that Pod Security restricted forbids."""
     found: list[str] = []
 
     def walk(value: Any, path: str) -> None:
         if isinstance(value, dict):
             for key, item in value.items():
-                if (key in _UNRESTRICTED and item is True) or (key, item) == (
-                    "runAsNonRoot",
-                    False,
-                ):
+                as_root = key == "runAsNonRoot" and item is False
+                if as_root or (key in _UNRESTRICTED and item is True):
                     found.append(f"{path}.{key}: Pod Security restricted forbids it")
                 walk(item, f"{path}.{key}")
         elif isinstance(value, list):
@@ -115,8 +113,11 @@ def apply(pod: dict[str, Any], patch: PodPatch) -> dict[str, Any]:
         for key in given:
             if given[key] != own.get(key, given[key]):
                 _refuse(f"metadata.{name}.{key}", "the job's own; choose another key")
-            if name == "labels":
-                _check_label(key, given[key])
+            try:
+                if name == "labels":
+                    names.label_value(given[key])
+            except ValueError as error:
+                _refuse(f"metadata.labels.{key}={given[key]!r}", str(error))
     merged = {
         "metadata": _merge(
             pod["metadata"], {str(k): v for k, v in patch.metadata.items()}, "metadata"
@@ -127,45 +128,32 @@ def apply(pod: dict[str, Any], patch: PodPatch) -> dict[str, Any]:
     return merged
 
 
-def _refuse(path: str, why: str) -> None:
-    raise Fault(Exit.CONFIG, f"podPatch.{path}: {why}")
-
-
-def _check_label(key: str, value: str) -> None:
-    try:
-        names.label_value(value)
-    except ValueError as error:
-        _refuse(f"metadata.labels.{key}={value!r}", str(error))
+def _refuse(path: str, reason: str) -> NoReturn:
+    raise config_error(f"podPatch.{path}: {reason}")
 
 
 def _renamed(spec: dict[str, Any], main: str) -> dict[str, Any]:
     containers = spec.get("containers", [])
     if not isinstance(containers, list) or not all(isinstance(one, dict) for one in containers):
         _refuse("spec.containers", "must be a list of mappings")
-    if not containers:
-        return spec
-    return {
-        **spec,
-        "containers": [
-            {**one, "name": main} if one.get("name") == TRAINER else one for one in containers
-        ],
-    }
+    renamed = [one | ({"name": main} if one.get("name") == TRAINER else {}) for one in containers]
+    return spec | ({"containers": renamed} if renamed else {})
 
 
 def _check_patch(spec: dict[str, Any], main: str) -> None:
     _check_keys(spec, _POD, "spec")
-    for key, why in _SAID_ELSEWHERE.items():
+    for key, reason in _SET_ELSEWHERE.items():
         if key in spec:
-            _refuse(f"spec.{key}", f"not to be patched; {why}")
+            _refuse(f"spec.{key}", f"not to be patched; {reason}")
     for kind in ("containers", "initContainers"):
         items = spec.get(kind, [])
         for one in items if isinstance(items, list) else []:
             where = f"spec.{kind}[{one.get('name', '?')}]" if isinstance(one, dict) else ""
             if where:
                 _check_keys(one, _CONTAINER, where)
-            for key, why in _OF_THE_CONTAINER.items():
+            for key, reason in _OF_THE_CONTAINER.items():
                 if where and kind == "containers" and one.get("name") == main and key in one:
-                    _refuse(f"spec.containers[{TRAINER}].{key}", f"not to be patched; {why}")
+                    _refuse(f"spec.containers[{TRAINER}].{key}", f"not to be patched; {reason}")
 
 
 def _check_keys(given: dict[str, Any], known: list[str], path: str) -> None:
@@ -210,7 +198,7 @@ def _merge_list(target: list[Any], patch: list[Any], key: str, path: str) -> lis
     merged = {one[identity]: one for one in target}
     for index, one in enumerate(patch):
         if not isinstance(one, dict) or not isinstance(one.get(identity), (str, int)):
-            raise Fault(Exit.CONFIG, f"podPatch.{path}[{index}]: must be a mapping with {identity}")
+            _refuse(f"{path}[{index}]", f"must be a mapping with {identity}")
         name = one[identity]
         if one.get("$patch") == "delete":
             if merged.pop(name, None) is None:
@@ -226,7 +214,7 @@ def _check_result(before: dict[str, Any], after: dict[str, Any]) -> None:
     main = before["containers"][0]
     container = next((one for one in after["containers"] if one["name"] == main["name"]), None)
     if container is None or container is not after["containers"][0]:
-        raise Fault(Exit.CONFIG, f"podPatch.spec.containers[{TRAINER}]: the trainer's, and stays")
+        _refuse(f"spec.containers[{TRAINER}]", "must be the first container, and cannot be removed")
     own = {one["name"]: one for one in main["env"]}
     seen = {one["name"]: one for one in container.get("env", [])}
     for name in sorted(own.keys() | seen.keys()):

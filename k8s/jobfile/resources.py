@@ -4,19 +4,18 @@ render.py job.yaml --set resources.gpu=8 --set 'resources.rdma={vpc.amazonaws.co
 """
 
 from collections.abc import Iterator
-from typing import Annotated
 
 from pydantic import Field
 
 from k8s.base import quantity
-from k8s.base.model import Cores, Device, Model, Size
-from trainer.config.exits import Exit, Fault
+from k8s.base.errors import config_error
+from k8s.base.model import Cores, Device, Model, Positive, Size
 
 _DEFAULT_SHM = 2**30
 _LARGEST_DEFAULT_SHM = 32 * 2**30
 _MEBI = 2**20
 
-_Devices = dict[Device, Annotated[int, Field(ge=1, le=2**31 - 1)]]
+_Devices = dict[Device, Positive]
 
 
 class Resources(Model):
@@ -50,18 +49,16 @@ def ranks(resources: Resources, procs: int | None) -> int:
     """Return the number of ranks per node. Raises Fault(64)."""
     if resources.gpu > 1 and "/mig-" in resources.gpu_resource:
         # CUDA shows a process the first slice it may see and no other, so the second rank has none.
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"resources.gpu={resources.gpu}: a process sees one slice of {resources.gpu_resource} only; "
-            "set resources.gpu=1, and as many more nodes",
+            "set resources.gpu=1, and as many more nodes"
         )
     if procs is None:
         return resources.gpu or 1
     if resources.gpu and procs > resources.gpu:
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"procsPerNode={procs}: more ranks than the {resources.gpu} of resources.gpu, and two on "
-            f"one GPU hinder each other; {resources.gpu} would do",
+            f"one GPU hinder each other; {resources.gpu} would do"
         )
     return procs
 
@@ -77,10 +74,9 @@ def shm(resources: Resources) -> tuple[str, int]:
         return quantity.binary(count), count
     count = quantity.size(text)
     if memory is not None and quantity.size(memory) <= count:
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"resources.memory={memory!r}: must be more than resources.shm, {text}, which is counted "
-            f"in it; {quantity.binary(2 * count)} would do",
+            f"in it; {quantity.binary(2 * count)} would do"
         )
     return text, count
 
@@ -100,7 +96,7 @@ def _counted(resources: Resources) -> Iterator[tuple[str, int]]:
         for name, count in getattr(resources, key).items():
             seen = {resources.gpu_resource} if resources.gpu else set()
             if name in seen | (resources.rdma.keys() if key == "devices" else set()):
-                raise Fault(Exit.CONFIG, f"resources.{key}.{name}={count}: asked for twice")
+                raise config_error(f"resources.{key}.{name}={count}: asked for twice")
             yield name, count
 
 

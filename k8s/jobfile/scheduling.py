@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from k8s.base.model import Key, LabelValue, Model, Subdomain
-from trainer.config.exits import Exit, Fault
+from k8s.base.errors import config_error
+from k8s.base.model import Count, Key, LabelValue, Model, OneOf, Positive, Subdomain
 
 _HOST = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -27,9 +27,7 @@ class Toleration(Model):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="the taint's effect (default: every one)"
     )
-    toleration_seconds: int | None = Field(
-        None, ge=0, le=2**31 - 1, description="for how long; with NoExecute only"
-    )
+    toleration_seconds: Count | None = Field(None, description="for how long; with NoExecute only")
 
     @model_validator(mode="after")
     def _check(self) -> typing.Self:
@@ -42,17 +40,11 @@ class Toleration(Model):
         return self
 
 
-class Topology(Model):
+class Topology(OneOf):
     """Kueue's topology-aware scheduling: one of these."""
 
     required: Key | None = Field(None, description="all pods in one domain of this level, or none")
     preferred: Key | None = Field(None, description="in one domain of this level, if one has room")
-
-    @model_validator(mode="after")
-    def _check(self) -> typing.Self:
-        if (self.required is None) == (self.preferred is None):
-            raise ValueError("must have exactly one of required, preferred")
-        return self
 
 
 class Scheduling(Model):
@@ -65,10 +57,8 @@ class Scheduling(Model):
     priority_class: Subdomain | None = Field(None, description="the pods' PriorityClass")
     scheduler_name: Subdomain | None = Field(None, description="which scheduler places the pods")
     gang: bool = Field(False, description="all pods are placed together or none")
-    gang_timeout: int | None = Field(
+    gang_timeout: Positive | None = Field(
         None,
-        ge=1,
-        le=2**31 - 1,
         description="seconds that pods of a gang hold their places while others have none (default: the "
         "scheduler's)",
     )
@@ -126,7 +116,7 @@ class Scheduled:
 
 
 def schedule(asked: Scheduling, name: str) -> Scheduled:
-    """Settle where the pods of job `name` run. Raises Fault(64)."""
+    """Return where and when the pods of job `name` run. Raises Fault(64)."""
     fields = {
         "schedulerName": asked.scheduler_name,
         "priorityClassName": asked.priority_class,
@@ -135,7 +125,15 @@ def schedule(asked: Scheduling, name: str) -> Scheduled:
             one.model_dump(by_alias=True, exclude_none=True) for one in asked.tolerations
         ],
         "affinity": _affinity(asked, name),
-        "topologySpreadConstraints": _spread(asked, name),
+        "topologySpreadConstraints": asked.spread
+        and [
+            {
+                "maxSkew": 1,
+                "topologyKey": asked.spread,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": _of_the_job(name),
+            }
+        ],
     }
     labels = {
         "kueue.x-k8s.io/queue-name": asked.queue,
@@ -163,19 +161,6 @@ def _of_the_job(name: str) -> dict[str, object]:
     return {"matchLabels": {"app.kubernetes.io/instance": name}}
 
 
-def _spread(asked: Scheduling, name: str) -> list[dict[str, object]]:
-    if asked.spread is None:
-        return []
-    return [
-        {
-            "maxSkew": 1,
-            "topologyKey": asked.spread,
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": _of_the_job(name),
-        }
-    ]
-
-
 def _affinity(asked: Scheduling, name: str) -> dict[str, object]:
     """Return the affinity as written, with `pack` and what to stay away from added to it."""
     made: dict[str, Any] = {str(kind): terms for kind, terms in asked.affinity.items()}
@@ -184,9 +169,7 @@ def _affinity(asked: Scheduling, name: str) -> dict[str, object]:
         term = {"topologyKey": asked.pack, "labelSelector": _of_the_job(name)}
         others = pods.get(_PREFERRED, [])
         if not isinstance(others, list):
-            raise Fault(
-                Exit.CONFIG, f"scheduling.affinity.podAffinity.{_PREFERRED}: must be a list"
-            )
+            raise config_error(f"scheduling.affinity.podAffinity.{_PREFERRED}: must be a list")
         weighed = [*others, {"weight": 100, "podAffinityTerm": term}]
         made["podAffinity"] = {**pods, _PREFERRED: weighed}
     unwanted = {_HOST: asked.host_ignore_list} if asked.host_ignore_list else {}
@@ -205,10 +188,10 @@ def _elsewhere(node: dict[str, Any], unwanted: dict[str, list[str]]) -> dict[str
     required = node.get(_REQUIRED, {"nodeSelectorTerms": [{}]})
     terms = required.get("nodeSelectorTerms") if isinstance(required, dict) else None
     if not isinstance(terms, list) or not terms:
-        raise Fault(Exit.CONFIG, f"{_TERMS}: must be a list of terms, as Kubernetes has it")
+        raise config_error(f"{_TERMS}: must be a list of terms, as Kubernetes has it")
     for index, term in enumerate(terms):
         if not isinstance(term, dict) or not isinstance(term.get("matchExpressions", []), list):
-            raise Fault(Exit.CONFIG, f"{_TERMS}[{index}]: must be a mapping with matchExpressions")
+            raise config_error(f"{_TERMS}[{index}]: must be a mapping with matchExpressions")
     return {
         **required,
         "nodeSelectorTerms": [

@@ -40,13 +40,13 @@ def _attachment(text: str) -> str:
 
 
 class Network(Model):
-    """Whom the pods may talk to, where the cluster's network heeds a NetworkPolicy."""
+    """What the pods may connect to, where the cluster's network applies a NetworkPolicy."""
 
     isolate: bool = Field(
         True, description="only the job's own pods, DNS, `egress`, and the metrics port from inside"
     )
     egress: list[Egress] = Field(
-        [], description="what the pods may call besides, e.g. a data store"
+        [], description="what else the pods may connect to, e.g. a data store"
     )
     secondary: list[Annotated[str, AfterValidator(_attachment)]] = Field(
         [],

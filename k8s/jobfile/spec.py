@@ -8,16 +8,10 @@ Unknown keys are refused. Rules between keys are the plan's business (`k8s/plan/
 import typing
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from k8s.base import names
-from k8s.base.model import Image, Key, LabelValue, Model, Subdomain
+from k8s.base.model import Count, DnsLabel, Image, Key, LabelValue, Model, Positive, Subdomain
 from k8s.jobfile.code import Code
 from k8s.jobfile.env import EnvFrom, EnvVar, check_environment
 from k8s.jobfile.nccl import Nccl
@@ -59,20 +53,11 @@ Nodes = Annotated[
 class Faults(Model):
     """What happens when something fails. Seconds, where it is about time."""
 
-    max_restarts: int = Field(
-        3, ge=0, le=2**31 - 1, description="counted failures that are retried"
-    )
-    deadline: int | None = Field(
-        None, ge=1, le=2**31 - 1, description="the job is stopped after this time"
-    )
-    ttl: int | None = Field(
-        None, ge=0, le=2**31 - 1, description="a job that ended is deleted after"
-    )
-    grace_period: int = Field(
-        120,
-        ge=1,
-        le=2**31 - 1,
-        description="between SIGTERM and SIGKILL; the checkpoint is saved within it",
+    max_restarts: Count = Field(3, description="counted failures that are retried")
+    deadline: Positive | None = Field(None, description="the job is stopped after this time")
+    ttl: Count | None = Field(None, description="a job that ended is deleted after")
+    grace_period: Positive = Field(
+        120, description="between SIGTERM and SIGKILL; the checkpoint is saved within it"
     )
     suspend: bool = Field(False, description="made, but not started until it is unsuspended")
     clean_pod_policy: Literal["All", "Running", "None"] | None = Field(
@@ -96,13 +81,18 @@ def _not_reserved(labels: dict[str, str]) -> dict[str, str]:
     return labels
 
 
+def _section(model: type[Model], description: str) -> Any:
+    """Return a field whose default is a model with its own defaults."""
+    return Field(default_factory=model.model_construct, description=description)
+
+
 class JobSpec(Model):
     """A training job."""
 
     name: Annotated[str, AfterValidator(names.job_name)] = Field(
         description="the job's name, from which every object's is made"
     )
-    namespace: Annotated[str, AfterValidator(names.namespace)] | None = Field(
+    namespace: DnsLabel | None = Field(
         None, description="namespace of every object (default: the one kubectl is set to)"
     )
     launcher: str = Field("job", description="what runs it: a folder's name in k8s/launchers")
@@ -124,12 +114,8 @@ class JobSpec(Model):
     procs_per_node: int | None = Field(
         None, ge=1, le=100_000, description="ranks per node (default: one per GPU, else one)"
     )
-    resources: Resources = Field(
-        default_factory=Resources.model_construct, description="what one node has"
-    )
-    nccl: Nccl = Field(
-        default_factory=Nccl.model_construct, description="how GPUs of several nodes talk"
-    )
+    resources: Resources = _section(Resources, "what one node has")
+    nccl: Nccl = _section(Nccl, "how GPUs of several nodes talk")
     trainer: dict[str, str | bool | int | float | None] = Field(
         {}, description="what is trained and how: the TRAINER_* settings in lower camel case"
     )
@@ -152,9 +138,7 @@ class JobSpec(Model):
     mount_job_file: bool = Field(
         False, description=f"the job file itself, in a ConfigMap, at {JOB_FILE}/job.yaml"
     )
-    network: Network = Field(
-        default_factory=Network.model_construct, description="whom the pods may talk to"
-    )
+    network: Network = _section(Network, "whom the pods may talk to")
     metrics: Metrics | None = Field(None, description="a port of every pod that Prometheus reads")
     tensorboard: TensorBoard | None = Field(
         None, description="TensorBoard over the run folder: a Deployment and a Service"
@@ -165,20 +149,15 @@ class JobSpec(Model):
     app_wrapper: bool = Field(
         False, description="all objects in one AppWrapper, which queues, restarts and deletes them"
     )
-    scheduling: Scheduling = Field(
-        default_factory=Scheduling.model_construct, description="where and when the pods run"
-    )
-    faults: Faults = Field(
-        default_factory=Faults.model_construct, description="what happens when something fails"
-    )
+    scheduling: Scheduling = _section(Scheduling, "where and when the pods run")
+    faults: Faults = _section(Faults, "what happens when something fails")
     labels: Annotated[dict[Key, LabelValue], AfterValidator(_not_reserved)] = Field(
         {}, description="labels of every object and pod"
     )
     annotations: dict[Key, str] = Field({}, description="annotations of every object and pod")
 
-    pod_patch: PodPatch = Field(
-        default_factory=PodPatch.model_construct,
-        description="a strategic merge into the pod, for what has no key here; applied last",
+    pod_patch: PodPatch = _section(
+        PodPatch, "a strategic merge into the pod, for what has no key here; applied last"
     )
 
     @property

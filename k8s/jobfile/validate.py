@@ -6,15 +6,14 @@ render.py job.yaml --check
 import difflib
 import reprlib
 import typing
-from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 
+from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
 from trainer.config.environment import parse
-from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
 
@@ -23,27 +22,22 @@ def validate(values: dict[str, Any]) -> JobSpec:
     try:
         return JobSpec.model_validate(values)
     except ValidationError as error:
-        raise Fault(Exit.CONFIG, _explain(error)) from None
+        raise config_error(_explain(error)) from None
 
 
 def settings_of(spec: JobSpec) -> Settings:
     """Return the trainer's settings, checked as the trainer will. Raises Fault(64)."""
-    fields = _settings_by_key()
+    fields = {to_camel(field): field for field in Settings.model_fields}
     texts: dict[str, str] = {}
     for key, value in spec.trainer.items():
         if key not in fields:
             near = difflib.get_close_matches(to_camel(key), fields, n=1, cutoff=0.5)
             hint = f"; did you mean trainer.{near[0]}?" if near else ""
-            raise Fault(Exit.CONFIG, f"trainer.{key}: no such setting{hint}")
+            raise config_error(f"trainer.{key}: no such setting{hint}")
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if value is not None and text != "":
             texts[fields[key]] = text
     return parse(texts, label=label)
-
-
-@cache
-def _settings_by_key() -> dict[str, str]:
-    return {to_camel(field): field for field in Settings.model_fields}
 
 
 def label(field: str) -> str:
@@ -51,7 +45,7 @@ def label(field: str) -> str:
     return f"trainer.{to_camel(field)}"
 
 
-_SAYINGS = {
+_MESSAGES = {
     "string_type": "must be text; write it in quotes",
     "int_type": "must be a whole number",
     "dict_type": "must be a mapping",
@@ -76,7 +70,7 @@ def _explain(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     message = message.replace("greater than or equal to", "at least")
     message = message.replace("less than or equal to", "at most")
-    message = _SAYINGS.get(kind, message)
+    message = _MESSAGES.get(kind, message)
     if location[:1] == ["trainer"] and len(location) > 1:
         message = "must be one value: text, a number, true or false"
     if kind == "value_error" and isinstance(value, dict):
@@ -85,7 +79,7 @@ def _explain(error: ValidationError) -> str:
 
 
 def hint(key: str, known: list[str], *, path: str) -> str:
-    """Say what may be meant by a key, the last of `path`, where only `known` ones are."""
+    """Suggest a key for the unknown `key`, the last of `path`; `known` are the keys there."""
     deeper = [str(top.alias) for top in JobSpec.model_fields.values() if key in _keys_of(top)]
     if path == key and deeper:
         return f"did you mean {deeper[0]}.{key}?"

@@ -3,13 +3,12 @@
 render.py job.yaml --set 'volumes=[{name: scratch, path: /scratch, ephemeral: {size: 1Ti}}]'
 """
 
-import re
-import typing
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from k8s.base.model import DataKey, DnsLabel, HostPath, Image, Model, Size, Subdomain
+from k8s.base.model import DataKey, DnsLabel, HostPath, Image, Model, OneOf, Size, Subdomain
+from k8s.base.names import matching
 
 # What the pod has already.
 TAKEN = ("/", "/dev/shm", "/tmp", "/data", "/out", "/code", "/etc/muster")  # noqa: S108
@@ -44,25 +43,21 @@ class Csi(Model):
     """A volume that a CSI driver makes for the pod."""
 
     driver: Subdomain = Field(description="the driver's name, e.g. gcsfuse.csi.storage.gke.io")
-    attributes: dict[str, str] = Field({}, description="what the driver is told")
+    attributes: dict[str, str] = Field({}, description="options for the driver")
     secret: Subdomain | None = Field(None, description="name of a Secret for the driver")
     read_only: bool = Field(False, description="mounted read-only")
 
 
-def _bucket(text: str) -> str:
-    if not re.fullmatch(r"(s3|gs|hf)://[A-Za-z0-9][-._A-Za-z0-9]*(/[-._=@A-Za-z0-9/]*)?", text):
-        raise ValueError(
-            "must be s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or hf://OWNER/DATASET[@REVISION]"
-        )
-    return text
+_BUCKETS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or hf://OWNER/DATASET[@REVISION]"
+_bucket = matching(
+    r"(s3|gs|hf)://[A-Za-z0-9][-._A-Za-z0-9]*(/[-._=@A-Za-z0-9/]*)?", f"must be {_BUCKETS}"
+)
 
 
 class Pull(Model):
     """What every pod copies before the trainer starts."""
 
-    source: Annotated[str, AfterValidator(_bucket)] = Field(
-        description="s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or hf://OWNER/DATASET[@REVISION]"
-    )
+    source: Annotated[str, AfterValidator(_bucket)] = Field(description=_BUCKETS)
     size: Size = Field(description="room for it in each pod, e.g. 100Gi")
     secret: Subdomain | None = Field(
         None,
@@ -74,7 +69,7 @@ class Pull(Model):
     )
 
 
-class Kept(Model):
+class Kept(OneOf):
     """Sources of a volume that are there before the job and after it."""
 
     pvc: Subdomain | None = Field(None, description="name of a PersistentVolumeClaim")
@@ -87,11 +82,6 @@ class DataVolume(Kept):
 
     pull: Pull | None = Field(None, description="copied by each pod before it starts")
 
-    @model_validator(mode="after")
-    def _check(self) -> typing.Self:
-        check_one(self, DataVolume)
-        return self
-
 
 class CheckpointVolume(Kept):
     """Where the run folder is kept: one of these."""
@@ -99,14 +89,14 @@ class CheckpointVolume(Kept):
     claim: Claim | None = Field(None, description="a PersistentVolumeClaim made with the job")
     empty_dir: Size | None = Field(None, description="size of a folder that is lost with its pod")
 
-    @model_validator(mode="after")
-    def _check(self) -> typing.Self:
-        check_one(self, CheckpointVolume)
-        return self
 
+class Volume(Kept):
+    """A folder of the trainer's container, and where its content is: one of the sources."""
 
-class Source(Kept):
-    """Sources of a volume: one of these."""
+    one_of = (
+        *("pvc", "host_path", "csi", "claim", "ephemeral"),
+        *("empty_dir", "config_map", "secret"),
+    )
 
     claim: Claim | None = Field(None, description="a PersistentVolumeClaim made with the job")
     ephemeral: Scratch | None = Field(None, description="each pod's own, e.g. local NVMe")
@@ -114,28 +104,10 @@ class Source(Kept):
     config_map: Subdomain | None = Field(None, description="name of a ConfigMap")
     secret: Subdomain | None = Field(None, description="name of a Secret")
 
-
-class Volume(Source):
-    """A folder of the trainer's container, and where its content is: one of the sources."""
-
     name: DnsLabel = Field(description="the volume's name")
     path: HostPath = Field(description="where the trainer sees it")
     read_only: bool = Field(False, description="mounted read-only")
     sub_path: DataKey | None = Field(None, description="only this file or folder of it")
-
-    @model_validator(mode="after")
-    def _check(self) -> typing.Self:
-        check_one(self, Source)
-        return self
-
-
-def check_one(volume: Model, sources: type[Model]) -> None:
-    """Refuse a volume with no source or several. Raises ValueError."""
-    fields = sources.model_fields.items()
-    given = [str(field.alias) for name, field in fields if getattr(volume, name) is not None]
-    if len(given) != 1:
-        choices = ", ".join(str(field.alias) for _, field in fields)
-        raise ValueError(f"must have exactly one of {choices}; has {', '.join(given) or 'none'}")
 
 
 def check_volumes(volumes: list[Volume]) -> None:

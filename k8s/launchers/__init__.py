@@ -7,10 +7,10 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
 from k8s.plan.job_kind import JobKind
 from k8s.plan.launcher import Launcher
-from trainer.config.exits import Exit, Fault
 
 TEMPLATES = Path(__file__).parent
 
@@ -18,9 +18,7 @@ TEMPLATES = Path(__file__).parent
 def find(name: str) -> Launcher:
     """Return a launcher by its name. Raises Fault(64)."""
     if name not in known():
-        raise Fault(
-            Exit.CONFIG, f"launcher={name!r}: no such launcher; choose {', '.join(known())}"
-        )
+        raise config_error(f"launcher={name!r}: no such launcher; choose {', '.join(known())}")
     launcher = import_module(f"k8s.launchers.{name}").LAUNCHER
     assert isinstance(launcher, Launcher)  # noqa: S101  # tells mypy
     return launcher
@@ -38,10 +36,8 @@ def job_kinds() -> list[JobKind]:
 
 
 def check_labels(spec: JobSpec) -> None:
-    """Refuse a label that a controller sets; of any launcher, for a job file may serve several."""
+    """Refuse a label that a controller of any launcher sets: a job file may be rendered for several."""
     for key in spec.labels:
         domain = key.rpartition("/")[0]
         if domain and any(domain.endswith(kind.label_domains) for kind in job_kinds()):
-            raise Fault(
-                Exit.CONFIG, f"labels.{key}: set by muster or a controller; choose another key"
-            )
+            raise config_error(f"labels.{key}: set by muster or a controller; choose another key")

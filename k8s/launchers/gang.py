@@ -3,8 +3,8 @@
 render.py job.yaml --set scheduling.gang=true --set scheduling.schedulerName=scheduler-plugins-scheduler
 """
 
+from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
-from trainer.config.exits import Exit, Fault
 
 POD_GROUP = ("scheduling.x-k8s.io/v1alpha1", "PodGroup")
 SCHEDULER_PLUGINS = {
@@ -15,10 +15,9 @@ SCHEDULER_PLUGINS = {
 def check_coscheduled(spec: JobSpec) -> list[str]:
     """Refuse a gang for a scheduler that does not read this PodGroup; return warnings."""
     if spec.scheduling.gang and spec.scheduling.scheduler_name == "volcano":
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             "scheduling.schedulerName='volcano': has PodGroups of its own, and would place these pods "
-            "one by one; use launcher volcano, or trainjob",
+            "one by one; use launcher volcano, or trainjob"
         )
     return gang_warnings(spec)
 

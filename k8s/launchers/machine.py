@@ -1,8 +1,8 @@
 """What the launchers of this machine (local, docker, compose) have in common."""
 
+from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
 from k8s.plan.model import Plan
-from trainer.config.exits import Exit, Fault
 
 # What no machine has: nothing runs there before the trainer.
 LACKED_BY_A_MACHINE = {
@@ -12,12 +12,12 @@ LACKED_BY_A_MACHINE = {
 
 
 def not_restarted(_: Plan) -> str:
-    """Say what a machine does with a job that failed."""
+    """Return what a machine does with a job that failed."""
     return "none; run it again and it resumes"
 
 
 def warnings_of_a_machine(spec: JobSpec) -> list[str]:
-    """Return what people should know who run a cluster's job on one machine."""
+    """Return warnings about running a cluster's job on one machine."""
     warnings = []
     if spec.most_nodes > 1:
         warnings.append(f"nodes: the ranks of all {spec.most_nodes} run on this machine")
@@ -31,7 +31,7 @@ def warnings_of_a_machine(spec: JobSpec) -> list[str]:
         names = ", ".join(one.name for one in spec.volumes)
         warnings.append(f"volumes: not on this machine; the trainer has no {names}")
     if spec.pod_patch.spec:
-        warnings.append("podPatch: there is no pod on this machine; it is passed over")
+        warnings.append("podPatch: there is no pod on this machine; it is ignored")
     if spec.env_from:
         warnings.append("envFrom: not on this machine; the trainer has none of those variables")
     return warnings
@@ -41,16 +41,13 @@ def refuse_for_docker(spec: JobSpec) -> None:
     """Refuse what Docker cannot do. Raises Fault(64)."""
     resource = spec.resources.gpu_resource
     if spec.resources.gpu and resource != "nvidia.com/gpu":
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"resources.gpuResource={resource!r}: docker hands out NVIDIA GPUs only; use nvidia.com/gpu "
-            "or another launcher",
+            "or another launcher"
         )
     paths: dict[str, object] = {f"trainer.{key}": spec.trainer.get(key) for key in ("data", "out")}
     for key, volume in (("data", spec.data), ("checkpoints", spec.checkpoints)):
         paths[f"{key}.hostPath"] = volume and volume.host_path
     for key, path in paths.items():
         if {",", '"'} & set(str(path)):
-            raise Fault(
-                Exit.CONFIG, f"{key}={path!r}: docker mounts no path with a comma or a quote"
-            )
+            raise config_error(f"{key}={path!r}: docker mounts no path with a comma or a quote")

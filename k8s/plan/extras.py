@@ -1,4 +1,4 @@
-"""The objects beside a job: network policy, claims, TensorBoard, metrics, disruption budget, job file.
+"""The objects made with a job: network policy, claims, TensorBoard, metrics, budget, job file.
 
 Each is one template in `k8s/launchers/shared/extras/`.
 
@@ -7,15 +7,15 @@ render.py job.yaml --set metrics.port=9400 --set 'tensorboard={}' --plan
 
 from collections.abc import Iterator
 
+from k8s.base.errors import config_error
 from k8s.base.yaml_text import dump
 from k8s.jobfile.spec import JobSpec
 from k8s.plan import storage
 from k8s.plan.model import Extra
-from trainer.config.exits import Exit, Fault
 
 
 def extra_objects(spec: JobSpec) -> Iterator[Extra]:
-    """Yield the objects that a job file asks for beside the job. Raises Fault(64)."""
+    """Yield the objects that a job file asks for, other than the job. Raises Fault(64)."""
     if spec.network.isolate:
         yield _network_policy(spec)
     for suffix, claim in storage.claims(spec).items():
@@ -49,16 +49,14 @@ def _tensorboard(spec: JobSpec) -> Extra:
     assert spec.tensorboard is not None  # noqa: S101  # tells mypy
     kept = spec.checkpoints
     if kept is None or kept.empty_dir is not None or kept.host_path is not None:
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             "tensorboard: reads the run folder, which no other pod can see; set checkpoints.pvc, "
-            "checkpoints.claim or checkpoints.csi",
+            "checkpoints.claim or checkpoints.csi"
         )
     if spec.app_wrapper:
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             "tensorboard: never ends, so an AppWrapper with it in would not either; leave out one of "
-            "tensorboard and appWrapper",
+            "tensorboard and appWrapper"
         )
     volume = storage.volume_source(spec, kept, "checkpoints")
     component = {"app.kubernetes.io/component": "tensorboard"}

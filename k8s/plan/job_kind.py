@@ -39,16 +39,6 @@ class State:
 
 
 @dataclass(frozen=True)
-class Change:
-    """JSON Patch operations for one object."""
-
-    api_version: str
-    kind: str
-    name: str
-    operations: list[Object]
-
-
-@dataclass(frozen=True)
 class JobKind:
     """What the verbs need to know about the job objects of one launcher.
 
@@ -59,7 +49,8 @@ class JobKind:
     suspend_command: where there is no such field, returns the object to apply instead; its arguments are
         the job and whether to suspend (True) or to resume (False).
     elastic: returns the least and the most nodes of a job, None for a fixed number.
-    scale: returns the changes that give a job another number of nodes; the first that works is used.
+    node_counts: JSON pointers to the fields that `scale` sets to the number of nodes.
+    made_job: returns the name of the batch/v1 Job to scale where the job object refuses the change.
     requires: other kinds that the cluster must serve; `doctor` looks for them.
     companion_kinds: kinds that this launcher alone renders with a job; deleted with it.
     rights: other requests that the verbs make: API version, kind, RBAC verbs.
@@ -75,7 +66,8 @@ class JobKind:
     suspend_field: tuple[str, ...] = ()
     suspend_command: Callable[[Object, bool], Object] | None = None
     elastic: Callable[[Object], tuple[int, int] | None] = lambda _: None
-    scale: Callable[[Object, int], list[Change]] = lambda _job, _nodes: []
+    node_counts: tuple[str, ...] = ()
+    made_job: Callable[[Object], str] | None = None
     requires: tuple[Api, ...] = ()
     companion_kinds: tuple[Api, ...] = ()
     rights: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
@@ -100,10 +92,23 @@ def condition(job: Object, *types: str) -> Object | None:
     return next((found[t] for t in types if found.get(t, {}).get("status") == "True"), None)
 
 
-def ended(found: Object, phase: Phase, restarts: int = 0) -> State:
-    """Return the state of a job that has ended, by the condition that reports it."""
-    at = found.get("lastUpdateTime") or found.get("lastTransitionTime")
-    return State(phase, reason_and_message(found), restarts, at)
+def stopped(
+    job: Object,
+    restarts: int = 0,
+    *,
+    succeeded: tuple[str, ...],
+    failed: tuple[str, ...] = ("Failed",),
+    suspend_field: tuple[str, ...] = ("spec", "suspend"),
+) -> State | None:
+    """Return the state of a job that has ended, by its conditions, or is suspended; else None."""
+    for types, phase in ((succeeded, Phase.SUCCEEDED), (failed, Phase.FAILED)):
+        if found := condition(job, *types):
+            at = found.get("lastUpdateTime") or found.get("lastTransitionTime")
+            return State(phase, reason_and_message(found), restarts, at)
+    field: Any = job
+    for key in suspend_field:
+        field = field.get(key) or {}
+    return State(Phase.SUSPENDED, ".".join(suspend_field), restarts) if field else None
 
 
 def reason_and_message(found: Object) -> str:

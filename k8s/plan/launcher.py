@@ -1,6 +1,6 @@
 """What a launcher is. Each is one folder in `k8s/launchers/`, found by its name.
 
-The folder's `__init__.py` holds LAUNCHER, the facts below; beside it lie its own templates:
+The folder's `__init__.py` holds LAUNCHER, described below, and the folder has its own templates:
 `manifest.yaml.j2` with `pod.yaml.j2` for a cluster, `script.sh.j2` or `compose.yaml.j2` for a machine.
 """
 
@@ -11,10 +11,11 @@ from typing import Any
 
 from pydantic.alias_generators import to_snake
 
+from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
 from k8s.plan.job_kind import JobKind, Object
 from k8s.plan.model import Plan
-from trainer.config.exits import Action, Exit, Fault, codes_for
+from trainer.config.exits import Action, codes_for
 
 
 class RunsIn(StrEnum):
@@ -63,7 +64,7 @@ class Launcher:
                 value = getattr(value, to_snake(part), None)
             if value is not None and value is not False and value not in ([], {}):
                 seen = f"={value!r}" if isinstance(value, (int, str)) else ""
-                raise Fault(Exit.CONFIG, f"{key}{seen}: not on launcher {self.name}; {reason}")
+                raise config_error(f"{key}{seen}: not on launcher {self.name}; {reason}")
 
     @property
     def suffix(self) -> str:
@@ -78,5 +79,5 @@ _STEMS = {RunsIn.POD: "manifest", RunsIn.CONTAINERS: "compose"}
 
 
 def codes(*actions: Action) -> str:
-    """Return the exit codes of actions in words."""
+    """Return the exit codes of actions as text."""
     return ", ".join(map(str, codes_for(*actions)))

@@ -11,6 +11,7 @@ from functools import partial
 from pydantic import BaseModel
 
 from k8s.base import quantity
+from k8s.base.errors import config_error
 from k8s.base.names import LONGEST
 from k8s.jobfile import code, pod_patch, resources, services
 from k8s.jobfile.scheduling import Scheduled, schedule
@@ -33,7 +34,7 @@ from k8s.plan.model import (
 from k8s.plan.node_environment import build_environment
 from k8s.plan.storage import annotations_for_volumes, plan_storage
 from trainer.config.contract import DEFAULT_PORT
-from trainer.config.exits import Exit, Fault
+from trainer.config.exits import Fault
 from trainer.config.settings import Settings
 from trainer.plan.sizing import Sizing, size
 
@@ -45,9 +46,8 @@ MARGIN = 10
 def make(spec: JobSpec, launcher: Launcher) -> Plan:
     """Plan a job for a launcher. Raises Fault(64), its text beginning with the key's path."""
     if spec.image is None and launcher.runs_in is not RunsIn.PROCESS:
-        raise Fault(
-            Exit.CONFIG,
-            f"image: missing; launcher {launcher.name} runs it, e.g. image: ghcr.io/me/trainer:1.0",
+        raise config_error(
+            f"image: missing; launcher {launcher.name} runs it, e.g. image: ghcr.io/me/trainer:1.0"
         )
     launcher.refuse(spec)
     settings = settings_of(spec)
@@ -77,7 +77,15 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
         resources=node,
         container=_container(spec, environment),
         storage=storage,
-        lifetime=_lifetime(spec, settings),
+        lifetime=Lifetime(
+            grace=spec.faults.grace_period,
+            shutdown=_shutdown(spec, settings),
+            max_restarts=spec.faults.max_restarts,
+            deadline=spec.faults.deadline,
+            ttl=spec.faults.ttl,
+            suspend=spec.faults.suspend,
+            clean_pod_policy=spec.faults.clean_pod_policy or "Running",
+        ),
         scheduled=scheduled,
         extras=extras,
         metrics_port=spec.metrics.port if spec.metrics else None,
@@ -141,18 +149,6 @@ def _container(spec: JobSpec, environment: dict[str, str]) -> Container:
     )
 
 
-def _lifetime(spec: JobSpec, settings: Settings) -> Lifetime:
-    return Lifetime(
-        grace=spec.faults.grace_period,
-        shutdown=_shutdown(spec, settings),
-        max_restarts=spec.faults.max_restarts,
-        deadline=spec.faults.deadline,
-        ttl=spec.faults.ttl,
-        suspend=spec.faults.suspend,
-        clean_pod_policy=spec.faults.clean_pod_policy or "Running",
-    )
-
-
 def _size(spec: JobSpec, settings: Settings, procs: int) -> Sizing:
     """Return the sizing with the most nodes. Raises Fault(64) if any number of them does not fit."""
     for nodes in range(spec.least_nodes, spec.most_nodes):
@@ -169,18 +165,16 @@ def _shutdown(spec: JobSpec, settings: Settings) -> int:
     grace = spec.faults.grace_period
     left, allowed = grace - MARGIN, settings.checkpoint_timeout
     if left <= 0:
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"faults.gracePeriod={grace}: the entrypoint needs {MARGIN} s of it, which leaves none to "
-            f"save a checkpoint; {MARGIN + 20} would do",
+            f"save a checkpoint; {MARGIN + 20} would do"
         )
     if "checkpointTimeout" in spec.trainer and allowed > left:
         # The default only separates a stuck disk from a slow one.
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"trainer.checkpointTimeout={allowed}: a checkpoint may take longer than the {left} s that "
             f"faults.gracePeriod={grace} leaves it, and is lost then; set faults.gracePeriod="
-            f"{allowed + MARGIN}",
+            f"{allowed + MARGIN}"
         )
     return left
 
@@ -193,10 +187,9 @@ def _longest_host(spec: JobSpec, launcher: Launcher, extras: tuple[Extra, ...]) 
     longest = max(spec.name, host + launcher.pod_suffix, *others, key=len)
     if len(longest) > LONGEST:
         fits = len(spec.name) - (len(longest) - LONGEST)
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"name={spec.name!r}: makes the name {longest}, {len(longest)} characters where {LONGEST} "
-            f"are allowed; a job name of at most {fits} would do",
+            f"are allowed; a job name of at most {fits} would do"
         )
     return max(spec.name, host, key=len)
 

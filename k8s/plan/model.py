@@ -111,7 +111,7 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class Extra:
-    """An object beside the job: its template, the suffix of its name, and its values."""
+    """An object made with the job: its template, the suffix of its name, and its values."""
 
     template: str
     suffix: str

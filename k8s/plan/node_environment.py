@@ -4,12 +4,12 @@ render.py job.yaml --plan --json
 """
 
 from k8s.base import quantity
+from k8s.base.errors import config_error
 from k8s.jobfile import code, nccl
 from k8s.jobfile.spec import JobSpec
 from k8s.plan.launcher import Launcher, RunsIn
 from trainer.config.contract import DEFAULT_PORT
 from trainer.config.environment import environment_of, variable
-from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
 
@@ -51,9 +51,7 @@ def _check_port(spec: JobSpec, environment: dict[str, str], launcher: Launcher) 
     meets = launcher.runs_in in (RunsIn.POD, RunsIn.CONTAINERS)
     if meets and environment.get(variable("metrics_port")) == str(DEFAULT_PORT):
         key = "metrics.port" if spec.metrics else "trainer.metricsPort"
-        raise Fault(
-            Exit.CONFIG, f"{key}={DEFAULT_PORT}: the nodes meet at this port; choose another"
-        )
+        raise config_error(f"{key}={DEFAULT_PORT}: the nodes meet at this port; choose another")
 
 
 def _metrics_and_tensorboard(spec: JobSpec, settings: Settings) -> dict[str, str]:
@@ -61,10 +59,9 @@ def _metrics_and_tensorboard(spec: JobSpec, settings: Settings) -> dict[str, str
     found = {variable("tensorboard"): "True"} if spec.tensorboard is not None else {}
     if spec.metrics is not None:
         if settings.metrics_port not in (None, spec.metrics.port):
-            raise Fault(
-                Exit.CONFIG,
+            raise config_error(
                 f"trainer.metricsPort={settings.metrics_port}: metrics.port is {spec.metrics.port}; "
-                "leave out the former",
+                "leave out the former"
             )
         found[variable("metrics_port")] = str(spec.metrics.port)
     return found

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
+from k8s.base.errors import config_error
 from k8s.jobfile import nccl
 from k8s.jobfile.code import CODE
 from k8s.jobfile.spec import DATA, JOB_FILE, OUT, JobSpec
 from k8s.jobfile.volumes import Claim, Csi
 from k8s.plan.launcher import Launcher, RunsIn
 from k8s.plan.model import Mount, Storage
-from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
 
@@ -31,10 +31,9 @@ def _data(spec: JobSpec, settings: Settings) -> tuple[str | None, str | None]:
         return wanted, wanted
     inside = wanted or DATA
     if not PurePosixPath(inside).is_relative_to(DATA):
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"trainer.data={inside!r}: must be within {DATA}, where `data` is mounted; leave it out, "
-            f"or write {DATA}/FOLDER",
+            f"or write {DATA}/FOLDER"
         )
     host = spec.data.host_path
     return inside, host and str(PurePosixPath(host) / PurePosixPath(inside).relative_to(DATA))
@@ -47,10 +46,9 @@ def _out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, st
     if not inside.is_relative_to(OUT):
         if launcher.runs_in is RunsIn.PROCESS:
             return str(inside), str(inside)
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"trainer.out={str(inside)!r}: must be within {OUT}, all else is read-only or lost; "
-            f"leave it out, or write {OUT}/FOLDER",
+            f"leave it out, or write {OUT}/FOLDER"
         )
     if spec.checkpoints and spec.checkpoints.host_path:
         return str(inside), str(PurePosixPath(spec.checkpoints.host_path) / inside.relative_to(OUT))
@@ -118,9 +116,8 @@ def claims(spec: JobSpec) -> dict[str, Claim]:
         found["checkpoints"] = spec.checkpoints.claim
     for index, one in enumerate(spec.volumes):
         if one.claim is not None and found.setdefault(one.name, one.claim) is not one.claim:
-            raise Fault(
-                Exit.CONFIG,
-                f"volumes[{index}].name={one.name!r}: the claim of checkpoints has it; choose another",
+            raise config_error(
+                f"volumes[{index}].name={one.name!r}: the claim of checkpoints has it; choose another"
             )
     return found
 
@@ -132,10 +129,9 @@ def volume_source(spec: JobSpec, volume: Any, key: str) -> dict[str, Any]:
     match next((kind, value) for kind, value in given.items() if value and kind in _KINDS):
         case "claim", Claim() as claim:
             if claim.access_mode in ("ReadWriteOnce", "ReadWriteOncePod") and spec.most_nodes > 1:
-                raise Fault(
-                    Exit.CONFIG,
+                raise config_error(
                     f"{key}.claim.accessMode={claim.access_mode!r}: {spec.most_nodes} pods on several "
-                    "machines mount it; use ReadWriteMany, or ephemeral for one each",
+                    "machines mount it; use ReadWriteMany, or ephemeral for one each"
                 )
             return {"persistentVolumeClaim": {"claimName": f"{spec.name}-{name}"}}
         case "ephemeral", scratch:

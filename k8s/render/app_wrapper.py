@@ -14,7 +14,7 @@ _KEPT = "5m"  # after a failure; without it the pods go at once, with their logs
 
 
 def wrap(objects: tuple[dict[str, Any], ...], plan: Plan, launcher: Launcher) -> dict[str, Any]:
-    """Return the AppWrapper; the last object is the job, whose pods are told to the queue."""
+    """Return the AppWrapper; the last object is the job, whose pods the queue counts."""
     annotations = {
         # The job itself retries; an annotation of the job file's own wins.
         f"{_ANNOTATION}retryLimit": "0",

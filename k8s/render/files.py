@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from k8s.base.errors import config_error
 from k8s.base.yaml_text import dump
 from k8s.render.manifests import Rendered
-from trainer.config.exits import Exit, Fault
 
 
 def files(rendered: Rendered, *, split: bool) -> Iterator[tuple[str, str]]:
@@ -46,6 +46,6 @@ def write(folder: Path, wanted: Sequence[tuple[str, str]]) -> None:
             for source, target in moves:
                 source.replace(target)
         except OSError as error:
-            raise Fault(Exit.CONFIG, f"-o {folder}: {error.strerror}") from None
+            raise config_error(f"-o {folder}: {error.strerror}") from None
     for _, target in moves:
         print(f"wrote {target}", file=sys.stderr)

@@ -58,9 +58,9 @@ FAULTS = [
         f"{K8S}/jobfile",
     ),
     Fault(
-        "k8s/jobfile/env.py",
-        "(self.value is None) == (self.value_from is None)",
-        "False",
+        "k8s/base/model.py",
+        "if len(given) != 1:",
+        "if len(given) > 9:",
         f"{K8S}/jobfile",
     ),
     Fault(

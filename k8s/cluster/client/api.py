@@ -6,13 +6,14 @@ job = call(cluster, "GET", "/apis/batch/v1/namespaces/research/jobs/digits")
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import urllib3
 from kubernetes.client.exceptions import ApiException
 
+from k8s.base.errors import in_one_line
 from trainer.config.exits import Exit, Fault
 
 Object = dict[str, Any]
@@ -66,21 +67,9 @@ def call(
 
     Raises Missing, Forbidden and Refused (64), and Fault(69) without a valid answer in time.
     """
-
-    def once(left: float) -> object:
-        return cluster.client.call_api(
-            path,
-            method,
-            query_params=list((query or {}).items()),
-            header_params={"Accept": "application/json", "Content-Type": content_type},
-            body=body,
-            auth_settings=["BearerToken"],
-            response_type="object",
-            _return_http_data_only=True,
-            _request_timeout=left,
-        )
-
-    answer = _attempts(cluster, f"{method} {path}", once)
+    headers = {"Accept": "application/json", "Content-Type": content_type}
+    options = {"header_params": headers, "body": body, "response_type": "object"}
+    answer = _request(cluster, method, path, query or {}, options)
     if isinstance(answer, dict):
         return answer
     text = repr(answer)[:80]
@@ -94,30 +83,37 @@ def stream(
 
     Reading it raises urllib3's HTTPError after `silence` seconds without a byte. Raises as `call` does.
     """
-
-    def once(left: float) -> object:
-        return cluster.client.call_api(
-            path,
-            "GET",
-            query_params=list(query.items()),
-            auth_settings=["BearerToken"],
-            _return_http_data_only=True,
-            _preload_content=False,
-            _request_timeout=(left, silence),
-        )
-
-    answer: Any = _attempts(cluster, f"GET {path}", once)
+    options = {"_preload_content": False}
+    answer: Any = _request(cluster, "GET", path, query, options, silence=silence)
     return answer  # type: ignore[no-any-return]
 
 
-def _attempts(cluster: Cluster, request: str, once: Callable[[float], object]) -> object:
-    """Return the result of `once`, retried until the cluster's timeout."""
+def _request(  # what a request is
+    cluster: Cluster,
+    method: str,
+    path: str,
+    query: Mapping[str, object],
+    options: Mapping[str, object],
+    *,
+    silence: float | None = None,
+) -> object:
+    """Return the client's answer, retried until the cluster's timeout."""
+    request = f"{method} {path}"
     deadline = time.monotonic() + cluster.timeout
     pause = _FIRST_PAUSE
     while True:
         least = 0.0
         try:
-            return once(max(0.1, deadline - time.monotonic()))
+            left = max(0.1, deadline - time.monotonic())
+            return cluster.client.call_api(
+                path,
+                method,
+                query_params=list(query.items()),
+                auth_settings=["BearerToken"],
+                _return_http_data_only=True,
+                _request_timeout=left if silence is None else (left, silence),
+                **options,
+            )
         except ApiException as error:
             problem = _fault_of(cluster, error, request)
             if problem.code != Exit.PEER or isinstance(problem, Gone):
@@ -133,11 +129,6 @@ def _attempts(cluster: Cluster, request: str, once: Callable[[float], object]) -
             raise problem
         time.sleep(wait)
         pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def in_one_line(error: object) -> str:
-    """Return an error's text without line ends."""
-    return " ".join(str(error).split())
 
 
 def _fault_of(cluster: Cluster, error: ApiException, request: str) -> Fault:

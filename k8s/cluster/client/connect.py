@@ -10,8 +10,8 @@ import yaml
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 
-from k8s.cluster.client.api import Cluster, in_one_line
-from trainer.config.exits import Exit, Fault
+from k8s.base.errors import config_error, in_one_line
+from k8s.cluster.client.api import Cluster
 
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
@@ -29,20 +29,20 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
         where, own = f"context {chosen['name']}", chosen["context"].get("namespace")
     except ConfigException as error:
         if context is not None:
-            raise Fault(Exit.CONFIG, f"--context {context}: {in_one_line(error)}") from None
+            raise config_error(f"--context {context}: {in_one_line(error)}") from None
         try:
             config.load_incluster_config(client_configuration=configuration)
         except ConfigException:
-            raise Fault(
-                Exit.CONFIG, f"no cluster: {in_one_line(error)}; set KUBECONFIG, or run in a pod"
+            raise config_error(
+                f"no cluster: {in_one_line(error)}; set KUBECONFIG, or run in a pod"
             ) from None
         where, own = "this pod's cluster", _namespace_of_this_pod()
     except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         # What the client raises for a file that is not a kubeconfig.
-        raise Fault(Exit.CONFIG, f"the kubeconfig cannot be read: {in_one_line(error)}") from None
+        raise config_error(f"the kubeconfig cannot be read: {in_one_line(error)}") from None
     found = namespace or own
     if not found:
-        raise Fault(Exit.CONFIG, f"{where} names no namespace; add --namespace NAME")
+        raise config_error(f"{where} names no namespace; add --namespace NAME")
     if not configuration.verify_ssl:  # as the kubeconfig asks; urllib3 would warn at every request
         warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
     configuration.retries = False  # api.py has its own, bounded by the timeout

@@ -16,8 +16,6 @@ from trainer.config.exits import Exit, Fault
 # The charset keeps the client from encoding the body anew: it would write a character beyond 16 bits as
 # JSON's surrogate pair, which the API server, reading the body as YAML, refuses.
 _APPLY = "application/apply-patch+yaml; charset=utf-8"
-_MERGE = "application/merge-patch+json"
-_JSON = "application/json-patch+json"
 
 # What to install for an API group that is not served; a launcher's own groups are in its JobKind.
 _INSTALL = {
@@ -113,7 +111,7 @@ def find(
     fields: str = "",
 ) -> list[Object]:
     """Return the namespace's objects of a kind that match `labels` and `fields`."""
-    query: dict[str, object] = {"limit": 500}
+    query: dict[str, object] = {}
     if labels:
         query["labelSelector"] = ",".join(f"{name}={value}" for name, value in labels.items())
     if fields:
@@ -121,15 +119,14 @@ def find(
     return listed(cluster, path_of(cluster, api_version, kind), query)
 
 
-def listed(cluster: Cluster, path: str, query: Mapping[str, object]) -> list[Object]:
+def listed(cluster: Cluster, path: str, query: Mapping[str, object] | None = None) -> list[Object]:
     """Return all items at a path, page by page; starts anew when the server has dropped the pages."""
+    first = {"limit": 500, **(query or {})}
     items: list[Object] = []
     token = ""
     while True:
         try:
-            page = call(
-                cluster, "GET", path, query={**query, "continue": token} if token else query
-            )
+            page = call(cluster, "GET", path, query=first | ({"continue": token} if token else {}))
         except Gone:
             if not token:
                 raise
@@ -147,19 +144,17 @@ def apply(
     """Apply a manifest on the server's side and return the object it became."""
     api_version, kind = manifest["apiVersion"], manifest["kind"]
     path = path_of(cluster, api_version, kind, manifest["metadata"]["name"])
-    query: dict[str, object] = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
-    query["fieldValidation"] = "Strict"
-    if dry_run:
-        query["dryRun"] = "All"
+    query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
+    query |= {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
     return call(cluster, "PATCH", path, query=query, body=as_json(manifest), content_type=_APPLY)
 
 
 def patch(cluster: Cluster, found: Object, change: Object | list[Object]) -> Object:
     """Change an object: merge a mapping into it, or apply a list of JSON Patch operations."""
     path = path_of(cluster, found["apiVersion"], found["kind"], found["metadata"]["name"])
-    kind = _JSON if isinstance(change, list) else _MERGE
+    form = f"application/{'json' if isinstance(change, list) else 'merge'}-patch+json"
     query = {"fieldManager": FIELD_MANAGER}
-    return call(cluster, "PATCH", path, query=query, body=change, content_type=kind)
+    return call(cluster, "PATCH", path, query=query, body=change, content_type=form)
 
 
 def delete(cluster: Cluster, found: Object) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import urllib3
 
+from k8s.base.errors import in_one_line
 from k8s.cluster.client import api, objects
 from k8s.cluster.client.api import Cluster, Gone, Object
 from trainer.config.exits import Exit, Fault
@@ -57,7 +58,10 @@ def _watch(
         for event in _events(cluster, path, options, silence=min(seconds + _MARGIN, left)):
             found = event.get("object") or {}
             if event.get("type") == "ERROR":
-                raise _error(cluster, path, found)
+                text = f"{found.get('code')}: {found.get('message')}"
+                text = f"{cluster.where}: watch of {path}: {text}"
+                # Gone for every error: the list that follows fails with the same error if it persists.
+                raise Gone(Exit.PEER, in_one_line(text))
             version = str(found.get("metadata", {}).get("resourceVersion", version))
             if event.get("type") in ("ADDED", "MODIFIED"):
                 yield found
@@ -89,9 +93,3 @@ def _parsed(cluster: Cluster, path: str, line: bytes) -> Object:
     if not isinstance(event, dict):
         raise Fault(Exit.PEER, f"{cluster.where}: watch of {path}: not JSON: {line[:80]!r}")
     return event
-
-
-def _error(cluster: Cluster, path: str, status: Object) -> Fault:
-    text = f"{cluster.where}: watch of {path}: {status.get('code')}: {status.get('message')}"
-    # Gone for every error: the list that follows fails with the same error if it persists.
-    return Gone(Exit.PEER, api.in_one_line(text))

@@ -4,6 +4,7 @@ render.py job.yaml --launcher compose -o build
 MUSTER_USER=$(id -u):$(id -g) docker compose -f build/compose.yaml up --abort-on-container-failure
 """
 
+from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
 from k8s.launchers.machine import (
     LACKED_BY_A_MACHINE,
@@ -12,7 +13,6 @@ from k8s.launchers.machine import (
     warnings_of_a_machine,
 )
 from k8s.plan.launcher import Launcher, RunsIn
-from trainer.config.exits import Exit, Fault
 
 _MOST = 64
 
@@ -20,10 +20,9 @@ _MOST = 64
 def _check(spec: JobSpec) -> list[str]:
     refuse_for_docker(spec)
     if spec.most_nodes > _MOST:
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"nodes={spec.most_nodes}: launcher compose starts a container each on one machine, "
-            f"{_MOST} at most; use launcher docker, or a cluster",
+            f"{_MOST} at most; use launcher docker, or a cluster"
         )
     return [one for one in warnings_of_a_machine(spec) if not one.startswith("nodes:")]
 

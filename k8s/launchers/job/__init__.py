@@ -1,19 +1,10 @@
 """An Indexed Job: what any cluster has, without a controller of its own."""
 
-from k8s.jobfile.spec import JobSpec
 from k8s.launchers.gang import check_coscheduled
 from k8s.launchers.job.job_kind import JOB_KIND
 from k8s.plan.launcher import Launcher, RunsIn, codes
 from k8s.plan.model import Plan
 from trainer.config.exits import Action
-
-
-def _host(spec: JobSpec, node: int) -> str:
-    return f"{spec.name}-{node}"
-
-
-def _master(spec: JobSpec) -> str:
-    return f"{spec.name}-0.{spec.name}"
 
 
 def _restarts(plan: Plan) -> str:
@@ -33,8 +24,8 @@ LAUNCHER = Launcher(
     job_kind=JOB_KIND,
     check=check_coscheduled,
     restarts=_restarts,
-    host=_host,
-    master=_master,
+    host=lambda spec, node: f"{spec.name}-{node}",
+    master=lambda spec: f"{spec.name}-0.{spec.name}",
     pod_sets=lambda plan: [("spec.template", plan.size.nodes)],
     lacks={
         "faults.cleanPodPolicy": "a Job keeps the pods that ended, and stops the others; leave it out",

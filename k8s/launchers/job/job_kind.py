@@ -1,46 +1,20 @@
 """The Indexed Job of batch/v1 as the verbs see it."""
 
 from k8s.launchers.gang import POD_GROUP, SCHEDULER_PLUGINS
-from k8s.plan.job_kind import (
-    Change,
-    JobKind,
-    Object,
-    Phase,
-    State,
-    condition,
-    ended,
-    label_number,
-    nodes_in,
-)
+from k8s.plan.job_kind import JobKind, Object, Phase, State, label_number, nodes_in, stopped
 
 
 def _read(job: Object) -> State:
     status = job.get("status", {})
     failed = status.get("failed", 0)
-    if found := condition(job, "Complete", "SuccessCriteriaMet"):
-        return ended(found, Phase.SUCCEEDED, failed)
-    if found := condition(job, "Failed", "FailureTarget"):
-        return ended(found, Phase.FAILED, failed)
-    if job.get("spec", {}).get("suspend"):
-        return State(Phase.SUSPENDED, "spec.suspend", failed)
+    succeeds, fails = ("Complete", "SuccessCriteriaMet"), ("Failed", "FailureTarget")
+    if state := stopped(job, failed, succeeded=succeeds, failed=fails):
+        return state
     # pods that are done make the job succeed a moment later
     if status.get("ready") or (status.get("succeeded") and not status.get("active")):
         return State(Phase.RUNNING, restarts=failed)
     again = failed or status.get("terminating")  # a pod that was evicted is not counted as failed
     return State(Phase.RESTARTING if again else Phase.PENDING, restarts=failed)
-
-
-def _elastic(job: Object) -> tuple[int, int] | None:
-    return nodes_in(job["spec"].get("template", {}))
-
-
-def _scale(job: Object, nodes: int) -> list[Change]:
-    # both together: then the pods of the highest indices go, and never node 0 alone
-    operations = [
-        {"op": "replace", "path": f"/spec/{field}", "value": nodes}
-        for field in ("completions", "parallelism")
-    ]
-    return [Change("batch/v1", "Job", job["metadata"]["name"], operations)]
 
 
 JOB_KIND = JobKind(
@@ -52,6 +26,7 @@ JOB_KIND = JobKind(
     companion_kinds=(POD_GROUP,),
     install=SCHEDULER_PLUGINS,
     node=label_number("batch.kubernetes.io/job-completion-index"),
-    elastic=_elastic,
-    scale=_scale,
+    elastic=lambda job: nodes_in(job["spec"].get("template", {})),
+    # both together: then the pods of the highest indices go, and never node 0 alone
+    node_counts=("/spec/completions", "/spec/parallelism"),
 )

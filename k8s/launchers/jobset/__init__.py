@@ -11,14 +11,6 @@ from k8s.plan.model import Plan
 from trainer.config.exits import Action
 
 
-def _host(spec: JobSpec, node: int) -> str:
-    return f"{spec.name}-node-0-{node}"
-
-
-def _master(spec: JobSpec) -> str:
-    return f"{spec.name}-node-0-0.{spec.name}"
-
-
 def _check(spec: JobSpec) -> list[str]:
     warnings = check_coscheduled(spec)
     if spec.faults.deadline is not None:
@@ -41,11 +33,9 @@ LAUNCHER = Launcher(
     job_kind=JOB_KIND,
     check=_check,
     restarts=_restarts,
-    host=_host,
-    master=_master,
+    host=lambda spec, node: f"{spec.name}-node-0-{node}",
+    master=lambda spec: f"{spec.name}-node-0-0.{spec.name}",
     pod_suffix="-xxxxx",
     pod_sets=lambda plan: [("spec.replicatedJobs[0].template.spec.template", plan.size.nodes)],
-    lacks={
-        "faults.cleanPodPolicy": "a JobSet keeps the pods of the last attempt; leave it out",
-    },
+    lacks={"faults.cleanPodPolicy": "a JobSet keeps the pods of the last attempt; leave it out"},
 )

@@ -2,27 +2,22 @@
 
 from k8s.launchers.gang import POD_GROUP, SCHEDULER_PLUGINS
 from k8s.plan.job_kind import (
-    Change,
     JobKind,
     Object,
     Phase,
     State,
     condition,
-    ended,
     label_number,
     nodes_in,
+    stopped,
 )
 
 
 def _read(job: Object) -> State:
     status = job.get("status", {})
     restarts = status.get("restarts", 0)
-    if found := condition(job, "Completed"):
-        return ended(found, Phase.SUCCEEDED, restarts)
-    if found := condition(job, "Failed"):
-        return ended(found, Phase.FAILED, restarts)
-    if job.get("spec", {}).get("suspend"):
-        return State(Phase.SUSPENDED, "spec.suspend", restarts)
+    if state := stopped(job, restarts, succeeded=("Completed",)):
+        return state
     if found := condition(job, "RestartingJobSet"):
         return State(Phase.RESTARTING, found.get("message", ""), restarts)
     parts = status.get("replicatedJobsStatus") or []
@@ -37,20 +32,8 @@ def _elastic(job: Object) -> tuple[int, int] | None:
     return nodes_in(parts[0].get("template", {}).get("spec", {}).get("template", {}))
 
 
-def _scale(job: Object, nodes: int) -> list[Change]:
-    """The JobSet where its controller lets it change (jobset 1179), else the Job that it made."""
-    name = job["metadata"]["name"]
-
-    def at(place: str) -> list[Object]:
-        fields = ("completions", "parallelism")
-        return [{"op": "replace", "path": f"{place}/{field}", "value": nodes} for field in fields]
-
-    return [
-        Change(JOB_KIND.api_version, "JobSet", name, at("/spec/replicatedJobs/0/template/spec")),
-        Change(
-            "batch/v1", "Job", f"{name}-{job['spec']['replicatedJobs'][0]['name']}-0", at("/spec")
-        ),
-    ]
+def _made_job(job: Object) -> str:
+    return f"{job['metadata']['name']}-{job['spec']['replicatedJobs'][0]['name']}-0"
 
 
 JOB_KIND = JobKind(
@@ -69,5 +52,9 @@ JOB_KIND = JobKind(
     },
     node=label_number("batch.kubernetes.io/job-completion-index"),
     elastic=_elastic,
-    scale=_scale,
+    node_counts=(
+        "/spec/replicatedJobs/0/template/spec/completions",
+        "/spec/replicatedJobs/0/template/spec/parallelism",
+    ),
+    made_job=_made_job,  # for a controller that does not let the JobSet change (jobset 1179)
 )

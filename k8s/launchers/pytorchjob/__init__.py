@@ -17,10 +17,6 @@ def _host(spec: JobSpec, node: int) -> str:
     return f"{spec.name}-worker-{node - 1}" if node else f"{spec.name}-master-0"
 
 
-def _master(spec: JobSpec) -> str:
-    return _host(spec, 0)
-
-
 def _check(spec: JobSpec) -> list[str]:
     warnings = []
     if spec.faults.deadline is None and spec.faults.max_restarts:
@@ -64,7 +60,7 @@ LAUNCHER = Launcher(
     check=_check,
     restarts=_restarts,
     host=_host,
-    master=_master,
+    master=lambda spec: _host(spec, 0),
     pod_sets=_pod_sets,
     migrate=migrate,
     lacks={

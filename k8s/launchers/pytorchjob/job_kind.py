@@ -1,17 +1,14 @@
 """The PyTorchJob of the training operator as the verbs see it."""
 
-from k8s.plan.job_kind import Change, JobKind, Object, Phase, State, condition, ended
+from k8s.plan.job_kind import JobKind, Object, Phase, State, condition, stopped
 
 
 def _read(job: Object) -> State:
     replicas = (job.get("status", {}).get("replicaStatuses") or {}).values()
     failed = sum(replica.get("failed", 0) for replica in replicas)
-    if found := condition(job, "Succeeded"):
-        return ended(found, Phase.SUCCEEDED, failed)
-    if found := condition(job, "Failed"):
-        return ended(found, Phase.FAILED, failed)
-    if job.get("spec", {}).get("runPolicy", {}).get("suspend"):
-        return State(Phase.SUSPENDED, "spec.runPolicy.suspend", failed)
+    suspend = JOB_KIND.suspend_field
+    if state := stopped(job, failed, succeeded=("Succeeded",), suspend_field=suspend):
+        return state
     if found := condition(job, "Restarting"):
         return State(Phase.RESTARTING, found.get("message", ""), failed)
     return State(Phase.RUNNING if condition(job, "Running") else Phase.PENDING, restarts=failed)
@@ -36,12 +33,6 @@ def _elastic(job: Object) -> tuple[int, int] | None:
     return (policy["minReplicas"], policy["maxReplicas"]) if policy else None
 
 
-def _scale(job: Object, nodes: int) -> list[Change]:
-    path = "/spec/pytorchReplicaSpecs/Worker/replicas"
-    operations = [{"op": "replace", "path": path, "value": nodes}]
-    return [Change(JOB_KIND.api_version, "PyTorchJob", job["metadata"]["name"], operations)]
-
-
 JOB_KIND = JobKind(
     launcher="pytorchjob",
     api_version="kubeflow.org/v1",
@@ -50,9 +41,9 @@ JOB_KIND = JobKind(
     read=_read,
     label_domains=("kubeflow.org",),
     install={
-        "kubeflow.org": "the training operator v1, https://github.com/kubeflow/training-operator",
+        "kubeflow.org": "the training operator v1, https://github.com/kubeflow/training-operator"
     },
     node=_node,
     elastic=_elastic,
-    scale=_scale,
+    node_counts=("/spec/pytorchReplicaSpecs/Worker/replicas",),
 )

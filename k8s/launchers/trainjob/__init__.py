@@ -3,21 +3,20 @@
 render.py job.yaml --launcher trainjob
 """
 
+from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
 from k8s.launchers.gang import gang_warnings
 from k8s.launchers.jobset import LAUNCHER as JOBSET
 from k8s.launchers.trainjob.job_kind import JOB_KIND
 from k8s.plan.launcher import Launcher, RunsIn
-from trainer.config.exits import Exit, Fault
 
 
 def _check(spec: JobSpec) -> list[str]:
     timeout = spec.scheduling.gang_timeout
     if timeout is not None and spec.scheduling.scheduler_name == "volcano":
-        raise Fault(
-            Exit.CONFIG,
+        raise config_error(
             f"scheduling.gangTimeout={timeout}: scheduler volcano waits as its own configuration says; "
-            "leave it out",
+            "leave it out"
         )
     return gang_warnings(spec)
 

@@ -1,15 +1,11 @@
 """The TrainJob of Kubeflow Trainer as the verbs see it."""
 
-from k8s.plan.job_kind import JobKind, Object, Phase, State, condition, ended, label_number
+from k8s.plan.job_kind import JobKind, Object, Phase, State, label_number, stopped
 
 
 def _read(job: Object) -> State:
-    if found := condition(job, "Complete"):
-        return ended(found, Phase.SUCCEEDED)
-    if found := condition(job, "Failed"):
-        return ended(found, Phase.FAILED)
-    if job.get("spec", {}).get("suspend"):
-        return State(Phase.SUSPENDED, "spec.suspend")
+    if state := stopped(job, succeeded=("Complete",)):
+        return state
     parts = job.get("status", {}).get("jobsStatus") or []
     up = any(part.get("ready") or part.get("succeeded") for part in parts)
     return State(Phase.RUNNING if up else Phase.PENDING)

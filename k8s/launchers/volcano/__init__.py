@@ -3,23 +3,10 @@
 render.py job.yaml --launcher volcano
 """
 
-from k8s.jobfile.spec import JobSpec
 from k8s.launchers.volcano.job_kind import JOB_KIND
 from k8s.plan.launcher import Launcher, RunsIn, codes
 from k8s.plan.model import Plan
 from trainer.config.exits import Action
-
-
-def _host(spec: JobSpec, node: int) -> str:
-    return f"{spec.name}-node-{node}"
-
-
-def _master(spec: JobSpec) -> str:
-    return f"{spec.name}-node-0.{spec.name}"
-
-
-def _check(_: JobSpec) -> list[str]:
-    return []
 
 
 def _restarts(plan: Plan) -> str:
@@ -34,10 +21,10 @@ LAUNCHER = Launcher(
     summary="batch.volcano.sh/v1alpha1 Job",
     runs_in=RunsIn.POD,
     job_kind=JOB_KIND,
-    check=_check,
+    check=lambda _spec: [],
     restarts=_restarts,
-    host=_host,
-    master=_master,
+    host=lambda spec, node: f"{spec.name}-node-{node}",
+    master=lambda spec: f"{spec.name}-node-0.{spec.name}",
     lacks={
         "appWrapper": "an AppWrapper is for Kueue, and the queue is Volcano's; leave it out",
         "faults.cleanPodPolicy": "a Volcano Job stops the pods that still run; leave it out",

@@ -1,7 +1,6 @@
 """The Volcano Job as the verbs see it."""
 
 from k8s.plan.job_kind import (
-    Change,
     JobKind,
     Object,
     Phase,
@@ -43,11 +42,6 @@ def _elastic(job: Object) -> tuple[int, int] | None:
     return nodes_in(tasks[0].get("template", {}))
 
 
-def _scale(job: Object, nodes: int) -> list[Change]:
-    operations = [{"op": "replace", "path": "/spec/tasks/0/replicas", "value": nodes}]
-    return [Change(JOB_KIND.api_version, "Job", job["metadata"]["name"], operations)]
-
-
 _COMMAND = ("bus.volcano.sh/v1alpha1", "Command")
 
 
@@ -57,14 +51,9 @@ def _command(job: Object, suspend: bool) -> Object:  # noqa: FBT001  # as JobKin
     It counts every resume as a restart of the job (volcano-sh/volcano 3067).
     """
     name, action = job["metadata"]["name"], "AbortJob" if suspend else "ResumeJob"
-    target = {
-        "apiVersion": job["apiVersion"],
-        "kind": job["kind"],
-        "name": name,
-        "uid": job["metadata"]["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
+    target = {key: job[key] for key in ("apiVersion", "kind")}
+    target |= {"name": name, "uid": job["metadata"]["uid"]}
+    target |= {"controller": True, "blockOwnerDeletion": True}
     # One name for each action, so that a repeated request changes nothing.
     metadata = {"name": f"{name}-{action.lower()}", "ownerReferences": [target]}
     api_version, kind = _COMMAND
@@ -92,5 +81,5 @@ JOB_KIND = JobKind(
     read=_read,
     node=label_number("volcano.sh/task-index"),
     elastic=_elastic,
-    scale=_scale,
+    node_counts=("/spec/tasks/0/replicas",),
 )

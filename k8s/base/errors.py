@@ -1,0 +1,16 @@
+"""Errors of one line; for a job file, an option or a request that is wrong, with exit code 64.
+
+raise config_error(f"nodes={nodes}: must be at least 1")
+"""
+
+from trainer.config.exits import Exit, Fault
+
+
+def config_error(text: str) -> Fault:
+    """Return a Fault(64); `text` is one line: what was wrong, where, the value, what would work."""
+    return Fault(Exit.CONFIG, text)
+
+
+def in_one_line(error: object) -> str:
+    """Return an error's text without line ends."""
+    return " ".join(str(error).split())

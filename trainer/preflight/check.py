@@ -25,7 +25,7 @@ from trainer.config.settings import Settings
 from trainer.data.sets import Data, InMemory
 from trainer.distributed.runtime import Runtime, as_fault, from_all, join
 from trainer.preflight.links import Exchange, exchange, find_faulty
-from trainer.preflight.machine import Finding, Needs, check_device, check_machine
+from trainer.preflight.machine import Finding, check_device, check_machine
 
 log = logging.getLogger("trainer")
 
@@ -54,7 +54,15 @@ def preflight(settings: Settings, runtime: Runtime, data: Data) -> dict[str, flo
     began = time.monotonic()
     found = list(check_device(runtime.device))
     if runtime.local_rank == 0:  # one rank checks the machine for all of its ranks
-        found = [*check_machine(_needs(settings, runtime, data), settings.run_folder), *found]
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        batches = settings.workers * settings.prefetch * ranks
+        machine = check_machine(
+            settings.run_folder,
+            needed_devices=settings.devices,
+            ranks=ranks,
+            shm=batches * _batch_bytes(runtime, data) if batches else 0,
+        )
+        found = [*machine, *found]
     node = int(os.environ.get("GROUP_RANK", "0"))
     report = RankReport(runtime.rank, node, socket.gethostname(), tuple(found), exchange(runtime))
     reports = from_all(report, runtime)
@@ -65,16 +73,6 @@ def preflight(settings: Settings, runtime: Runtime, data: Data) -> dict[str, flo
         log.info("preflight, %.1f s\n%s", figures["seconds"], "\n".join(_table(reports)))
     _refuse(reports, runtime.rank)
     return figures
-
-
-def _needs(settings: Settings, runtime: Runtime, data: Data) -> Needs:
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    batches = settings.workers * settings.prefetch * ranks
-    return Needs(
-        devices=settings.devices,
-        host_memory=Needs.host_memory * ranks,
-        shm=batches * _batch_bytes(runtime, data) if batches else 0,
-    )
 
 
 def _batch_bytes(runtime: Runtime, data: Data) -> int:

@@ -153,8 +153,8 @@ FAULTS = [
     Fault("trainer/config/exits.py", "DIVERGED = 72", "DIVERGED = 73", f"{TRAINER}/config"),
     Fault(
         "trainer/config/contract.py",
-        "if rank >= nodes:",
-        "if rank > nodes:",
+        "if rank >= high:",
+        "if rank > high:",
         f"{TRAINER}/config/test_contract.py",
     ),
     Fault(

@@ -88,10 +88,9 @@ def dry_run(
         }
         if device_bytes and not settings.device_memory:
             changes["device_memory"] = device_bytes / 2**30
-        command = [sys.executable, "-m", "trainer"]
         try:
             done = subprocess.run(
-                command,
+                [sys.executable, "-m", "trainer"],
                 env=inherited
                 | {"PYTHONPATH": os.pathsep.join(path)}
                 | dict(environment or {})

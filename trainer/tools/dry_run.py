@@ -39,7 +39,11 @@ def run(settings: Settings, world_size: int) -> Exit:
     Raises Fault as the real run would.
     """
     sizing = size(settings, world_size, label=variable, uneven=is_elastic(os.environ))
-    memory = _device_memory(settings)
+    memory = None  # bytes of a device: as set, or of the accelerator here
+    if settings.device_memory:
+        memory = settings.device_memory * 2**30
+    elif torch.accelerator.is_available():
+        memory = float(torch.accelerator.get_memory_info()[1])
     if memory and auto.is_open(settings, sizing):
         sizing, needs = _choose_by_memory(settings, sizing, memory)
     else:
@@ -56,15 +60,6 @@ def run(settings: Settings, world_size: int) -> Exit:
             )
             log.info(_summary(need, memory))
     return Exit.DONE
-
-
-def _device_memory(settings: Settings) -> float | None:
-    """Return the bytes of a device: as set, else of the accelerator here; None where there is none."""
-    if settings.device_memory:
-        return settings.device_memory * 2**30
-    if not torch.accelerator.is_available():
-        return None
-    return float(torch.accelerator.get_memory_info()[1])
 
 
 def _choose_by_memory(

@@ -22,7 +22,9 @@ _SIGNS = ("can't allocate memory", "not enough memory")  # torch's CPU allocator
 def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fault | None:
     """Return a fault if memory ran out, and write a summary to `logs/`; None for any other error."""
     on_device = isinstance(error, torch.OutOfMemoryError)
-    if not (on_device or _in_host(error)):
+    by_allocator = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    by_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if not (on_device or by_allocator or by_system or isinstance(error, MemoryError)):
         return None
     where = str(runtime.device) if on_device else "host"
     first = (str(error).splitlines() or ["no message"])[0]
@@ -37,13 +39,6 @@ def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fau
         Exit.CODE,
         f"out of memory ({where}): {first}; try {', '.join(_advice(settings, runtime, where))}{more}",
     )
-
-
-def _in_host(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    is_allocator = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
-    return is_allocator or isinstance(error, MemoryError)
 
 
 def _summary(runtime: Runtime) -> list[str]:

@@ -12,7 +12,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch.utils._pytree import tree_leaves
@@ -70,9 +70,26 @@ def preflight(settings: Settings, runtime: Runtime, data: Data) -> dict[str, flo
     reports = [replace(r, findings=(*r.findings, *links[r.rank])) for r in reports]
     figures["seconds"] = time.monotonic() - began
     if runtime.is_main:
-        log.info("preflight, %.1f s\n%s", figures["seconds"], "\n".join(_table(reports)))
-    _refuse(reports, runtime.rank)
+        log.info("preflight, %.1f s\n%s", figures["seconds"], _table(reports))
+    wrong = [(report, found) for report in reports for found in report.findings if found.wrong]
+    if wrong:
+        here = [pair for pair in wrong if pair[0].node == node]
+        report, finding = (here or wrong)[0]
+        text = f"preflight: {report.host}, rank {report.rank}: {finding.name}: {finding.seen}"
+        raise Fault(Exit.MACHINE if here else Exit.PEER, f"{text}; {finding.wrong}")
     return figures
+
+
+def _table(reports: Sequence[RankReport]) -> str:
+    """Return all findings of rank 0, and what is wrong or odd on others, a line each."""
+    lines = []
+    for report in reports:
+        for finding in report.findings:
+            mark = "WRONG" if finding.wrong else "odd" if finding.odd else ""
+            if mark or report.rank == 0:
+                place = "" if report.rank == 0 else f" ({report.host}, rank {report.rank})"
+                lines.append(f"  {finding.name:16}{finding.seen}{place} {mark}".rstrip())
+    return "\n".join(lines)
 
 
 def _batch_bytes(runtime: Runtime, data: Data) -> int:
@@ -129,28 +146,6 @@ def _judge_links(reports: Sequence[RankReport]) -> tuple[dict[str, float], list[
         ),
     ]
     return figures, findings
-
-
-def _table(reports: Sequence[RankReport]) -> Iterator[str]:
-    """Yield the lines of the table: all findings of rank 0, and what is wrong or odd on others."""
-    for report in reports:
-        for finding in report.findings:
-            mark = "WRONG" if finding.wrong else "odd" if finding.odd else ""
-            if mark or report.rank == 0:
-                place = "" if report.rank == 0 else f" ({report.host}, rank {report.rank})"
-                yield f"  {finding.name:16}{finding.seen}{place} {mark}".rstrip()
-
-
-def _refuse(reports: Sequence[RankReport], rank: int) -> None:
-    wrong = [
-        (report, finding) for report in reports for finding in report.findings if finding.wrong
-    ]
-    if not wrong:
-        return
-    here = [pair for pair in wrong if pair[0].node == reports[rank].node]
-    report, finding = (here or wrong)[0]
-    text = f"preflight: {report.host}, rank {report.rank}: {finding.name}: {finding.seen}"
-    raise Fault(Exit.MACHINE if here else Exit.PEER, f"{text}; {finding.wrong}")
 
 
 def main() -> int:

@@ -79,8 +79,16 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
             strategy.synchronize()
             sent = {name: size // steps for name, size in footprint.sent.items()}
             need = replace(need, sent=sent)
-        if mode.processes:
-            need = _times_processes(need, settings.processes or torch.get_num_threads())
+        if mode.processes:  # they share the weights, and nothing else
+            processes = settings.processes or torch.get_num_threads()
+            shared = need.parameters + need.average
+            need = replace(
+                need,
+                gradients=processes * need.gradients,
+                optimizer=processes * need.optimizer,
+                activations=processes * need.activations,
+                peak=shared + processes * (need.peak - shared),
+            )
         return need
 
 
@@ -104,18 +112,6 @@ def measure(
         activations=activations.peak,
         peak=footprint.peak,
         sent=dict(footprint.sent),
-    )
-
-
-def _times_processes(need: Need, processes: int) -> Need:
-    """Return what `processes` processes need together, which share the weights and nothing else."""
-    shared = need.parameters + need.average
-    return replace(
-        need,
-        gradients=processes * need.gradients,
-        optimizer=processes * need.optimizer,
-        activations=processes * need.activations,
-        peak=shared + processes * (need.peak - shared),
     )
 
 

@@ -29,9 +29,17 @@ def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fau
     where = str(runtime.device) if on_device else "host"
     first = (str(error).splitlines() or ["no message"])[0]
     path = settings.run_folder / "logs" / f"rank-{runtime.rank}.memory"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    lines = [f"peak of this process: {peak:,} MiB of host memory"]
     try:
+        lines.append(f"left in this container: {available_memory() // _MIB:,} MiB")
+        if runtime.device.type == "cuda":
+            lines.append(torch.cuda.memory_summary(runtime.device))
+        elif runtime.device.type != "cpu":
+            statistics = torch.accelerator.memory_stats(runtime.device)
+            lines += [f"{name}: {value:,}" for name, value in statistics.items()]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join([*_summary(runtime), *traceback.format_exception(error)]))
+        path.write_text("\n".join([*lines, *traceback.format_exception(error)]))
         more = f"; memory and stack are in {path}"
     except (OSError, MemoryError):
         more = ""
@@ -39,17 +47,6 @@ def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fau
         Exit.CODE,
         f"out of memory ({where}): {first}; try {', '.join(_advice(settings, runtime, where))}{more}",
     )
-
-
-def _summary(runtime: Runtime) -> list[str]:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    lines = [f"peak of this process: {peak:,} MiB of host memory"]
-    lines.append(f"left in this container: {available_memory() // _MIB:,} MiB")
-    if runtime.device.type == "cuda":
-        lines.append(torch.cuda.memory_summary(runtime.device))
-    elif runtime.device.type != "cpu":
-        lines += [f"{k}: {v:,}" for k, v in torch.accelerator.memory_stats(runtime.device).items()]
-    return lines
 
 
 def _advice(settings: Settings, runtime: Runtime, where: str) -> list[str]:

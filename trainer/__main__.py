@@ -61,15 +61,12 @@ def train(*, is_forked: bool) -> int:
 def _help_text() -> str:
     width = max(len(variable(name)) for name in Settings.model_fields)
     settings = "\n".join(
-        f"  {variable(name):{width}}  {field.description} [{_default(field.default)}]"
+        f"  {variable(name):{width}}  {field.description} "
+        f"[{'unset' if field.default in (None, '') else field.default}]"
         for name, field in Settings.model_fields.items()
     )
     codes = "\n".join(f"  {code:3d}  {meaning.text}" for code, meaning in MEANINGS.items())
     return _HELP.format(settings=settings, codes=codes)
-
-
-def _default(value: object) -> str:
-    return "unset" if value is None or value == "" else str(value)
 
 
 if __name__ == "__main__":

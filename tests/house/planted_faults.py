@@ -153,8 +153,8 @@ FAULTS = [
     Fault("trainer/config/exits.py", "DIVERGED = 72", "DIVERGED = 73", f"{TRAINER}/config"),
     Fault(
         "trainer/config/contract.py",
-        "if rank >= nodes:",
-        "if rank > nodes:",
+        "if rank >= high:",
+        "if rank > high:",
         f"{TRAINER}/config/test_contract.py",
     ),
     Fault(
@@ -164,7 +164,7 @@ FAULTS = [
         f"{TRAINER}/config",
     ),
     Fault(
-        "trainer/plan/sizing.py",
+        "trainer/plan/mesh.py",
         "if prod(sizes.values()) != world_size:",
         "if False:",
         f"{TRAINER}/plan/test_sizing.py",
@@ -236,7 +236,12 @@ FAULTS = [
         'if kind == "never":',
         "launch/test_metrics.py",
     ),
-    Fault("trainer/watch/straggler.py", "_TIMES = 3.0", "_TIMES = 300.0", "faults/test_waiting.py"),
+    Fault(
+        "trainer/watch/straggler.py",
+        "_MIN_RATIO = 3.0",
+        "_MIN_RATIO = 300.0",
+        "faults/test_waiting.py",
+    ),
     Fault(
         "trainer/preflight/machine.py",
         "if free < needed else None",
@@ -251,8 +256,8 @@ FAULTS = [
     ),
     Fault(
         "trainer/tools/dry_run.py",
-        "need.peak <= device_memory * 2**30",
-        "need.peak >= device_memory * 2**30",
+        "need.peak <= memory",
+        "need.peak >= memory",
         "parity/test_dry_run.py",
     ),
 ]

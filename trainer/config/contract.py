@@ -56,11 +56,21 @@ def resolve(environment: Mapping[str, str], *, devices: Callable[[], int]) -> Co
             f"PET_NNODES={environment['PET_NNODES']!r}: a range needs PET_RDZV_BACKEND=c10d",
         )
     address, port = _endpoint(environment, elastic=elastic, nodes=high)
+    if high > 1 and not elastic and not environment.get("PET_NODE_RANK"):
+        raise Fault(Exit.CONFIG, f"PET_NODE_RANK is not set, but there are {high} nodes")
+    rank = _integer(environment, "PET_NODE_RANK", default=0, least=0)
+    if rank >= high:
+        raise Fault(Exit.CONFIG, f"PET_NODE_RANK={rank}: must be below PET_NNODES, {high}")
+    if environment.get("PET_NPROC_PER_NODE", "") in ("", "auto", "gpu"):
+        # Not the host's core count, as torchrun's auto does on a CPU (kubeflow/trainer 2407).
+        ranks_per_node = devices() or 1
+    else:
+        ranks_per_node = _integer(environment, "PET_NPROC_PER_NODE", default=1, least=1)
     return Contract(
         min_nodes=low,
         max_nodes=high,
-        ranks_per_node=_ranks_per_node(environment, devices),
-        node_rank=_node_rank(environment, nodes=high, elastic=elastic),
+        ranks_per_node=ranks_per_node,
+        node_rank=rank,
         address=address,
         port=port,
         elastic=elastic,
@@ -89,22 +99,6 @@ def is_elastic(environment: Mapping[str, str]) -> bool:
     return low != high
 
 
-def _ranks_per_node(environment: Mapping[str, str], devices: Callable[[], int]) -> int:
-    if environment.get("PET_NPROC_PER_NODE", "") in ("", "auto", "gpu"):
-        # Not the host's core count, as torchrun's auto does on a CPU (kubeflow/trainer 2407).
-        return devices() or 1
-    return _integer(environment, "PET_NPROC_PER_NODE", default=1, least=1)
-
-
-def _node_rank(environment: Mapping[str, str], *, nodes: int, elastic: bool) -> int:
-    if nodes > 1 and not elastic and not environment.get("PET_NODE_RANK"):
-        raise Fault(Exit.CONFIG, f"PET_NODE_RANK is not set, but there are {nodes} nodes")
-    rank = _integer(environment, "PET_NODE_RANK", default=0, least=0)
-    if rank >= nodes:
-        raise Fault(Exit.CONFIG, f"PET_NODE_RANK={rank}: must be below PET_NNODES, {nodes}")
-    return rank
-
-
 def _endpoint(environment: Mapping[str, str], *, elastic: bool, nodes: int) -> tuple[str, int]:
     if elastic:
         text = environment.get("PET_RDZV_ENDPOINT", "")
@@ -118,15 +112,9 @@ def _endpoint(environment: Mapping[str, str], *, elastic: bool, nodes: int) -> t
     address = environment.get("PET_MASTER_ADDR") or ""
     if not address and nodes > 1:
         raise Fault(Exit.CONFIG, f"PET_MASTER_ADDR is not set, but there are {nodes} nodes")
-    several = nodes > 1  # they must agree on a port
-    port_number = _integer(
-        environment,
-        "PET_MASTER_PORT",
-        default=DEFAULT_PORT if several else 0,
-        least=int(several),
-        most=_LAST_PORT,
-    )
-    return address or "127.0.0.1", port_number
+    default, least = (DEFAULT_PORT, 1) if nodes > 1 else (0, 0)  # several must agree on a port
+    number = _integer(environment, "PET_MASTER_PORT", default=default, least=least, most=_LAST_PORT)
+    return address or "127.0.0.1", number
 
 
 def _integer(
@@ -143,11 +131,9 @@ def _integer(
 
 def table(contract: Contract) -> str:
     """Return the contract as a table for the log."""
-    nodes = str(contract.max_nodes)
-    if contract.min_nodes != contract.max_nodes:
-        nodes = f"{contract.min_nodes} to {contract.max_nodes}"
+    least, most = contract.min_nodes, contract.max_nodes
     rows = {
-        "nodes": nodes,
+        "nodes": str(most) if least == most else f"{least} to {most}",
         "ranks per node": str(contract.ranks_per_node),
         "this node": "decided by the rendezvous" if contract.elastic else str(contract.node_rank),
         "rendezvous": f"{'c10d' if contract.elastic else 'static'} at {contract.endpoint}",

@@ -55,9 +55,8 @@ def exit_process(code: int) -> NoReturn:
 
 def exit_at_once(code: int) -> NoReturn:
     """End the process without Python's shutdown, which waits for threads and process groups."""
-    for (
-        child
-    ) in multiprocessing.active_children():  # loader workers, which an atexit function would end
+    # Loader workers, which an atexit function would end.
+    for child in multiprocessing.active_children():
         child.kill()
     _end(code)
 

@@ -45,7 +45,9 @@ def parse(values: Mapping[str, str], *, label: Label) -> Settings:
     """
     for name in values:
         if name not in Settings.model_fields:
-            raise Fault(Exit.CONFIG, f"{label(name)}: no such setting{_close_to(name, label)}")
+            close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+            remedy = f"did you mean {label(close[0])}?" if close else "--help lists them all"
+            raise Fault(Exit.CONFIG, f"{label(name)}: no such setting; {remedy}")
     known = catalogue().get(values.get("task", Settings.model_fields["task"].default))
     try:
         settings = Settings.model_validate((known.defaults if known else {}) | dict(values))
@@ -97,8 +99,3 @@ def _check_health_timeout(settings: Settings, label: Label) -> None:
             f"{label('health_timeout')}={settings.health_timeout}: must be above "
             f"{label(longest)}={settings.longest_wait}, which reports a cause; 0 disables",
         )
-
-
-def _close_to(name: str, label: Label) -> str:
-    close = difflib.get_close_matches(name, Settings.model_fields, n=1)
-    return f"; did you mean {label(close[0])}?" if close else "; --help lists them all"

@@ -10,7 +10,14 @@ NAMES = ("trainer", "launch", "k8s")
 
 
 def log_to_stderr() -> None:
-    """Show messages of ours from INFO on, and warnings of libraries, on stderr."""
-    logging.basicConfig(format="%(name)s: %(message)s")
+    """Show messages of ours from INFO on, and warnings of libraries, on stderr.
+
+    A task that configures the root logger gets all of them in its own format instead.
+    """
+    # A handler of ours on the root logger would make a task's `logging.basicConfig` do nothing, one on
+    # our loggers would print each line twice. Python uses the last resort where no other handler is.
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.INFO)
+        logging.lastResort.setFormatter(logging.Formatter("%(name)s: %(message)s"))
     for name in NAMES:
         logging.getLogger(name).setLevel(logging.INFO)

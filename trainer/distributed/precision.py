@@ -43,19 +43,11 @@ def set_tf32(settings: Settings, device: torch.device) -> None:
 
     Raises Fault(64) for `tf32` on a device without it.
     """
-    asked = settings.precision == "tf32"
-    if device.type != "cuda":
-        if asked:
-            raise Fault(
-                Exit.CONFIG, f"TRAINER_PRECISION='tf32': {device} has no TF32; fp32 would do"
-            )
+    asked, is_cuda = settings.precision == "tf32", device.type == "cuda"
+    if asked and not (is_cuda and torch.cuda.get_device_capability(device) >= (8, 0)):
+        raise Fault(Exit.CONFIG, f"TRAINER_PRECISION='tf32': {device} has no TF32; fp32 would do")
+    if not is_cuda:
         return
-    if asked and torch.cuda.get_device_capability(device) < (8, 0):
-        raise Fault(
-            Exit.CONFIG,
-            f"TRAINER_PRECISION='tf32': {torch.cuda.get_device_name(device)} has no TF32, "
-            "GPUs from Ampere on have; fp32 would do",
-        )
     torch.set_float32_matmul_precision("high" if asked else "highest")
     # cudnn has its own flag, on by default. Setting `conv.fp32_precision` instead makes every later
     # read of this flag an error, as in torch.backends.cudnn.flags() (torch 2.15).

@@ -100,9 +100,9 @@ def join(settings: Settings) -> Iterator[Runtime]:
     store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
     store.set_timeout(timeout)
     await_all(store, rank=rank, world_size=world_size, seconds=settings.collective_timeout)
-    sizing = auto.agree(
-        settings, sizing, store, rank=rank, device_bytes=_memory_of(device), uneven=uneven
-    )
+    # The ranks of a machine share its memory, so that of the CPU decides nothing.
+    memory = None if device.type == "cpu" else torch.accelerator.get_memory_info(device)[1]
+    sizing = auto.agree(settings, sizing, store, rank=rank, device_bytes=memory, uneven=uneven)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
@@ -115,24 +115,14 @@ def join(settings: Settings) -> Iterator[Runtime]:
     try:
         control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
         mesh, share = place(sizing, device)
-        yield Runtime(
-            rank,
-            local_rank,
-            device,
-            backend,
-            sizing,
-            mesh,
-            control,
-            share,
-        )
+        yield Runtime(rank, local_rank, device, backend, sizing, mesh, control, share)
         # A rank that leaves while another still communicates aborts that one: 7 of 52 runs without this
         # barrier, 0 of 52 with it (gloo, torch 2.13).
         dist.barrier(group=control)
         together = True
     finally:
         # With NCCL, a rank that fails would wait here forever for ranks that wait for it (pytorch
-        # 119250, nccl 1777). The end of the process ends the group too
-        # (`ending.exit_process`).
+        # 119250, nccl 1777). The end of the process ends the group too (`ending.exit_process`).
         if together or backend != "nccl":
             dist.destroy_process_group()
 
@@ -158,11 +148,6 @@ def _device(local_rank: int) -> torch.device:
         )
     torch.accelerator.set_device_index(local_rank)
     return torch.device(accelerator.type, local_rank)
-
-
-def _memory_of(device: torch.device) -> int | None:
-    """Return the bytes of an accelerator's memory; None for the CPU, whose memory the ranks share."""
-    return None if device.type == "cpu" else torch.accelerator.get_memory_info(device)[1]
 
 
 def total(values: list[float], runtime: Runtime) -> list[float]:

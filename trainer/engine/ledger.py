@@ -36,7 +36,8 @@ class Ledger:
         self._count = run.runtime.sizing.batches.accumulation
         if run.settings.ledger:
             folder = run.settings.run_folder / "logs"
-            attempt = from_main(_next_attempt(folder) if run.runtime.is_main else 0, run.runtime)
+            earlier = map(_attempt, folder.glob("ledger-*-rank*.jsonl"))
+            attempt = from_main(1 + max(earlier, default=0), run.runtime)
             self._file = folder / f"ledger-{attempt:06d}-rank{run.runtime.rank}.jsonl"
             self._write(length=len(run.training), batch=run.batch, after=run.step)
 
@@ -78,10 +79,6 @@ def _append(path: Path, line: bytes) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(file)
-
-
-def _next_attempt(folder: Path) -> int:
-    return 1 + max((_attempt(path) for path in folder.glob("ledger-*-rank*.jsonl")), default=0)
 
 
 def _attempt(path: Path) -> int:

@@ -175,7 +175,9 @@ def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
     report_began, report_samples = time.monotonic(), run.samples
     while run.step < steps:
         report_saved(run)
-        if stop.agreed(save=_minutes_are_over(run)):
+        # Each rank asks by its own clock; together they agree on the step to save after.
+        minutes = settings.checkpoint_minutes
+        if stop.agreed(save=0 < 60 * minutes <= time.monotonic() - run.save_began):
             return True
 
         # Forward and backward. What a layer draws depends on this seed alone, so a resumed run draws
@@ -259,9 +261,3 @@ def _save_and_evaluate(
 def _is_every(steps: int | None, run: Run) -> bool:
     """Return whether something that happens every `steps` steps, never with 0, is due."""
     return bool(steps and run.step % steps == 0)
-
-
-def _minutes_are_over(run: Run) -> bool:
-    """Return whether this rank's clock asks for a checkpoint; the ranks agree on the step."""
-    minutes = run.settings.checkpoint_minutes
-    return bool(minutes) and time.monotonic() - run.save_began >= 60 * minutes

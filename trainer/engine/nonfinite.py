@@ -88,24 +88,21 @@ class NonfiniteGuard:
         run, last = self._run, self._run.step
         first = last - self.in_a_row + 1
         wrong = f"steps {first} to {last}: the loss or the gradient was not finite"
+        problem, settings = "", run.settings
         if not roll_back(run, before=first - 1):
-            raise _diverged(
-                run, f"{wrong}, and there is no checkpoint from before step {first - 1}"
+            problem = f"and there is no checkpoint from before step {first - 1}"
+        elif self._went_back_to is not None and run.step <= self._went_back_to:
+            problem = f"again after going back to step {run.step}"
+        if problem:
+            raise Fault(
+                Exit.DIVERGED,
+                f"{wrong}, {problem}; try a smaller TRAINER_LR (now {settings.lr}), a smaller "
+                f"TRAINER_CLIP_NORM (now {settings.clip_norm}), more TRAINER_WARMUP_STEPS (now "
+                f"{settings.warmup_steps})",
             )
-        if self._went_back_to is not None and run.step <= self._went_back_to:
-            raise _diverged(run, f"{wrong}, again after going back to step {run.step}")
         self._went_back_to, self.in_a_row = run.step, 0
         for kept, buffer in zip(self._kept, self._buffers, strict=True):
             kept.copy_(buffer)
         run.report("fault", kind="rolled_back", step=last, to=run.step, checkpoint=run.saved)
         if run.runtime.is_main:
             log.warning("%s; going on from %s", wrong, run.saved)
-
-
-def _diverged(run: Run, wrong: str) -> Fault:
-    settings = run.settings
-    return Fault(
-        Exit.DIVERGED,
-        f"{wrong}; try a smaller TRAINER_LR (now {settings.lr}), a smaller TRAINER_CLIP_NORM (now "
-        f"{settings.clip_norm}), more TRAINER_WARMUP_STEPS (now {settings.warmup_steps})",
-    )

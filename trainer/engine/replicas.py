@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from trainer.config.exits import Exit, Fault
 from trainer.distributed.runtime import from_all
+from trainer.distributed.tensors import local_part
 from trainer.engine.run import Run
 
 _AXIS = "dp_replicate"
@@ -57,7 +57,7 @@ def compare(run: Run) -> None:
 
 def fingerprint(tensor: Tensor) -> Tensor:
     """Return the sum of a tensor's bits, read as integers; shape (). A DTensor counts its local part."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = local_part(tensor)
     bits = local.detach().contiguous().view(_BITS[local.element_size()])
     return bits.sum(dtype=torch.int64)
 

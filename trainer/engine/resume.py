@@ -125,24 +125,12 @@ def report_saved(run: Run) -> None:
 def _report(run: Run, saved: Saved | None) -> None:
     if saved is None:
         return
+    place = {"step": saved.step, "path": saved.where}
     if saved.refusal is None:
         run.saved, run.saved_step = saved.where, saved.step
-        run.report(
-            "checkpoint",
-            action="saved",
-            step=saved.step,
-            path=saved.where,
-            blocked_s=saved.blocked_s,
-            seconds=saved.seconds,
-            bytes=saved.bytes,
-        )
+        took = {"blocked_s": saved.blocked_s, "seconds": saved.seconds, "bytes": saved.bytes}
+        run.report("checkpoint", action="saved", **place, **took)
         return
-    run.report(
-        "checkpoint",
-        action="refused",
-        step=saved.step,
-        path=saved.where,
-        message=str(saved.refusal),
-    )
+    run.report("checkpoint", action="refused", **place, message=str(saved.refusal))
     if run.runtime.is_main:
         log.warning("%s; going on, the newest complete one is %s", saved.refusal, run.saved)

@@ -7,9 +7,9 @@ does not decide again; under torchrun the ranks do it. In both cases all ranks t
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from trainer.config.environment import variable
 from trainer.config.exits import Fault
@@ -27,8 +27,7 @@ USABLE = 0.9
 _DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dxg")
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     mode: str
     reason: str
 
@@ -55,9 +54,8 @@ def choose(
 ) -> Choice:
     """Choose by dry runs in another process; the usual mode where they give no result."""
     try:
-        found = memory.dry_run(
-            settings, sizing.world_size, seconds=seconds, device_bytes=device_bytes
-        )
+        ranks = sizing.world_size
+        found = memory.dry_run(settings, ranks, seconds=seconds, device_bytes=device_bytes)
     except Fault as fault:
         return Choice(sizing.mode, f"auto: {sizing.world_size} ranks; {fault}")
     return Choice(found.mode, found.reason)
@@ -72,16 +70,15 @@ def choose_on_node(settings: Settings, sizings: Sequence[Sizing]) -> Choice | No
     sizing = next((one for one in sizings if is_open(settings, one)), None)
     if sizing is None or settings.dry_run is not None:
         return None
-    if not settings.device_memory and not any(
-        any(Path("/dev").glob(pattern)) for pattern in _DEVICE_FILES
-    ):
+    found = any(any(Path("/dev").glob(pattern)) for pattern in _DEVICE_FILES)
+    if not (settings.device_memory or found):
         return None
     return choose(settings, sizing)
 
 
 def as_variable(choice: Choice) -> dict[str, str]:
     """Return the environment variable with which a rank takes `choice`."""
-    return {VARIABLE: json.dumps([choice.mode, choice.reason])}
+    return {VARIABLE: json.dumps(choice)}
 
 
 def agree(
@@ -107,11 +104,6 @@ def agree(
             choice = choose(settings, sizing, device_bytes=device_bytes, seconds=seconds)
         store.set("mode", as_variable(choice)[VARIABLE])
     choice = Choice(*json.loads(store.get("mode")))
-    return in_mode(settings, sizing, choice, uneven=uneven)
-
-
-def in_mode(settings: Settings, sizing: Sizing, choice: Choice, *, uneven: bool) -> Sizing:
-    """Return the sizing of the same world in another mode."""
     changed = settings.model_copy(update={"mode": choice.mode})
     sized = size(changed, sizing.world_size, label=variable, uneven=uneven)
     return replace(sized, reason=choice.reason)

@@ -88,10 +88,9 @@ def dry_run(
         }
         if device_bytes and not settings.device_memory:
             changes["device_memory"] = device_bytes / 2**30
-        command = [sys.executable, "-m", "trainer"]
         try:
             done = subprocess.run(
-                command,
+                [sys.executable, "-m", "trainer"],
                 env=inherited
                 | {"PYTHONPATH": os.pathsep.join(path)}
                 | dict(environment or {})
@@ -110,20 +109,15 @@ def dry_run(
     if done.returncode != 0:
         last = next(filter(str.strip, reversed(done.stderr.splitlines())), "no message")
         raise Fault(Exit.CODE, f"the dry run ended with {done.returncode}: {last.strip()}")
-    return _parse(done.stdout)
-
-
-def _parse(output: str) -> DryRun:
-    events = []
-    for line in output.splitlines():
+    needs = []
+    for line in done.stdout.splitlines():
         try:
             event = json.loads(line)
         except ValueError:  # the task prints as well
             continue
         if isinstance(event, dict) and event.get("event") == "dry_run":
-            events.append(event)
-    if not events:
+            mode, reason = event["mode"], event["reason"]
+            needs.append(Need(**{field.name: event[field.name] for field in fields(Need)}))
+    if not needs:
         raise Fault(Exit.CODE, f"the dry run printed no result; see {variable('dry_run')}")
-    names = [field.name for field in fields(Need)]
-    needs = [Need(**{name: event[name] for name in names}) for event in events]
-    return DryRun(events[0]["mode"], events[0]["reason"], needs)
+    return DryRun(mode, reason, needs)

@@ -39,8 +39,14 @@ def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = Fa
     """
     mode, reason = _choose_mode(settings, world_size, label=label)
     mesh = mesh_sizes(settings.mesh, mode, world_size, label=label)
-    if world_size > 1 or not MODES[mode].axes:
-        _check_settings(settings, mode, label=label)
+    for refusal in MODES[mode].refuses if world_size > 1 or not MODES[mode].axes else ():
+        value = getattr(settings, refusal.setting)
+        if refusal.applies(value):
+            text = str(value).lower() if isinstance(value, bool) else repr(value)
+            raise Fault(
+                Exit.CONFIG,
+                f"{label(refusal.setting)}={text}: not with mode {mode}: {refusal.reason}",
+            )
     replicas = prod(mesh[axis] for axis in DATA_AXES)
     total, micro, stages = settings.global_batch, settings.micro_batch, None
     if MODES[mode].staged:
@@ -81,15 +87,3 @@ def _choose_mode(settings: Settings, world_size: int, *, label: Label) -> tuple[
 def by_memory() -> list[str]:
     """Return the modes that `auto` may choose by memory, the one that sends least first."""
     return [name for name, mode in MODES.items() if mode.auto_by_memory]
-
-
-def _check_settings(settings: Settings, mode: str, *, label: Label) -> None:
-    """Raise Fault(64) for a setting that the mode cannot work with."""
-    for refusal in MODES[mode].refuses:
-        value = getattr(settings, refusal.setting)
-        if refusal.applies(value):
-            text = str(value).lower() if isinstance(value, bool) else repr(value)
-            raise Fault(
-                Exit.CONFIG,
-                f"{label(refusal.setting)}={text}: not with mode {mode}: {refusal.reason}",
-            )

@@ -12,7 +12,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch.utils._pytree import tree_leaves
@@ -25,7 +25,7 @@ from trainer.config.settings import Settings
 from trainer.data.sets import Data, InMemory
 from trainer.distributed.runtime import Runtime, as_fault, from_all, join
 from trainer.preflight.links import Exchange, exchange, find_faulty
-from trainer.preflight.machine import Finding, Needs, check_device, check_machine
+from trainer.preflight.machine import Finding, check_device, check_machine
 
 log = logging.getLogger("trainer")
 
@@ -54,7 +54,15 @@ def preflight(settings: Settings, runtime: Runtime, data: Data) -> dict[str, flo
     began = time.monotonic()
     found = list(check_device(runtime.device))
     if runtime.local_rank == 0:  # one rank checks the machine for all of its ranks
-        found = [*check_machine(_needs(settings, runtime, data), settings.run_folder), *found]
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        batches = settings.workers * settings.prefetch * ranks
+        machine = check_machine(
+            settings.run_folder,
+            needed_devices=settings.devices,
+            ranks=ranks,
+            shm=batches * _batch_bytes(runtime, data) if batches else 0,
+        )
+        found = [*machine, *found]
     node = int(os.environ.get("GROUP_RANK", "0"))
     report = RankReport(runtime.rank, node, socket.gethostname(), tuple(found), exchange(runtime))
     reports = from_all(report, runtime)
@@ -62,19 +70,26 @@ def preflight(settings: Settings, runtime: Runtime, data: Data) -> dict[str, flo
     reports = [replace(r, findings=(*r.findings, *links[r.rank])) for r in reports]
     figures["seconds"] = time.monotonic() - began
     if runtime.is_main:
-        log.info("preflight, %.1f s\n%s", figures["seconds"], "\n".join(_table(reports)))
-    _refuse(reports, runtime.rank)
+        log.info("preflight, %.1f s\n%s", figures["seconds"], _table(reports))
+    wrong = [(report, found) for report in reports for found in report.findings if found.wrong]
+    if wrong:
+        here = [pair for pair in wrong if pair[0].node == node]
+        report, finding = (here or wrong)[0]
+        text = f"preflight: {report.host}, rank {report.rank}: {finding.name}: {finding.seen}"
+        raise Fault(Exit.MACHINE if here else Exit.PEER, f"{text}; {finding.wrong}")
     return figures
 
 
-def _needs(settings: Settings, runtime: Runtime, data: Data) -> Needs:
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    batches = settings.workers * settings.prefetch * ranks
-    return Needs(
-        devices=settings.devices,
-        host_memory=Needs.host_memory * ranks,
-        shm=batches * _batch_bytes(runtime, data) if batches else 0,
-    )
+def _table(reports: Sequence[RankReport]) -> str:
+    """Return all findings of rank 0, and what is wrong or odd on others, a line each."""
+    lines = []
+    for report in reports:
+        for finding in report.findings:
+            mark = "WRONG" if finding.wrong else "odd" if finding.odd else ""
+            if mark or report.rank == 0:
+                place = "" if report.rank == 0 else f" ({report.host}, rank {report.rank})"
+                lines.append(f"  {finding.name:16}{finding.seen}{place} {mark}".rstrip())
+    return "\n".join(lines)
 
 
 def _batch_bytes(runtime: Runtime, data: Data) -> int:
@@ -131,28 +146,6 @@ def _judge_links(reports: Sequence[RankReport]) -> tuple[dict[str, float], list[
         ),
     ]
     return figures, findings
-
-
-def _table(reports: Sequence[RankReport]) -> Iterator[str]:
-    """Yield the lines of the table: all findings of rank 0, and what is wrong or odd on others."""
-    for report in reports:
-        for finding in report.findings:
-            mark = "WRONG" if finding.wrong else "odd" if finding.odd else ""
-            if mark or report.rank == 0:
-                place = "" if report.rank == 0 else f" ({report.host}, rank {report.rank})"
-                yield f"  {finding.name:16}{finding.seen}{place} {mark}".rstrip()
-
-
-def _refuse(reports: Sequence[RankReport], rank: int) -> None:
-    wrong = [
-        (report, finding) for report in reports for finding in report.findings if finding.wrong
-    ]
-    if not wrong:
-        return
-    here = [pair for pair in wrong if pair[0].node == reports[rank].node]
-    report, finding = (here or wrong)[0]
-    text = f"preflight: {report.host}, rank {report.rank}: {finding.name}: {finding.seen}"
-    raise Fault(Exit.MACHINE if here else Exit.PEER, f"{text}; {finding.wrong}")
 
 
 def main() -> int:

@@ -44,6 +44,7 @@ def exchange(runtime: Runtime) -> Exchange | None:
     row = torch.arange(max(1, _ELEMENTS // world), device=runtime.device) % 1021
     expected = (row + torch.arange(world, device=runtime.device).unsqueeze(1)).float()
     wrong: set[int] = set()
+    before = (rank - 1) % world
     sums, links = [], []
     for _ in range(_ROUNDS):
         parts = torch.zeros_like(expected)
@@ -54,9 +55,13 @@ def exchange(runtime: Runtime) -> Exchange | None:
         wrong |= {row for row in range(world) if not torch.equal(parts[row], expected[row])}
         outgoing, incoming = expected + rank, torch.empty_like(expected)
         began = _now(runtime)
-        _pass_on(outgoing, incoming, rank=rank, world=world)
+        transfers = [
+            dist.P2POp(dist.isend, outgoing, (rank + 1) % world),
+            dist.P2POp(dist.irecv, incoming, before),
+        ]
+        for work in dist.batch_isend_irecv(transfers):
+            work.wait()
         links.append(_now(runtime) - began)
-        before = (rank - 1) % world
         if not torch.equal(incoming, expected + before):
             wrong.add(before)
     size = expected.numel() * expected.element_size()
@@ -64,15 +69,6 @@ def exchange(runtime: Runtime) -> Exchange | None:
     dist.barrier(group=runtime.control)
     clock, within = time.time(), time.monotonic() - began
     return Exchange(tuple(sorted(wrong)), size / min(sums), size / min(links), clock, within)
-
-
-def _pass_on(outgoing: torch.Tensor, incoming: torch.Tensor, *, rank: int, world: int) -> None:
-    transfers = [
-        dist.P2POp(dist.isend, outgoing, (rank + 1) % world),
-        dist.P2POp(dist.irecv, incoming, (rank - 1) % world),
-    ]
-    for work in dist.batch_isend_irecv(transfers):
-        work.wait()
 
 
 def _now(runtime: Runtime) -> float:

@@ -1,6 +1,6 @@
 """Check this machine's devices, memory, disk and GPU health against what the run needs.
 
-for finding in check_machine(Needs(devices=8), folder): ...
+for finding in check_machine(folder, needed_devices=8): ...
 """
 
 import math
@@ -40,28 +40,28 @@ class Finding:
     odd: bool = False
 
 
-@dataclass(frozen=True)
-class Needs:
-    """The needs of a run on each machine: devices, and bytes of host memory, /dev/shm and disk."""
+def check_machine(
+    folder: Path, *, needed_devices: int = 0, ranks: int = 1, shm: int = 0
+) -> Iterator[Finding]:
+    """Yield the findings of this machine, for `ranks` ranks and `shm` bytes of shared memory.
 
-    devices: int = 0
-    host_memory: int = _HOST_MEMORY_PER_RANK
-    shm: int = 0
-    disk: int = _DISK
-
-
-def check_machine(needs: Needs, folder: Path) -> Iterator[Finding]:
-    """Yield the findings of this machine; `folder` is the run's."""
-    yield devices(needs.devices)
-    yield host_memory(needs.host_memory)
-    yield shared_memory(needs.shm)
-    yield disk(folder, needs.disk)
+    `folder` is the run's.
+    """
+    yield devices(needed_devices)
+    yield host_memory(_HOST_MEMORY_PER_RANK * ranks)
+    yield shared_memory(shm)
+    yield disk(folder)
 
 
 def check_device(device: torch.device) -> Iterator[Finding]:
     """Yield the findings of one rank's device."""
-    if device.type != "cpu":
-        yield device_memory(device)
+    if device.type == "cpu":
+        return
+    free, whole = torch.accelerator.get_memory_info(device)
+    wrong = None
+    if free < _SHARE_OF_DEVICE * whole:
+        wrong = "another process holds the rest: end it, or take another device"
+    yield Finding("device memory", f"{_mib(free)} of {_mib(whole)} free on {device}", wrong)
     if device.type == "cuda":
         yield from health(device)
 
@@ -97,14 +97,14 @@ def shared_memory(needed: int, folder: Path = Path("/dev/shm")) -> Finding:  # n
     return Finding("shared memory", f"{_mib(free)} free", wrong)
 
 
-def disk(folder: Path, needed: int) -> Finding:
+def disk(folder: Path) -> Finding:
     """Check the run folder's free space, and write and flush a file as a checkpoint does."""
     probe = folder / f".preflight-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
-        if free < needed:
-            more = f"at least {_mib(needed)} needed: free some, or set another TRAINER_OUT"
+        if free < _DISK:
+            more = f"at least {_mib(_DISK)} needed: free some, or set another TRAINER_OUT"
             return Finding("disk", f"{_mib(free)} free in {folder}", more)
         began = time.monotonic()
         with probe.open("wb") as file:
@@ -121,14 +121,6 @@ def disk(folder: Path, needed: int) -> Finding:
     return Finding(
         "disk", f"{_mib(free)} free, {speed / 1e6:.0f} MB/s written", odd=speed < _SLOW_DISK
     )
-
-
-def device_memory(device: torch.device) -> Finding:
-    free, whole = torch.accelerator.get_memory_info(device)
-    wrong = None
-    if free < _SHARE_OF_DEVICE * whole:
-        wrong = "another process holds the rest: end it, or take another device"
-    return Finding("device memory", f"{_mib(free)} of {_mib(whole)} free on {device}", wrong)
 
 
 def health(device: torch.device) -> Iterator[Finding]:

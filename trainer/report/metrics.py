@@ -70,11 +70,11 @@ def _sinks(
 
         yield writing(settings.run_folder / "tensorboard")
     if settings.log == "rich" or (settings.log == "auto" and sys.stdout.isatty()):
-        from trainer.report.terminal import display  # noqa: PLC0415
+        from trainer.report.terminal import Display  # noqa: PLC0415
 
-        yield display()
+        yield contextlib.closing(Display())
     else:
-        yield contextlib.nullcontext(_to_stdout)
+        yield contextlib.nullcontext(lambda event: print(_line(event), flush=True))
 
 
 @contextlib.contextmanager
@@ -105,15 +105,10 @@ def to_file(path: Path) -> Iterator[_Sink]:
         os.close(file)
 
 
-def _to_stdout(event: Event) -> None:
-    print(_line(event), flush=True)
-
-
 def _line(event: Event) -> str:
     """Return the event as JSON. It has no NaN and no infinity: they become null."""
-    finite = {k: None if _is_not_finite(value) else value for k, value in event.items()}
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in event.items()
+    }
     return json.dumps(finite, allow_nan=False)
-
-
-def _is_not_finite(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

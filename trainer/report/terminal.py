@@ -1,8 +1,5 @@
 """Show a run on a terminal: the launch table, a progress bar, a summary."""
 
-import contextlib
-from collections.abc import Iterator
-
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,15 +17,15 @@ from trainer.report.events import Event
 class Display:
     """Shows events as they come; `__call__` takes one."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self) -> None:
+        self._console = Console()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
-            console=console,
+            console=self._console,
         )
         self._task: TaskID | None = None
         self._numbers: dict[str, str] = {}
@@ -42,7 +39,11 @@ class Display:
                     "loss": f"{event['loss']:.4f}",
                     "samples/s": f"{event['samples_per_s']:,.0f}",
                 }
-                self._advance(event)
+                if self._task is None:
+                    self._bar.start()
+                    self._task = self._bar.add_task("training", total=event["steps"], numbers="")
+                numbers = "  ".join(f"{name} {value}" for name, value in self._numbers.items())
+                self._bar.update(self._task, completed=event["step"], numbers=numbers)
             case "eval":
                 self._numbers["test " + event["metric"]] = f"{event[event['metric']]:.4f}"
             case "checkpoint" if event["action"] != "refused":
@@ -59,26 +60,9 @@ class Display:
                 self.close()
                 self._console.print(event["event"], event.get("message", ""), markup=False)
 
-    def _advance(self, event: Event) -> None:
-        if self._task is None:
-            self._bar.start()
-            self._task = self._bar.add_task("training", total=event["steps"], numbers="")
-        numbers = "  ".join(f"{name} {value}" for name, value in self._numbers.items())
-        self._bar.update(self._task, completed=event["step"], numbers=numbers)
-
     def close(self) -> None:
         """Stop the progress bar; its last state stays on the terminal."""
         self._bar.stop()
-
-
-@contextlib.contextmanager
-def display() -> Iterator[Display]:
-    """Yield a display, closed at the end of the block."""
-    shown = Display(Console())
-    try:
-        yield shown
-    finally:
-        shown.close()
 
 
 def _table(title: str, event: Event) -> Table:

@@ -9,8 +9,6 @@ its mode by it (`trainer/plan/auto.py`), and `render.py --plan` shows its result
 
 import logging
 import os
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 import torch
@@ -18,7 +16,6 @@ import torch
 from trainer.config.contract import is_elastic
 from trainer.config.environment import variable
 from trainer.config.exits import Exit, Fault
-from trainer.config.log import log_to_stderr
 from trainer.config.settings import Settings
 from trainer.distributed.runtime import Runtime
 from trainer.plan import auto
@@ -29,7 +26,11 @@ from trainer.tools.fake_step import needs_of_ranks
 
 log = logging.getLogger("trainer")
 
-SECONDS_FOR_ADVICE = 30
+# Each has a price, so it is not for `auto` to choose.
+_ADVICE = (
+    "not even that fits; more ranks, TRAINER_MICRO_BATCH=1, TRAINER_ACTIVATION_CHECKPOINTING=true or a "
+    "TRAINER_MESH with tp or pp may"
+)
 
 
 def run(settings: Settings, world_size: int) -> Exit:
@@ -37,9 +38,12 @@ def run(settings: Settings, world_size: int) -> Exit:
 
     Raises Fault as the real run would.
     """
-    log_to_stderr()
     sizing = size(settings, world_size, label=variable, uneven=is_elastic(os.environ))
-    memory = _device_memory(settings)
+    memory = None  # bytes of a device: as set, or of the accelerator here
+    if settings.device_memory:
+        memory = settings.device_memory * 2**30
+    elif torch.accelerator.is_available():
+        memory = float(torch.accelerator.get_memory_info()[1])
     if memory and auto.is_open(settings, sizing):
         sizing, needs = _choose_by_memory(settings, sizing, memory)
     else:
@@ -56,15 +60,6 @@ def run(settings: Settings, world_size: int) -> Exit:
             )
             log.info(_summary(need, memory))
     return Exit.DONE
-
-
-def _device_memory(settings: Settings) -> float | None:
-    """Return the bytes of a device: as set, else of the accelerator here; None where there is none."""
-    if settings.device_memory:
-        return settings.device_memory * 2**30
-    if not torch.accelerator.is_available():
-        return None
-    return float(torch.accelerator.get_memory_info()[1])
 
 
 def _choose_by_memory(
@@ -89,43 +84,9 @@ def _choose_by_memory(
         if peak <= room:
             break
     else:
-        tried.append(f"not even that fits: {_what_would_fit(settings, sizing.world_size, room)}")
+        tried.append(_ADVICE)
     limit = f"{auto.USABLE:.0%} of {memory / 2**20:.0f} MiB can be used"
     return replace(last[0], reason=f"auto: {', '.join(tried)}; {limit}"), last[1]
-
-
-def _what_would_fit(settings: Settings, world_size: int, room: float) -> str:
-    """Return the least change that would make it fit. It is not for `auto` to make: each has a price."""
-    least, end = None, time.monotonic() + SECONDS_FOR_ADVICE
-    for change in _changes(world_size):
-        changed = settings.model_copy(update={"mode": "fsdp"} | change)
-        if time.monotonic() > end:
-            break
-        try:
-            needs = needs_of_ranks(changed, size(changed, world_size, label=variable))
-        except Exception:  # noqa: BLE001, S112  # not with this batch, or this model: no advice
-            continue
-        peak = max(need.peak for need in needs)
-        if peak <= room:
-            names = " ".join(f"{variable(k)}={str(v).lower()}" for k, v in change.items())
-            return f"{names} would, with {peak / 2**20:.1f} MiB"
-        least = min(peak, least or peak)
-    found = f"{least / 2**20:.1f} MiB is the least found, " if least else ""
-    return f"{found}so more ranks or larger devices"
-
-
-def _changes(world_size: int) -> Iterator[dict[str, object]]:
-    """Yield changes of settings that take less memory than fsdp, the cheapest first."""
-    savings: list[dict[str, object]] = [
-        {"micro_batch": 1},
-        {"activation_checkpointing": True},
-        {"micro_batch": 1, "activation_checkpointing": True},
-    ]
-    yield from savings
-    for mode in ("tp", "pp"):
-        for ranks in (n for n in (2, 4, 8) if world_size % n == 0):
-            mesh = f"{mode}={ranks},dp_shard={world_size // ranks}"
-            yield from ({"mode": mode, "mesh": mesh} | saving for saving in ({}, *savings))
 
 
 def _summary(need: Need, memory: float | None) -> str:

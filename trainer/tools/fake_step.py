@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -25,6 +24,7 @@ from trainer.data.order import Order, training_shares
 from trainer.data.sets import Batch, tokens_of
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime, place
+from trainer.distributed.tensors import local_part
 from trainer.models.ema import Average
 from trainer.models.footprint import Activations, Footprint
 from trainer.models.recompute import recompute_blocks
@@ -58,7 +58,11 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
         del model
         there = fake.from_tensor
         faked = [Batch(there(b.inputs), there(b.targets), there(b.weights)) for b in batches]
-        _make_state_tensors(strategy)
+        # The optimiser makes its state before the step that is counted, as in any later step.
+        for parameter in strategy.module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        strategy.optimizer.step()
+        strategy.optimizer.zero_grad()
         average = Average(strategy.module, settings.ema_decay) if settings.ema_decay else None
 
         def step() -> None:
@@ -71,9 +75,20 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
             need = replace(need, average=_bytes_on_rank(average.state_dict().values()))
         if mode.sends_every and runtime.mesh:
             steps = getattr(settings, mode.sends_every)
-            need = replace(need, sent=_sent_between_steps(strategy, footprint, steps))
-        if mode.processes:
-            need = _times_processes(need, settings.processes or torch.get_num_threads())
+            footprint.reset()
+            strategy.synchronize()
+            sent = {name: size // steps for name, size in footprint.sent.items()}
+            need = replace(need, sent=sent)
+        if mode.processes:  # they share the weights, and nothing else
+            processes = settings.processes or torch.get_num_threads()
+            shared = need.parameters + need.average
+            need = replace(
+                need,
+                gradients=processes * need.gradients,
+                optimizer=processes * need.optimizer,
+                activations=processes * need.activations,
+                peak=shared + processes * (need.peak - shared),
+            )
         return need
 
 
@@ -85,37 +100,19 @@ def measure(
     activations = Activations()
     with activations.counted(strategy.module):
         step()
+    states = (strategy.saved_optimizer or strategy.optimizer).state.values()
     return Need(
         rank=rank,
         parameters=_bytes_on_rank((*strategy.module.parameters(), *strategy.module.buffers())),
         gradients=_bytes_on_rank(p.grad for p in strategy.module.parameters()),
-        optimizer=_bytes_on_rank(_state_tensors(strategy.saved_optimizer or strategy.optimizer)),
+        optimizer=_bytes_on_rank(
+            value for state in states for value in state.values() if isinstance(value, Tensor)
+        ),
         average=0,
         activations=activations.peak,
         peak=footprint.peak,
         sent=dict(footprint.sent),
     )
-
-
-def _times_processes(need: Need, processes: int) -> Need:
-    """Return what `processes` processes need together, which share the weights and nothing else."""
-    shared = need.parameters + need.average
-    return replace(
-        need,
-        gradients=processes * need.gradients,
-        optimizer=processes * need.optimizer,
-        activations=processes * need.activations,
-        peak=shared + processes * (need.peak - shared),
-    )
-
-
-def _sent_between_steps(
-    strategy: strategies.Strategy, footprint: Footprint, steps: int
-) -> dict[str, int]:
-    """Return what averaging the weights every `steps` steps sends, as a mean over them."""
-    footprint.reset()
-    strategy.synchronize()
-    return {name: size // steps for name, size in footprint.sent.items()}
 
 
 @contextlib.contextmanager
@@ -184,18 +181,4 @@ def _micro_batches(settings: Settings, task: tasks.Task, runtime: Runtime) -> li
 
 def _bytes_on_rank(tensors: Iterable[Tensor | None]) -> int:
     """Return the bytes of this rank's part of `tensors`."""
-    local = (t.to_local() if isinstance(t, DTensor) else t for t in tensors if t is not None)
-    return sum(tensor.numel() * tensor.element_size() for tensor in local)
-
-
-def _make_state_tensors(strategy: strategies.Strategy) -> None:
-    """Have the optimiser make its state before the step that is counted, as in any later step."""
-    for parameter in strategy.module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    strategy.optimizer.step()
-    strategy.optimizer.zero_grad()
-
-
-def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
+    return sum(local_part(tensor).nbytes for tensor in tensors if tensor is not None)

@@ -22,14 +22,24 @@ _SIGNS = ("can't allocate memory", "not enough memory")  # torch's CPU allocator
 def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fault | None:
     """Return a fault if memory ran out, and write a summary to `logs/`; None for any other error."""
     on_device = isinstance(error, torch.OutOfMemoryError)
-    if not (on_device or _in_host(error)):
+    by_allocator = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    by_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if not (on_device or by_allocator or by_system or isinstance(error, MemoryError)):
         return None
     where = str(runtime.device) if on_device else "host"
     first = (str(error).splitlines() or ["no message"])[0]
     path = settings.run_folder / "logs" / f"rank-{runtime.rank}.memory"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    lines = [f"peak of this process: {peak:,} MiB of host memory"]
     try:
+        lines.append(f"left in this container: {available_memory() // _MIB:,} MiB")
+        if runtime.device.type == "cuda":
+            lines.append(torch.cuda.memory_summary(runtime.device))
+        elif runtime.device.type != "cpu":
+            statistics = torch.accelerator.memory_stats(runtime.device)
+            lines += [f"{name}: {value:,}" for name, value in statistics.items()]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join([*_summary(runtime), *traceback.format_exception(error)]))
+        path.write_text("\n".join([*lines, *traceback.format_exception(error)]))
         more = f"; memory and stack are in {path}"
     except (OSError, MemoryError):
         more = ""
@@ -37,24 +47,6 @@ def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fau
         Exit.CODE,
         f"out of memory ({where}): {first}; try {', '.join(_advice(settings, runtime, where))}{more}",
     )
-
-
-def _in_host(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    is_allocator = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
-    return is_allocator or isinstance(error, MemoryError)
-
-
-def _summary(runtime: Runtime) -> list[str]:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    lines = [f"peak of this process: {peak:,} MiB of host memory"]
-    lines.append(f"left in this container: {available_memory() // _MIB:,} MiB")
-    if runtime.device.type == "cuda":
-        lines.append(torch.cuda.memory_summary(runtime.device))
-    elif runtime.device.type != "cpu":
-        lines += [f"{k}: {v:,}" for k, v in torch.accelerator.memory_stats(runtime.device).items()]
-    return lines
 
 
 def _advice(settings: Settings, runtime: Runtime, where: str) -> list[str]:

@@ -87,7 +87,9 @@ def stop_requests(runtime: Runtime, sign: Callable[[], None] = lambda: None) -> 
     ignores SIGTERM, so that it can finish.
     """
     stop = Stop(runtime, sign)
-    before = {number: signal.signal(number, stop.request) for number in _SIGNALS}
+    before = {
+        number: signal.signal(number, stop.request) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         yield stop
         stop.finish()
@@ -98,6 +100,3 @@ def stop_requests(runtime: Runtime, sign: Callable[[], None] = lambda: None) -> 
             before[signal.SIGTERM] = signal.SIG_IGN
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)

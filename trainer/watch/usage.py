@@ -5,9 +5,6 @@ meter = Meter(device); meter.read()
 
 import os
 import time
-from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 
 import torch
 
@@ -19,8 +16,9 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._memory_of = _whole(device) if device.type in _MEMORY_KNOWN else None
-        self._busy = _busy(device)
+        self._memory_of: int | None = None
+        if device.type in _MEMORY_KNOWN:
+            self._memory_of = torch.accelerator.get_memory_info(device)[1]
         self._before = (time.monotonic(), _processor())
 
     def read(self) -> dict[str, float | int | None]:
@@ -37,7 +35,7 @@ class Meter:
             memory = torch.accelerator.memory_reserved(self._device)
         return {
             "cpu": round((processor - before) / (now - then), 3) if now > then else None,
-            "busy": self._busy(),
+            "busy": _busy(self._device),
             "memory": memory,
             "memory_of": self._memory_of,
         }
@@ -48,28 +46,11 @@ def _processor() -> float:
     return sum(os.times()[:4])
 
 
-def _whole(device: torch.device) -> int:
-    size: int = torch.accelerator.get_memory_info(device)[1]
-    return size
-
-
-def _busy(device: torch.device) -> Callable[[], float | None]:
-    """Return a function that returns the share of time a GPU is busy, None if NVML is missing."""
-    if device.type != "cuda" or find_spec("pynvml") is None:
-        return lambda: None
-    nvml = import_module("pynvml")
+def _busy(device: torch.device) -> float | None:
+    """Return the share of time that a GPU is busy."""
+    if device.type != "cuda":
+        return None
     try:
-        nvml.nvmlInit()
-        # By UUID: NVML does not number devices as CUDA_VISIBLE_DEVICES does.
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    except nvml.NVMLError:
-        return lambda: None
-
-    def read() -> float | None:
-        try:
-            return float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
-        except nvml.NVMLError:  # a MIG slice has no figure
-            return None
-
-    return read
+        return torch.cuda.utilization(device) / 100
+    except Exception:  # noqa: BLE001  # no nvidia-ml-py, or a MIG slice, which has no figure
+        return None

@@ -40,10 +40,7 @@ def chosen(folder: Path, settings: Settings) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mebibytes", "mode"), [(81920, "ddp"), (12, "ddp"), (8, "ddp-zero1"), (6, "fsdp"), (1, "fsdp")]
 )
-def test_auto_takes_the_simplest_mode_that_fits(
-    mebibytes: int, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.tools.dry_run.SECONDS_FOR_ADVICE", 0)
+def test_auto_takes_the_simplest_mode_that_fits(mebibytes: int, mode: str, tmp_path: Path) -> None:
     event = chosen(tmp_path, settings_for(mebibytes))
     assert event["mode"] == mode
     assert f"{mode} needs {event['peak'] / 2**20:.1f} MiB" in event["reason"]
@@ -57,34 +54,6 @@ def test_a_task_of_your_own_is_sized_as_well(tmp_path: Path) -> None:
     assert event["mode"] == "ddp"
     assert event["parameters"] > 0
     assert "ddp needs" in event["reason"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mebibytes", "batch", "would"),
-    [
-        (6.5, "64", "TRAINER_MICRO_BATCH=1 would, with"),
-        (4, "8", "TRAINER_ACTIVATION_CHECKPOINTING=true would, with"),
-        (0.5, "8", "MiB is the least found, so more ranks or larger devices"),
-    ],
-)
-def test_where_nothing_fits_it_says_what_would(
-    mebibytes: float,
-    batch: str,
-    would: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if mebibytes < 1:
-        monkeypatch.setattr("trainer.tools.dry_run.SECONDS_FOR_ADVICE", 0.1)  # one try
-    reason = chosen(tmp_path / "auto", settings_for(mebibytes, global_batch=batch))["reason"]
-    assert "not even that fits: " in reason
-    assert would in reason
-    if " would, " not in would:
-        return
-    change = dict([would.split(maxsplit=1)[0].removeprefix("TRAINER_").lower().split("=", 1)])
-    changed = settings_for(mebibytes, mode="fsdp", global_batch=batch, **change)
-    assert chosen(tmp_path / "changed", changed)["peak"] <= 0.9 * mebibytes * 2**20
 
 
 @pytest.mark.parametrize(

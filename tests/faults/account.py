@@ -58,7 +58,7 @@ def _stacks(process: psutil.Process, nodes: list[Started]) -> str:
     if not caught >> (signal.SIGUSR1 - 1) & 1:
         return "  (has no handler, so it cannot be asked)"
     family = {process.pid, *(parent.pid for parent in process.parents())}
-    files = [Path(node.words.name) for node in nodes if node.process.pid in family]
+    files = [Path(node.stderr.name) for node in nodes if node.process.pid in family]
     if not files:
         return "  (below none of the launchers: its standard error is not known)"
     before = files[-1].stat().st_size

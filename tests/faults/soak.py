@@ -113,7 +113,7 @@ def soak(seconds: float, seed: int) -> int:
         assert difference <= TOLERANCE
         killed = ours.faults["kill_a_rank"] + ours.faults["kill_a_fork_server"]
         assert ours.endings[Exit.CODE] <= killed, "too many 70"
-        assert "Traceback" not in job.words()
+        assert "Traceback" not in job.stderr()
     return Exit.DONE
 
 

@@ -50,13 +50,13 @@ def test_every_sample_is_dealt_once_also_over_a_stop(start: Any, tmp_path: Path)
     family = started.family()
     started.process.send_signal(signal.SIGTERM)
     ended = started.end(timeout=60)
-    assert ended.code == 143, ended.words
+    assert ended.code == 143, ended.stderr
     assert nobody_is_left(family)
     stopped_at = ended.events[-1]["step"]
     assert ended.events[-1]["checkpoint"]
     assert len(listed.read_text().split()) == 32 * stopped_at
     ended = start("-m", "trainer", **variables).end(timeout=180)
-    assert ended.code == 0, ended.words
+    assert ended.code == 0, ended.stderr
     assert [e["step"] for e in ended.events if e.get("action") == "resumed"] == [stopped_at]
     assert sorted(map(int, listed.read_text().split())) == list(range(4096))
 
@@ -73,15 +73,15 @@ def test_the_end_of_a_process_is_noticed_and_told(how: str, start: Any, tmp_path
         os.kill(workers(started)[0].pid, signal.SIGKILL)
     ended = started.end(timeout=60)
     assert time.monotonic() - began < 30
-    assert ended.code == 70, ended.words
+    assert ended.code == 70, ended.stderr
     assert nobody_is_left(family)
     message = ended.events[-1]["message"]
     if how == "killed":
         assert re.fullmatch(r"mode hogwild: process \d \(pid \d+\) ended by SIGKILL", message)
-        assert "Traceback" not in ended.words
+        assert "Traceback" not in ended.stderr
     else:
         assert message.endswith("ValueError: enough of it")
-        assert ended.words.count("raise ValueError") == 1
+        assert ended.stderr.count("raise ValueError") == 1
 
 
 def test_loss_scaling_is_refused(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_any_user_trains_on_a_read_only_root_and_a_stop_saves(built: Built, tmp_
     }
     with running(built.image, tmp_path, user="54321:54321", out=out, settings=settings) as one:
         events = one.events()
-        assert any(event["event"] == "eval" for event in events), one.words.read_text()
+        assert any(event["event"] == "eval" for event in events), one.stderr.read_text()
         assert one.python("os.stat('/proc/1').st_uid") == 54321
         assert one.inside("python", "-m", "trainer.health").returncode == 0
         assert one.inside("touch", "/workspace/new").returncode != 0
@@ -154,7 +154,7 @@ def test_any_user_trains_on_a_read_only_root_and_a_stop_saves(built: Built, tmp_
             time.sleep(0.1)
         one.terminate()
         *_, last = events
-        assert one.end() == 143, one.words.read_text()
+        assert one.end() == 143, one.stderr.read_text()
     assert (last["kind"], last["signal"]) == ("stopped", "SIGTERM")
     assert last["checkpoint"].startswith("/out/checkpoints/step-")
     kept = Path(f"{tmp_path}{last['checkpoint']}").stat()

@@ -33,7 +33,7 @@ class Own(Synthetic):
 
 def test_an_empty_environment_trains_digits_in_one_process(start: Any) -> None:
     ended = start("-m", "trainer").end()
-    assert ended.code == 0, ended.words
+    assert ended.code == 0, ended.stderr
     launch, summary = ended.events[0], ended.events[-1]
     assert (launch["event"], launch["mode"], launch["why"]) == (
         "launch",
@@ -52,7 +52,7 @@ def test_plain_torchrun_reads_the_same_contract(start: Any) -> None:
     port = {"PET_NPROC_PER_NODE": "2", "PET_MASTER_PORT": str(free_port())}
     started = start("-m", "torch.distributed.run", "-m", "trainer", **port, **QUICK)
     ended = started.end()
-    assert ended.code == 0, ended.words
+    assert ended.code == 0, ended.stderr
     assert ended.of("launch")[0]["world_size"] == 2
     assert ended.of("summary")[0]["mode"] == "ddp"
     file = Path(started.out.name).parent / "runs/synthetic/metrics.jsonl"
@@ -71,15 +71,15 @@ def test_a_rank_that_raises_is_reported_once_and_is_70(start: Any, tmp_path: Pat
     )
     ended = started.end()
     assert ended.code == 70
-    assert ended.words.count("[rank 1] Traceback (most recent call last)") == 1
-    assert {"[rank 0] I am 0", "[rank 1] I am 1"} <= {*ended.words.splitlines()}
-    assert ended.words.count("ValueError: out of order") == 2  # its last line, and the verdict's
-    assert "launch: rank 1: ValueError: out of order (exit 70)" in ended.words
+    assert ended.stderr.count("[rank 1] Traceback (most recent call last)") == 1
+    assert {"[rank 0] I am 0", "[rank 1] I am 1"} <= {*ended.stderr.splitlines()}
+    assert ended.stderr.count("ValueError: out of order") == 2  # its last line, and the verdict's
+    assert "launch: rank 1: ValueError: out of order (exit 70)" in ended.stderr
     assert ended.of("error")[0]["code"] == 69  # rank 0 lost its peer, which is not the cause
     # a pod's log may go with its pod (kubeflow/trainer 3419, 877), so the run folder has it too
     (log,) = (Path(started.out.name).parent / "runs").glob("*/logs/*.log")
     kept = log.read_text(encoding="utf-8").splitlines()
-    shown = ended.words.splitlines() + started.read(started.out).splitlines()
+    shown = ended.stderr.splitlines() + started.read(started.out).splitlines()
     assert kept[0].startswith("--- ")
     assert sorted(kept[1:]) == sorted(shown)
 
@@ -92,7 +92,7 @@ def test_codes_that_may_be_retried_are_shifted_where_a_controller_judges_by_rang
     shift = {"MUSTER_RETRY_EXIT_OFFSET": "128"}
     alone = start("-m", "trainer.launch", **(QUICK | own), **shift).end()
     assert alone.code == 198
-    assert "\nI am 0\n" in alone.words  # a job of one rank needs no prefix
+    assert "\nI am 0\n" in alone.stderr  # a job of one rank needs no prefix
     assert start("-m", "trainer.launch", TRAINER_MODE="dpd", **shift).end().code == 64
 
 
@@ -118,8 +118,8 @@ def test_a_bad_configuration_is_64_in_one_line(
 ) -> None:
     ended = start("-m", "trainer.launch", **environment).end()
     assert ended.code == 64
-    (line,) = [line for line in ended.words.splitlines() if message in line]
-    assert "Traceback" not in ended.words
+    (line,) = [line for line in ended.stderr.splitlines() if message in line]
+    assert "Traceback" not in ended.stderr
     assert ended.of("step") == []
 
 
@@ -143,7 +143,7 @@ def test_sigterm_saves_and_the_next_run_ends_where_an_undisturbed_one_does(
     started.wait_for('"kind": "stopped"')
     started.process.send_signal(signal.SIGTERM)  # nor does one on its way out
     stopped = started.end()
-    assert stopped.code == 143, stopped.words
+    assert stopped.code == 143, stopped.stderr
     assert stopped.of("fault")[0]["kind"] == "stopped"
     step = stopped.of("fault")[0]["step"]
     assert stopped.of("step")[-1]["step"] == step < 400
@@ -213,9 +213,9 @@ def test_loader_workers_outlive_a_sigterm_to_their_whole_group(start: Any, tmp_p
     assert len(family) > 2 * (1 + 2)
     started.process.send_signal(signal.SIGTERM)
     ended = started.end()
-    assert ended.of("fault"), ended.words
+    assert ended.of("fault"), ended.stderr
     assert ended.code == 1  # torchrun's own answer to any end by a signal
-    assert ended.of("checkpoint")[-1]["step"] == ended.of("fault")[0]["step"], ended.words
+    assert ended.of("checkpoint")[-1]["step"] == ended.of("fault")[0]["step"], ended.stderr
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
@@ -268,7 +268,7 @@ def test_ctrl_c_twice_without_a_launcher_is_no_clean_stop(start: Any, tmp_path: 
         time.sleep(0.3)
     ended = started.end(timeout=20)
     assert ended.code == 70
-    assert "interrupted a second time, before the checkpoint" in ended.words
+    assert "interrupted a second time, before the checkpoint" in ended.stderr
 
 
 def test_a_rank_that_outstays_the_time_to_stop_is_killed(start: Any, tmp_path: Path) -> None:

@@ -78,4 +78,4 @@ def test_who_loses_a_peer_in_the_middle_of_a_schedule_says_so(
     variables = {f"TRAINER_{name}": value for name, value in settings.items()}
     with lend(2, fresh=True) as ranks:
         endings = carry_out(Case(variables, _die_in_the_third_step), ranks, timeout=60)
-    assert [ending.code for ending in endings] == [69, -signal.SIGKILL], endings[0].words
+    assert [ending.code for ending in endings] == [69, -signal.SIGKILL], endings[0].stderr

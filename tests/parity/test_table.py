@@ -45,7 +45,7 @@ def test_what_cannot_be_is_refused_with_64(
         case = pool_rank.Case(variables | {"TRAINER_OUT": str(tmp_path), "TRAINER_LOG": "json"})
         endings = pool.carry_out(case, lent, timeout=60)
     assert [ending.code for ending in endings] == [64] * ranks
-    assert message in endings[0].words
+    assert message in endings[0].stderr
 
 
 def _elastic() -> None:

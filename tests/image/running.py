@@ -132,5 +132,5 @@ def as_container(image: Image, **changes: Any) -> Container:
             "user": image.config["User"],
             "workdir": image.config["WorkingDir"],
         }
-        | changes,
+        | changes
     )

@@ -40,7 +40,7 @@ class Ended:
 
     code: int
     events: list[dict[str, Any]]
-    words: str
+    stderr: str
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == kind]
@@ -57,13 +57,13 @@ class Started:
         self, folder: Path, *arguments: str, env: Mapping[str, str], prefix: tuple[str, ...] = ()
     ) -> None:
         self.out = (folder / "stdout").open("w+")
-        self.words = (folder / "stderr").open("w+")
+        self.stderr = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(
             [*prefix, sys.executable, *arguments],
             cwd=folder,
             env=clean_environment(**env),
             stdout=self.out,
-            stderr=self.words,
+            stderr=self.stderr,
             start_new_session=True,
         )
 
@@ -74,9 +74,9 @@ class Started:
     def wait_for(self, text: str, *, timeout: float = 180) -> None:
         """Wait until `text` is in either output."""
         end = time.monotonic() + timeout
-        while text not in self.read(self.out) + self.read(self.words):
-            assert self.process.poll() is None, self.read(self.words)
-            assert time.monotonic() < end, f"no {text!r} in {timeout} s: {self.read(self.words)}"
+        while text not in self.read(self.out) + self.read(self.stderr):
+            assert self.process.poll() is None, self.read(self.stderr)
+            assert time.monotonic() < end, f"no {text!r} in {timeout} s: {self.read(self.stderr)}"
             time.sleep(0.02)
 
     def family(self) -> list[psutil.Process]:
@@ -92,7 +92,7 @@ class Started:
         """Wait for the end and return it."""
         code = self.process.wait(timeout)
         lines = self.read(self.out).splitlines()
-        return Ended(code, [json.loads(line) for line in lines], self.read(self.words))
+        return Ended(code, [json.loads(line) for line in lines], self.read(self.stderr))
 
     def clear(self) -> None:
         """Kill what is left, so that one failed test does not disturb the next."""
@@ -102,7 +102,7 @@ class Started:
                     process.send_signal(signal.SIGKILL)
             self.process.wait()
         self.out.close()
-        self.words.close()
+        self.stderr.close()
 
 
 def ranks_below(launcher: int) -> list[psutil.Process]:

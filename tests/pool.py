@@ -56,7 +56,7 @@ class Ending:
     """How a rank ended a case: exit code (None: did not end; below 0: a signal), standard error."""
 
     code: int | None
-    words: str
+    stderr: str
 
 
 class Rank:
@@ -65,7 +65,7 @@ class Rank:
     def __init__(self, folder: Path) -> None:
         handle, name = tempfile.mkstemp(dir=folder)
         os.close(handle)
-        self.words = Path(name)
+        self.stderr = Path(name)
         self.line, theirs = _CONTEXT.Pipe()
         self.process = _CONTEXT.Process(target=serve, args=(theirs, name))
         self.process.start()
@@ -75,7 +75,7 @@ class Rank:
 
     def begin(self, case: Case) -> None:
         self.cases += 1
-        os.truncate(self.words, 0)
+        os.truncate(self.stderr, 0)
         self._signal(signal.SIGCONT)
         with contextlib.suppress(OSError):  # a rank that has died says so when it is waited for
             self.line.send(case)
@@ -86,19 +86,19 @@ class Rank:
         if self.process.is_alive() and not self.line.poll():
             self._signal(signal.SIGUSR1)  # it writes where its threads are
             time.sleep(0.5)
-            words = f"did not end; it was here:\n{self._read()}"
+            text = f"did not end; it was here:\n{self._read()}"
         else:
             try:
                 code, answered = self.line.recv(), True
-                words = self._read()
+                text = self._read()
             except (EOFError, OSError):  # it ended itself, as a watchdog does, or was killed
                 self.process.join(timeout=10)
                 code = self.process.exitcode
-                words = f"ended its process: {self._read()}"
+                text = f"ended its process: {self._read()}"
         self.fit = answered and code in _FIT_FOR_MORE
         if self.fit:
             self._signal(signal.SIGSTOP)
-        return Ending(code, words)
+        return Ending(code, text)
 
     def stop(self) -> None:
         self.line.close()
@@ -110,9 +110,9 @@ class Rank:
             os.kill(self.process.pid, number)
 
     def _read(self) -> str:
-        words = self.words.read_text(encoding="utf-8", errors="replace")
+        text = self.stderr.read_text(encoding="utf-8", errors="replace")
         # how it began to fail, and how it ended: a crash lists every thread between the two
-        return words if len(words) <= 8000 else f"{words[:4000]}\n...\n{words[-4000:]}"
+        return text if len(text) <= 8000 else f"{text[:4000]}\n...\n{text[-4000:]}"
 
 
 _ranks: list[Rank] = []

@@ -34,7 +34,7 @@ def run_ranks(
     with lend(world_size, fresh=before is not None) as ranks:
         endings = carry_out(Case(quiet | variables, before), ranks, timeout=timeout)
     wrong = [
-        f"rank {number} ended with {ending.code}, not {code}:\n{ending.words}"
+        f"rank {number} ended with {ending.code}, not {code}:\n{ending.stderr}"
         for number, ending in enumerate(endings)
         if ending.code != code
     ]

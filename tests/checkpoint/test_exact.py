@@ -106,4 +106,4 @@ def test_a_peer_that_is_lost_while_loading_is_no_damaged_checkpoint(tmp_path: Pa
     run_ranks(2, tmp_path, task="synthetic", steps="2")
     with lend(2, fresh=True) as ranks:
         endings = carry_out(Case(variables, _die_while_loading), ranks, timeout=60)
-    assert [ending.code for ending in endings] == [69, -signal.SIGKILL], endings[0].words
+    assert [ending.code for ending in endings] == [69, -signal.SIGKILL], endings[0].stderr

@@ -107,19 +107,19 @@ class Job:
             steps = [event["step"] for event in self.events if event["event"] == "step"]
             if steps and steps[-1] >= step:
                 return int(steps[-1])
-            assert time.monotonic() < until, self.words()
-            assert any(node.process.poll() is None for node in self.nodes), self.words()
+            assert time.monotonic() < until, self.stderr()
+            assert any(node.process.poll() is None for node in self.nodes), self.stderr()
             time.sleep(0.02)
 
-    def words(self) -> str:
-        files = [Path(node.words.name) for node in self.nodes]
+    def stderr(self) -> str:
+        files = [Path(node.stderr.name) for node in self.nodes]
         return "\n".join(f"--- {file}\n{file.read_text(encoding='utf-8')}" for file in files)
 
     def codes(self, *, within: float) -> list[int]:
         """Return the nodes' exit codes, which all must have by `within` seconds from now."""
         until = time.monotonic() + within
         while any(node.process.poll() is None for node in self.nodes):
-            assert time.monotonic() < until, f"not ended in {within} s\n{self.words()}"
+            assert time.monotonic() < until, f"not ended in {within} s\n{self.stderr()}"
             time.sleep(0.02)
         return [int(node.process.returncode) for node in self.nodes]
 

@@ -46,7 +46,7 @@ class Controlled:
                 if code == 0 and self.succeeded is None:
                     self.succeeded = now
                 # A SIGTERM before our handlers are set ends it; a shell calls that 143.
-                early = code == -signal.SIGTERM and not node.read(node.words)
+                early = code == -signal.SIGTERM and not node.read(node.stderr)
                 assert early or code in (0, 69, 70, 143, -signal.SIGKILL), (number, code)
         for number in sorted(self.wanted - self.running.keys()):
             if not self.finished:
@@ -55,10 +55,10 @@ class Controlled:
             self._stop_the_late()
 
     def _stop_the_late(self) -> None:
-        """End nodes that came after the end, as success policies do: their master is gone."""
+        """End nodes that came after the end and train nothing, as success policies do."""
         for number, node in self.running.items():
             if node not in self._late:
-                assert not node.ranks(), (number, node.read(node.words))  # nothing is left to train
+                assert not node.ranks(), f"{number}: {node.read(node.stderr)}"
                 node.process.send_signal(signal.SIGTERM)
                 self._late.append(node)
 
@@ -101,9 +101,9 @@ class Controlled:
             yield self
         except Exception as error:
             now = time.strftime("%H:%M:%S")
-            doing = account({h.number: h.processes() for h in self.job.hosts}, self.job.nodes)
+            doing = account({host.number: host.processes() for host in self.job.hosts})
             raise AssertionError(
-                "\n".join([self.job.words(), *self.history, doing, f"{now} {error}"])
+                "\n".join([self.job.stderr(), *self.history, doing, f"{now} {error}"])
             ) from error
 
 

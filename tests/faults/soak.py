@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,9 @@ STEPS_A_SECOND = 8  # more than are taken with a recovery after every fault; the
 TOLERANCE = 1e-8
 
 
-def compare(folder: Path, run: Path, settings: dict[str, str], *, timeout: float) -> float:
+def compare(run: Path, whole: Path) -> float:
     """Return the largest relative difference of a tensor to the undisturbed run's."""
-    once = settings | {"task": "synthetic", "checkpoint_steps": "0"}
-    run_ranks(1, folder / "whole", timeout=timeout, **once)
-    ours, theirs = weights(run), weights(folder / "whole")
+    ours, theirs = weights(run), weights(whole)
     return max(float((ours[n] - theirs[n]).norm() / theirs[n].norm()) for n in theirs)
 
 
@@ -78,7 +77,10 @@ def soak(seconds: float, seed: int) -> int:
         three_hosts() as (hosts, links),
         contextlib.ExitStack() as stack,
     ):
-        folder = Path(name)
+        folder, bound = Path(name), LONGEST_RECOVERY + seconds
+        once = settings | {"task": "synthetic", "checkpoint_steps": "0"}
+        beside = stack.enter_context(ThreadPoolExecutor())  # the undisturbed run, meanwhile
+        whole = beside.submit(run_ranks, 1, folder / "whole", timeout=bound, **once)
         job = Job(folder / "job", hosts, variables, pace=PACE, elastic="1:3", attempts=1)
         ours = stack.enter_context(Controlled(job, random.Random(seed)).explaining())  # noqa: S311
         disturb(ours, seconds, interval=INTERVAL, links=links)
@@ -87,7 +89,7 @@ def soak(seconds: float, seed: int) -> int:
         began = time.monotonic()
         while not ours.finished or ours.running or ours.due:
             ours.tick()
-            assert time.monotonic() - began < LONGEST_RECOVERY + seconds, "does not end"
+            assert time.monotonic() - began < bound, "does not end"
             time.sleep(0.1)
         proof = ledger.check(ledger.read(job.folder / "run"))
         gone_back = returns(job.events)
@@ -104,8 +106,8 @@ def soak(seconds: float, seed: int) -> int:
         report(
             f"time to recover: median {statistics.median(times):.1f} s, worst {max(times):.1f} s"
         )
-        bound = LONGEST_RECOVERY + seconds
-        difference = compare(folder, job.folder / "run", settings, timeout=bound)
+        whole.result()
+        difference = compare(job.folder / "run", folder / "whole")
         report(f"weights differ by {difference:.1e}; {proof}; seed {seed}")
         # A checkpoint is written while the next steps are taken. Those, and no other, may be lost
         # beside the interval's.
@@ -113,7 +115,7 @@ def soak(seconds: float, seed: int) -> int:
         assert difference <= TOLERANCE
         killed = ours.faults["kill_a_rank"] + ours.faults["kill_a_fork_server"]
         assert ours.endings[Exit.CODE] <= killed, "too many 70"
-        assert "Traceback" not in job.words()
+        assert "Traceback" not in job.stderr()
     return Exit.DONE
 
 

@@ -1,5 +1,6 @@
-"""What a soak says when it fails: of every process, whether it runs, and where it is."""
+"""The report of a failed soak: for every process, whether it runs, and where it is."""
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from tests.faults.account import SITE, account
 BUSY = "import time\ndef at_work():\n    print('up', flush=True)\n    time.sleep(60)\nat_work()"
 
 
-def test_each_process_is_named_with_its_state_and_the_stack_that_it_can_be_asked_for(
+def test_each_process_is_named_with_its_state_and_writes_its_stacks(
     start: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SITE, encoding="utf-8")
@@ -23,13 +24,13 @@ def test_each_process_is_named_with_its_state_and_the_stack_that_it_can_be_asked
     for node in nodes:
         node.wait_for("up")
     nodes[1].process.send_signal(signal.SIGSTOP)
+    os.waitpid(nodes[1].process.pid, os.WUNTRACED)  # until it has stopped
     hosts = {number: [node.process.pid] for number, node in enumerate(nodes)}
-    busy, stopped, mute, gone = account(hosts | {3: []}, nodes).split("host ")[1:]
+    busy, stopped, mute, gone = account(hosts | {3: []}).split("host ")[1:]
     assert f"0: rank 1, process {nodes[0].process.pid} of " in busy
-    assert ", sleeping in " in busy
-    assert "in at_work" in busy
-    assert ", stopped in " in stopped
-    assert "(stopped, so it cannot be asked)" in stopped
+    assert ", sleeping, in " in busy
+    assert "in at_work" in nodes[0].read(nodes[0].stderr)
+    assert ", stopped (cannot be asked for its stacks), in " in stopped
     assert "2: rank 2, process" in mute
     assert "cannot be asked" in mute
     assert gone == "3: no process"

@@ -40,9 +40,9 @@ def wait_for_world(job: Job, size: int, *, number: int) -> float:
     """Wait until round `number` trains, with `size` ranks, and return the seconds that took."""
     began = time.monotonic()
     while len(launches(job)) < number or job.events[-1]["event"] != "step":
-        assert time.monotonic() - began < 60, job.words()
+        assert time.monotonic() - began < 60, job.stderr()
         time.sleep(0.05)
-    assert launches(job)[number - 1]["world_size"] == size, job.words()
+    assert launches(job)[number - 1]["world_size"] == size, job.stderr()
     job.wait_for_step(job.events[-1]["step"] + 5)
     return time.monotonic() - began
 
@@ -61,7 +61,7 @@ def test_nodes_join_and_leave_and_every_sample_is_used_once_an_epoch(tmp_path: P
         wait_for_world(job, 3, number=2)
 
         third.process.send_signal(signal.SIGTERM)  # one leaves in order, ...
-        assert third.process.wait(20) == 143, job.words()
+        assert third.process.wait(20) == 143, job.stderr()
         wait_for_world(job, 2, number=3)
         hosts[1].die()  # ... one is lost: 3 -> 1
         hosts[1].mend()
@@ -71,10 +71,10 @@ def test_nodes_join_and_leave_and_every_sample_is_used_once_an_epoch(tmp_path: P
         again = job.start_one(hosts[1])  # 1 -> 2
         wait_for_world(job, 2, number=5)
         job.set_pace(0)
-        assert first.process.wait(120) == 0, job.words()
-        assert again.process.wait(10) == 0, job.words()
+        assert first.process.wait(120) == 0, job.stderr()
+        assert again.process.wait(10) == 0, job.stderr()
 
-    assert "Traceback" not in job.words()
+    assert "Traceback" not in job.stderr()
     mine, expected = curve(job.events), curve(whole)
     assert mine.keys() == expected.keys()
     assert mine == pytest.approx(expected, rel=1e-8)

@@ -50,6 +50,6 @@ def test_it_ends_with_the_code_and_the_reason(
         process.wait_for('"step": 5,')
         process.process.send_signal(signal.SIGTERM)
     ended = process.end()
-    assert ended.code == code, ended.words
-    assert message in ended.words
-    assert "Traceback" not in ended.words
+    assert ended.code == code, ended.stderr
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -78,9 +78,9 @@ def test_after_any_loss_the_rest_end_soon_and_all_continue_together(
         job.wait_for_step(saved + 3 * INTERVAL)
         fault(job)
         began = time.monotonic()
-        assert job.codes(within=BOUND) == codes, (fault, job.words())
+        assert job.codes(within=BOUND) == codes, (fault, job.stderr())
         assert time.monotonic() - began < BOUND
-        assert "Traceback" not in job.words()
+        assert "Traceback" not in job.stderr()
         job.hosts[0].mend()
         job.hosts[1].mend()
         leftovers = [host.processes() for host in job.hosts]
@@ -88,7 +88,7 @@ def test_after_any_loss_the_rest_end_soon_and_all_continue_together(
         saved = max(e["step"] for e in job.events if e["event"] == "checkpoint")
     job.set_pace(0)
     job.start()
-    assert job.codes(within=60) == [0, 0], job.words()
+    assert job.codes(within=60) == [0, 0], job.stderr()
     assert curve(job.events) == curve(whole)  # bit by bit
     resumed = [event["step"] for event in job.events if event.get("action") == "resumed"]
     assert len(resumed) == len(FAULTS)

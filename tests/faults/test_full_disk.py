@@ -34,7 +34,7 @@ def test_a_full_disk_costs_warnings_and_lines_but_no_checkpoint(
     # samples enough that the ledger needs another page before there is room again
     variables |= {"TRAINER_LEDGER": "true", "TRAINER_GLOBAL_BATCH": "256"}
     ended = start("-m", "trainer", **(QUICK | variables), PYTHONPATH=str(ROOT)).end()
-    assert ended.code == 0, ended.words
+    assert ended.code == 0, ended.stderr
     saves = [(event["step"], event["action"]) for event in ended.of("checkpoint")]
     assert saves == [
         (4, "saved"),
@@ -46,7 +46,7 @@ def test_a_full_disk_costs_warnings_and_lines_but_no_checkpoint(
     reasons = [event["message"] for event in ended.of("checkpoint") if "message" in event]
     assert reasons[0].endswith("bytes needed, 0 free"), reasons
     assert reasons[1].endswith("No space left on device"), reasons
-    assert f"going on, the newest complete one is {run}/checkpoints/step-00000004" in ended.words
+    assert f"going on, the newest complete one is {run}/checkpoints/step-00000004" in ended.stderr
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
         "step-00000004",
         "step-00000016",
@@ -54,7 +54,7 @@ def test_a_full_disk_costs_warnings_and_lines_but_no_checkpoint(
     ]
     assert complete(str(run / "checkpoints/step-00000004")).manifest.progress.step == 4
     # the proof ends where there was no room, with a whole line
-    assert ended.words.count("rank0.jsonl: No space left on device; the run goes on") == 1
+    assert ended.stderr.count("rank0.jsonl: No space left on device; the run goes on") == 1
     assert 5 <= len(ledger.read(run).steps) < 10
 
 
@@ -96,7 +96,7 @@ def test_a_full_disk_ends_the_log_and_not_the_run(start: Any, tiny_disk: Path) -
     *lines, size = process.read(process.out).splitlines()
     assert lines == [str(number) for number in range(3000)]
     assert 0 < int(size) < 2**15
-    text = process.read(process.words)
+    text = process.read(process.stderr)
     (warning,) = re.findall("launch: .*: No space left on device; its log is incomplete\n", text)
     assert text.replace(warning, "").splitlines() == lines
 

@@ -50,43 +50,39 @@ def test_every_sample_is_dealt_once_also_over_a_stop(start: Any, tmp_path: Path)
     family = started.family()
     started.process.send_signal(signal.SIGTERM)
     ended = started.end(timeout=60)
-    assert ended.code == 143, ended.words
+    assert ended.code == 143, ended.stderr
     assert nobody_is_left(family)
     stopped_at = ended.events[-1]["step"]
     assert ended.events[-1]["checkpoint"]
     assert len(listed.read_text().split()) == 32 * stopped_at
     ended = start("-m", "trainer", **variables).end(timeout=180)
-    assert ended.code == 0, ended.words
+    assert ended.code == 0, ended.stderr
     assert [e["step"] for e in ended.events if e.get("action") == "resumed"] == [stopped_at]
     assert sorted(map(int, listed.read_text().split())) == list(range(4096))
 
 
-@pytest.mark.parametrize("how", ["killed", "error"])
-def test_the_end_of_a_process_is_noticed_and_told(how: str, start: Any, tmp_path: Path) -> None:
-    variables = QUICK | {"LISTED": str(tmp_path / "listed"), "TRAINER_EPOCHS": "100"}
-    if how == "error":
-        variables["LISTED_FAILS"] = "10"
-    started = start("-m", "trainer", **variables)
-    started.wait_for('"step": 3,', timeout=120)
-    family, began = started.family(), time.monotonic()
-    if how == "killed":
-        os.kill(workers(started)[0].pid, signal.SIGKILL)
-    ended = started.end(timeout=60)
+def test_the_end_of_a_process_is_noticed_and_reported(start: Any, tmp_path: Path) -> None:
+    """Two runs at the same time: in one a process is killed, in the other one raises."""
+    common = QUICK | {"LISTED": str(tmp_path / "listed"), "TRAINER_EPOCHS": "100"}
+    runs = [start("-m", "trainer", LISTED_FAILS="60", **common), start("-m", "trainer", **common)]
+    families, endings = [], []
+    for started in runs:
+        started.wait_for('"step": 3,', timeout=120)
+        families.append(started.family())
+        assert len(families[-1]) > 2
+    os.kill(workers(runs[1])[0].pid, signal.SIGKILL)
+    began = time.monotonic()
+    for started, family in zip(runs, families, strict=True):
+        endings.append(started.end(timeout=60))
+        assert endings[-1].code == 70, endings[-1].stderr
+        assert nobody_is_left(family)
     assert time.monotonic() - began < 30
-    assert ended.code == 70, ended.words
-    assert nobody_is_left(family)
-    message = ended.events[-1]["message"]
-    if how == "killed":
-        assert re.fullmatch(r"mode hogwild: process \d \(pid \d+\) ended by SIGKILL", message)
-        assert "Traceback" not in ended.words
-    else:
-        assert message.endswith("ValueError: enough of it")
-        assert ended.words.count("raise ValueError") == 1
-
-
-def test_loss_scaling_is_refused(tmp_path: Path) -> None:
-    events = run_ranks(1, tmp_path, code=64, mode="hogwild", precision="fp16")
-    assert "TRAINER_PRECISION='fp16': mode hogwild" in events[-1]["message"]
+    raised, killed = endings
+    message = killed.events[-1]["message"]
+    assert re.fullmatch(r"mode hogwild: process \d \(pid \d+\) ended by SIGKILL", message)
+    assert "Traceback" not in killed.stderr
+    assert raised.events[-1]["message"].endswith("ValueError: enough of it")
+    assert raised.stderr.count("raise ValueError") == 1
 
 
 def test_a_bad_batch_is_counted_once_and_leaves_no_trace(tmp_path: Path) -> None:

@@ -68,9 +68,9 @@ def test_an_oom_kill_is_reported_as_such(small_cgroup: Path, start: Any) -> None
         PET_NPROC_PER_NODE="2",
         PYTHONPATH=str(ROOT),
     ).end()
-    assert ended.code == 70, ended.words
-    assert "rank 1: Signal 9 (SIGKILL)" in ended.words
-    assert "it was an OOM kill (cgroup memory.events): raise resources.memory" in ended.words
+    assert ended.code == 70, ended.stderr
+    assert "rank 1: Signal 9 (SIGKILL)" in ended.stderr
+    assert "it was an OOM kill (cgroup memory.events): raise resources.memory" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -60,14 +60,14 @@ def test_a_former_attempt_is_recognised_and_outlived(net: Network, tmp_path: Pat
     job.attempts = 2
     second = job.start_node(hosts[1])
     second.wait_for("waiting to join")
-    assert "this is job 'attempt-1', another one or attempt" in second.read(second.words)
+    assert "this is job 'attempt-1', another one or attempt" in second.read(second.stderr)
     first = job.start_node(hosts[0])
     assert first.end(timeout=30).code == 69
-    assert "port 29500 is in use on this machine" in first.read(first.words)
+    assert "port 29500 is in use on this machine" in first.read(first.stderr)
     former.process.kill()
     former.process.wait()
     job.nodes = [job.start_node(hosts[0]), second]
-    assert job.codes(within=60) == [0, 0], job.words()
+    assert job.codes(within=60) == [0, 0], job.stderr()
 
 
 def test_a_name_that_also_resolves_to_a_former_master_costs_no_wait(
@@ -79,10 +79,10 @@ def test_a_name_that_also_resolves_to_a_former_master_costs_no_wait(
         host.knows("master", "10.77.77.77", hosts[0].address)
     job = Job(tmp_path / "job", hosts, SETTINGS, pace=0)
     job.start(PET_MASTER_ADDR="master")
-    assert job.codes(within=60) == [0, 0], job.words()
+    assert job.codes(within=60) == [0, 0], job.stderr()
     (launch,) = [event for event in job.events if event["event"] == "launch"]
     assert launch["master"].rpartition(":")[0] == hosts[0].address  # the only address of it
-    assert "No route to host" not in job.words()  # no wait for the other address
+    assert "No route to host" not in job.stderr()  # no wait for the other address
 
 
 # Python's wall clock, an hour ahead.
@@ -110,10 +110,10 @@ def test_clocks_an_hour_apart_change_nothing_but_are_mentioned(
     (ahead / "sitecustomize.py").write_text(AHEAD, encoding="utf-8")
     job.start_one(hosts[0])
     job.start_one(hosts[1], PYTHONPATH=f"{ahead}:{job.folder}:{ROOT}")
-    assert job.codes(within=60) == [0, 0], job.words()
+    assert job.codes(within=60) == [0, 0], job.stderr()
     assert [e["world_size"] for e in job.events if e["event"] == "launch"] == [2]
-    found = re.search(r"([\d.]+) s apart, to within ([\d.]+) s", job.words())
-    assert found is not None, job.words()  # preflight says by how much
+    found = re.search(r"([\d.]+) s apart, to within ([\d.]+) s", job.stderr())
+    assert found is not None, job.stderr()  # preflight says by how much
     apart, within = map(float, found.groups())
     assert abs(apart - 3600) <= within + 0.001
 
@@ -131,7 +131,7 @@ def test_a_late_master_and_a_slow_lossy_and_briefly_cut_link_cost_time_only(
     job.hosts[1].cut()
     time.sleep(1)  # of the 3 s after which a node is lost
     job.hosts[1].mend()
-    assert job.codes(within=90) == [0, 0], job.words()
+    assert job.codes(within=90) == [0, 0], job.stderr()
     assert curve(job.events) == curve(whole)  # bit by bit
     chosen = f"NCCL_SOCKET_IFNAME==eth0: it leads to {job.hosts[0].address}"
-    assert job.words().count(chosen) == 2
+    assert job.stderr().count(chosen) == 2

@@ -67,7 +67,7 @@ def test_who_fails_says_why_and_is_replaced(
         before = [rank.process.pid for rank in ranks]
         ending = carry_out(Case(variables, fault), ranks, timeout=5)[1]  # type: ignore[arg-type]
     assert ending.code == code
-    assert words in ending.words
+    assert words in ending.stderr
     with lend(2) as ranks:
         assert not {rank.process.pid for rank in ranks} & set(before)
         for rank in ranks:

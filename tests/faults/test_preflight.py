@@ -80,7 +80,7 @@ def test_a_run_folder_that_cannot_be_written_is_71(tmp_path: Path) -> None:
     with lend(1, fresh=True) as ranks:
         (ending,) = carry_out(Case(variables), ranks, timeout=60)
     assert ending.code == 71
-    assert "set a TRAINER_OUT that can be written" in ending.words
+    assert "set a TRAINER_OUT that can be written" in ending.stderr
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_the_unfit_node_ends_with_71_and_its_peer_with_69(start: Any) -> None:
     unfit = start("-m", "trainer.launch", **node(1, port), **QUICK, TRAINER_DEVICES="99")
     assert (unfit.end().code, fit.end().code) == (71, 69)
     for ended in (unfit.end(), fit.end()):
-        assert "rank 1: devices: " in ended.words
+        assert "rank 1: devices: " in ended.stderr
         assert ended.of("launch") == []
 
 
@@ -100,10 +100,10 @@ def test_alone_it_prints_its_table_once_and_takes_under_five_seconds(
 ) -> None:
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trainer.preflight")
     ended = start(*torchrun, PET_MASTER_PORT=str(free_port()), TRAINER_PREFLIGHT="off").end()
-    assert ended.code == 0, ended.words
-    assert ended.words.count("preflight, ") == 1
+    assert ended.code == 0, ended.stderr
+    assert ended.stderr.count("preflight, ") == 1
     for row in ("devices", "host memory", "shared memory", "disk", "all-reduce", "slowest link"):
-        assert f"\n  {row} " in ended.words
+        assert f"\n  {row} " in ended.stderr
     launch = run_ranks(2, tmp_path, **SYNTHETIC)[0]
     assert 0 < launch["preflight"]["seconds"] < 5
     assert run_ranks(1, tmp_path / "off", preflight="off", **SYNTHETIC)[0]["preflight"] == {}

@@ -42,7 +42,7 @@ def test_sigterm_in_the_middle_of_it_saves_one_step_and_loses_none(
     }
     trained = {f"TRAINER_{name.upper()}": value for name, value in TRAINED.items()}
     stopped = start("-m", "trainer.launch", **(QUICK | trained | own)).end(timeout=60)
-    assert stopped.code == 143, stopped.words
+    assert stopped.code == 143, stopped.stderr
     step = stopped.of("fault")[0]["step"]
     assert 0 < step < 60
     assert max(event["step"] for event in stopped.of("checkpoint")) == step

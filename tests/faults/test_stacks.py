@@ -18,8 +18,8 @@ SECONDS = 5.0
 def test_looking_does_not_end_the_process(start: Any) -> None:
     """faulthandler.dump_traceback(all_threads=True) did, in two of three runs as long as this."""
     ended = start("-m", "tests.faults.test_stacks").end(timeout=120)
-    assert ended.code == 0, ended.words
-    looks, dumps, whole = map(int, ended.words.splitlines()[-1].split())
+    assert ended.code == 0, ended.stderr
+    looks, dumps, whole = map(int, ended.stderr.splitlines()[-1].split())
     assert looks > 100
     assert dumps > 10
     assert whole == dumps  # the thread that writes them is in each of them

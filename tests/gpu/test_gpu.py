@@ -99,13 +99,13 @@ def test_gpus_train_as_the_host_does(name: str, start: Any) -> None:
     if case.ranks > GPUS:
         pytest.skip(f"{case.ranks} ranks need as many GPUs, there are {GPUS}")
     expected, found = run(start, case, host=True), run(start, case)
-    assert (expected.code, found.code) == (0, 0), found.words
+    assert (expected.code, found.code) == (0, 0), found.stderr
     (launch,) = found.of("launch")
     assert launch["device"] == "cuda:0"
     assert launch["backend"] == ("nccl" if case.ranks > 1 else "none")
     assert found.losses == pytest.approx(expected.losses, rel=case.tolerance)
     where = "read from the host" if name == "workers" else "kept on cuda:0"
-    assert f"training set is {where}" in found.words
+    assert f"training set is {where}" in found.stderr
     assert found.of("summary")[0]["peak_memory"] > 0
 
 
@@ -118,7 +118,7 @@ def test_a_checkpoint_of_gpus_goes_on_on_the_host(name: str, start: Any, tmp_pat
     expected = run(start, case, host=True, SCHEDULE="constant")
     first = run(start, case, **common, STEPS="10", CHECKPOINT_STEPS="4")
     rest = run(start, case, host=True, **common)
-    assert (first.code, rest.code) == (0, 0), first.words + rest.words
+    assert (first.code, rest.code) == (0, 0), first.stderr + rest.stderr
     assert next(event["step"] for event in rest.of("checkpoint")) == 10
     losses = {step: loss for step, loss in expected.losses.items() if step > 10}
     assert rest.losses == pytest.approx(losses, rel=case.tolerance)
@@ -130,15 +130,15 @@ def test_a_rank_that_fails_alone_ends_all_with_its_own_code(start: Any) -> None:
     variables = {"TRAINER_TASK": "tests.faults.tasks:Greedy", "TRAINER_LOG": "json"}
     variables |= {"PET_NPROC_PER_NODE": "2", "GREEDY": "python", "PYTHONPATH": str(ROOT)}
     ended = start("-m", "trainer.launch", **variables).end(timeout=120)
-    assert ended.code == 70, ended.words
-    assert "out of memory (host)" in ended.words
+    assert ended.code == 70, ended.stderr
+    assert "out of memory (host)" in ended.stderr
 
 
 @pytest.mark.skipif(GPUS < 2, reason="2 ranks need as many GPUs")
 def test_local_sgd_averages_what_nccl_can_send(start: Any) -> None:
     """AdamW counts its steps on the CPU."""
     ended = run(start, Case("localsgd", 2, {"LOCAL_STEPS": "4", "OPTIMIZER": "adamw"}))
-    assert ended.code == 0, ended.words
+    assert ended.code == 0, ended.stderr
 
 
 def test_the_loss_inside_two_replicas_on_one_gpu() -> None:

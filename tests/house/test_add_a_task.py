@@ -22,7 +22,7 @@ def test_a_file_outside_is_a_task(start: Any, tmp_path: Path) -> None:
     path = f"{ROOT}:{tmp_path}"  # in an image or a job file: the folder with your code
     settings = COMMON | {"TRAINER_TASK": "ours.larger:Task", "TRAINER_LR": "0.5"}
     ended = start(*TORCHRUN, PYTHONPATH=path, **settings).end()
-    assert ended.code == 0, ended.words
+    assert ended.code == 0, ended.stderr
     assert ended.of("launch")[0]["world_size"] == 2
     assert ended.of("summary")[0]["accuracy"] > 0.9
 
@@ -31,6 +31,6 @@ def test_a_file_in_the_tasks_folder_is_a_built_in_task(start: Any, tmp_path: Pat
     copied = shutil.copytree(ROOT / "trainer", tmp_path / "copy/trainer")
     (copied / "tasks/larger.py").write_text(TASK)
     ended = start(*TORCHRUN, PYTHONPATH=str(copied.parent), TRAINER_TASK="larger", **COMMON).end()
-    assert ended.code == 0, ended.words
+    assert ended.code == 0, ended.stderr
     assert ended.of("summary")[0]["steps"] == 3 * 320 // 32  # its DEFAULTS, in batches of 32
     assert ended.of("summary")[0]["accuracy"] > 0.9

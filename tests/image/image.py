@@ -3,7 +3,7 @@
 What a machine needs to reach its package index is passed on as it has it: SSL_CERT_FILE, and
 UV_DEFAULT_INDEX or PIP_INDEX_URL. From its environment also:
 
-    MUSTER_TEST_ENGINE=TOOL     buildah, docker or podman; else the first of them that works
+    MUSTER_TEST_ENGINE=TOOL     buildah or docker; else the first of them that works
     MUSTER_TEST_BASE=IMAGE      the base; else mmdebstrap makes buildah's, or the Dockerfile's is pulled
     MUSTER_TEST_WHEELS=FOLDER   wheels of torch and torchvision; else what TORCH_BACKEND says, or torch's
                                 CPU wheel in a folder of PIP_FIND_LINKS, or the lock's CUDA builds
@@ -15,7 +15,6 @@ import os
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,20 @@ from tests.conftest import ROOT
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
-_DEBIAN = "bookworm"
+# What builds, and what must work for it: entering what buildah makes takes namespaces, and so root.
+_ENGINES = {
+    "buildah": ["unshare", "--mount", "--pid", "--fork", "setpriv", "--clear-groups", "true"],
+    "docker": ["docker", "info"],
+}
+_DEBIAN, _PACKAGES = "bookworm", "python3,python3-venv"
+_KEPT = ROOT / "build/image-store"  # buildah's layers, between runs: it knows what each was made of
 
 
 @functools.cache
 def why_not() -> str | None:
-    """Return why no image can be built here, or None; who names an engine wants to see it fail."""
+    """Return why no image can be built here, or None; an engine that is asked for must work."""
     found = engine()
-    if " " not in found:
+    if found in _ENGINES:
         return None
     assert "MUSTER_TEST_ENGINE" not in os.environ, found
     return found
@@ -40,34 +45,20 @@ def why_not() -> str | None:
 
 @functools.cache
 def engine() -> str:
-    """Return what builds: buildah where its image can be entered, docker or podman; else why none."""
+    """Return what builds: buildah where its image can be entered, or docker; else why neither."""
     wanted = os.environ.get("MUSTER_TEST_ENGINE")
     reasons = []
-    for tool in [wanted] if wanted else ["buildah", "docker", "podman"]:
-        if shutil.which(tool) is None:
-            reasons.append(f"{tool}: not installed")
-        elif reason := _cannot_enter() if tool == "buildah" else _does_not_answer(tool):
-            reasons.append(f"{tool}: {reason}")
-        else:
+    for tool in [wanted] if wanted else _ENGINES:
+        command = _ENGINES[tool]
+        missing = [name for name in (tool, command[0]) if shutil.which(name) is None]
+        if missing:
+            reasons.append(f"{tool}: {missing[0]} is not installed")
+            continue
+        tried = subprocess.run(command, capture_output=True, text=True, check=False)
+        if tried.returncode == 0:
             return tool
+        reasons.append(f"{tool}: {' '.join(command)}: {' '.join(tried.stderr.split())}")
     return "; ".join(reasons)
-
-
-def _cannot_enter() -> str:
-    """Return why what buildah makes cannot be entered, which takes namespaces and so root."""
-    if os.geteuid() != 0:
-        return "entering what it makes without a daemon needs root"
-    missing = [tool for tool in ("unshare", "setpriv") if shutil.which(tool) is None]
-    if missing:
-        return f"{', '.join(missing)} not installed"
-    command = ["unshare", "--mount", "--pid", "--fork", "true"]
-    tried = subprocess.run(command, capture_output=True, text=True, check=False)
-    return f"namespaces are not permitted: {tried.stderr.strip()}" if tried.returncode else ""
-
-
-def _does_not_answer(tool: str) -> str:
-    tried = subprocess.run([tool, "info"], capture_output=True, text=True, check=False)
-    return " ".join(["info:", *tried.stderr.split()]) if tried.returncode else ""
 
 
 @dataclass(frozen=True)
@@ -90,10 +81,11 @@ class Image:
 
 
 class Builder:
-    """Builds in the new folder `folder`, buildah in a store of its own; `remove` takes it all away."""
+    """Builds in the new folder `folder`, buildah in the store of this checkout; see `remove`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
+        _KEPT.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._engine = engine()
         self._store = _store(folder)
@@ -107,13 +99,9 @@ class Builder:
     def build(self, source: Path, *, revision: str = REVISION) -> Image:
         """Build the image from the tree at `source`; what another build has made is used again."""
         tag = f"localhost/muster:{revision[:12]}"
-        how = {
-            "buildah": ["--isolation=chroot", "--network=host", "--format=docker", "--layers"],
-            "podman": ["--format=docker", "--layers"],
-            "docker": [],
-        }
+        buildah = ["--isolation=chroot", "--network=host", "--format=docker", "--layers"]
         self._do(
-            *("build", *how[self._engine]),
+            *("build", *(buildah if self._engine == "buildah" else [])),
             *("--file", str(source / "docker/Dockerfile"), "--tag", tag),
             *self._options,
             f"--build-arg=TORCH_BACKEND={self._backend}",
@@ -122,16 +110,15 @@ class Builder:
         )
         if self._engine == "buildah":
             found = json.loads(self._do("inspect", "--type", "image", tag))["Docker"]
-            root = Path(self._do("mount", self._do("from", tag)))
-            config, layers = found["config"], found["rootfs"]["diff_ids"]
-            return Image(config, layers, root, self._backend, "", tag)
+            container = self._do("from", tag)
+            with (self._folder / "containers").open("a") as file:
+                file.write(f"{container}\n")
+            root, layers = Path(self._do("mount", container)), found["rootfs"]["diff_ids"]
+            return Image(found["config"], layers, root, self._backend, "", tag)
         (found,) = json.loads(self._do("image", "inspect", tag))
-        config = {"Healthcheck": found.get("Healthcheck")} | found[
-            "Config"
-        ]  # podman's place for it
         root = self._unpacked(tag, self._folder / f"root-{revision[:12]}")
         layers = found["RootFS"]["Layers"]
-        return Image(config, layers, root, self._backend, self._engine, tag)
+        return Image(found["Config"], layers, root, self._backend, self._engine, tag)
 
     def _unpacked(self, tag: str, root: Path) -> Path:
         """Return a copy of an image's files, which an engine keeps to itself."""
@@ -149,15 +136,18 @@ class Builder:
         """Make Debian with Python and nothing else, from its packages; None where that cannot be."""
         if self._engine != "buildah" or shutil.which("mmdebstrap") is None:
             return None
+        tag = f"localhost/base:{_DEBIAN}-{_PACKAGES.replace(',', '-')}"
+        if self._do("images", "--quiet", "--filter", f"reference={tag}"):
+            return tag
         container = self._do("from", "scratch")
         # Nothing is kept of a file system that a crash has spoilt, so dpkg need not wait for the disk.
         _run(
-            *("mmdebstrap", "--variant=minbase", "--include=python3,python3-venv"),
+            *("mmdebstrap", "--variant=minbase", f"--include={_PACKAGES}"),
             *("--dpkgopt=force-unsafe-io", "--aptopt=Acquire::Languages none"),
             *(_DEBIAN, self._do("mount", container)),
         )
-        self._do("commit", "--quiet", "--rm", container, "localhost/base")
-        return "localhost/base"
+        self._do("commit", "--quiet", "--rm", container, tag)
+        return tag
 
     def _do(self, *arguments: str) -> str:
         return _run(self._engine, *(self._store if self._engine == "buildah" else ()), *arguments)
@@ -190,26 +180,18 @@ def _secrets(folder: Path) -> dict[str, Path]:
 
 
 def remove(folder: Path) -> None:
-    """Unmount and delete what a Builder has made there; an engine keeps its layers for the next time."""
-    if engine() == "buildah":
-        command = ["buildah", *_store(folder), "rm", "--all"]
+    """Delete what a Builder has made there; an engine keeps its layers for the next time."""
+    if (containers := folder / "containers").exists():
+        command = ["buildah", *_store(folder), "rm", *containers.read_text("utf-8").split()]
         subprocess.run(command, capture_output=True, check=False)
-    for mount in _mounts_below(folder):
-        subprocess.run(["umount", "--lazy", mount], check=False)
-    # A hundred thousand files, which no test is to wait for.
-    subprocess.Popen(["rm", "-rf", str(folder)], start_new_session=True)
+    for line in reversed(Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()):
+        if (place := line.split()[1]).startswith(f"{folder}/"):
+            subprocess.run(["umount", "--lazy", place], check=False)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _store(folder: Path) -> tuple[str, ...]:
-    return ("--root", str(folder / "store"), "--runroot", str(folder / "run"))
-
-
-def _mounts_below(folder: Path) -> Iterator[str]:
-    """Yield what is mounted below `folder`, the newest first."""
-    table = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
-    for line in reversed(table):
-        if (place := line.split()[1]).startswith(f"{folder}/"):
-            yield place
+    return ("--root", str(_KEPT), "--runroot", str(folder / "run"))
 
 
 def _run(*command: str) -> str:

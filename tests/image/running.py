@@ -27,7 +27,7 @@ class Running:
     """What runs, `name` for the engine. It may be entered and stopped once it has said something."""
 
     process: subprocess.Popen[str]
-    words: Path
+    stderr: Path
     engine: str
     name: str
 
@@ -61,10 +61,10 @@ class Running:
         return json.loads(ran.stdout)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events as they come; fails with its words when there is something else."""
+        """Yield the events as they come; fails with its standard error when there is something else."""
         assert self.process.stdout is not None
         for line in iter(self.process.stdout.readline, ""):
-            assert line.startswith("{"), line + self.words.read_text(encoding="utf-8")
+            assert line.startswith("{"), line + self.stderr.read_text(encoding="utf-8")
             yield json.loads(line)
 
     def end(self) -> int:
@@ -90,8 +90,8 @@ def running(
             environment=settings,
         ).start(folder / "spec.json")
     )
-    words = folder / "words"
-    with words.open("w") as file:
+    stderr = folder / "stderr"
+    with stderr.open("w") as file:
         process = subprocess.Popen(
             command,
             env=clean_environment(),
@@ -101,7 +101,7 @@ def running(
             text=True,
         )
     try:
-        yield Running(process, words, image.engine, name)
+        yield Running(process, stderr, image.engine, name)
     finally:
         if image.engine:
             subprocess.run([image.engine, "rm", "--force", name], capture_output=True, check=False)
@@ -132,5 +132,5 @@ def as_container(image: Image, **changes: Any) -> Container:
             "user": image.config["User"],
             "workdir": image.config["WorkingDir"],
         }
-        | changes,
+        | changes
     )

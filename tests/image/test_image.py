@@ -37,7 +37,7 @@ def site(image: Image) -> Path:
     return found
 
 
-def test_it_says_what_it_is_and_how_it_is_run(built: Built) -> None:
+def test_its_configuration_has_user_command_labels_and_health_check(built: Built) -> None:
     config = built.image.config
     assert config["User"] == "65532:65532"
     assert config["Entrypoint"] == ["tini", "--", "python", "-m", "trainer.launch"]
@@ -142,7 +142,7 @@ def test_any_user_trains_on_a_read_only_root_and_a_stop_saves(built: Built, tmp_
     }
     with running(built.image, tmp_path, user="54321:54321", out=out, settings=settings) as one:
         events = one.events()
-        assert any(event["event"] == "eval" for event in events), one.words.read_text()
+        assert any(event["event"] == "eval" for event in events), one.stderr.read_text()
         assert one.python("os.stat('/proc/1').st_uid") == 54321
         assert one.inside("python", "-m", "trainer.health").returncode == 0
         assert one.inside("touch", "/workspace/new").returncode != 0
@@ -154,7 +154,7 @@ def test_any_user_trains_on_a_read_only_root_and_a_stop_saves(built: Built, tmp_
             time.sleep(0.1)
         one.terminate()
         *_, last = events
-        assert one.end() == 143, one.words.read_text()
+        assert one.end() == 143, one.stderr.read_text()
     assert (last["kind"], last["signal"]) == ("stopped", "SIGTERM")
     assert last["checkpoint"].startswith("/out/checkpoints/step-")
     kept = Path(f"{tmp_path}{last['checkpoint']}").stat()
@@ -174,11 +174,10 @@ def summaries(folder: Path) -> Iterator[dict[str, Any]]:
 
 def docker(image: Image, folder: Path) -> dict[str, str]:
     """Return the variables that have `docker` be what runs the image."""
-    if image.engine == "docker":
+    if image.engine:
         return {}
-    stands_in = f"{sys.executable} -m tests.image.docker" if not image.engine else image.engine
     script = folder / "docker"
-    script.write_text(f'#!/bin/sh\nexec {stands_in} "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.image.docker "$@"\n')
     script.chmod(0o755)
     one = as_container(image)
     kept = ("root", "command", "environment", "user", "workdir")
@@ -187,9 +186,9 @@ def docker(image: Image, folder: Path) -> dict[str, str]:
     return {"PATH": path, "MUSTER_TEST_IMAGE": str(folder / "image.json")}
 
 
-def has_compose(engine: str) -> bool:
-    """Return whether `make compose-run` would not refuse its Compose as too old."""
-    command = [engine, "compose", "up", "--help"]
+def has_compose() -> bool:
+    """Return whether `make compose-run` would not refuse docker's Compose as too old."""
+    command = ["docker", "compose", "up", "--help"]
     tried = subprocess.run(command, capture_output=True, text=True, check=False)
     return tried.returncode == 0 and "--abort-on-container-failure" in tried.stdout
 
@@ -206,7 +205,7 @@ def test_make_run_docker_and_compose_end_with_the_same_accuracy(
     environment = clean_environment(**docker(built.image, tmp_path))
     folder = ROOT / "build" / name
     runs = {"run": "run", "docker-run": "docker", "compose-run": f"{name}-run"}
-    if built.image.engine and not has_compose(built.image.engine):
+    if built.image.engine and not has_compose():
         del runs["compose-run"]
     try:
         accuracy = {}

@@ -53,7 +53,7 @@ def test_a_rank_starts_with_its_own_variables_files_signals_and_random_numbers(
 ) -> None:
     started = start("-c", RANKS, PYTHONPATH=str(ROOT))
     folder = Path(started.out.name).parent
-    assert started.process.wait(60) == 0, started.read(started.words)
+    assert started.process.wait(60) == 0, started.read(started.stderr)
     assert json.loads(started.read(started.out)) == [0, 69]
     ranks = [json.loads((folder / f"out-{n}").read_text(encoding="utf-8")) for n in range(2)]
     for number, rank in enumerate(ranks):
@@ -87,7 +87,7 @@ print(json.dumps(codes))
 
 def test_a_signal_right_after_the_fork_is_not_lost(start: Any) -> None:
     started = start("-c", SIGNALLED, PYTHONPATH=str(ROOT))
-    assert started.process.wait(60) == 0, started.read(started.words)
+    assert started.process.wait(60) == 0, started.read(started.stderr)
     assert json.loads(started.read(started.out)) == [-15] * 50
 
 
@@ -116,7 +116,7 @@ except Fault as fault:
 
 def test_ranks_end_with_a_server_that_is_killed(start: Any) -> None:
     started = start("-c", LOST, PYTHONPATH=str(ROOT))
-    assert started.process.wait(60) == 0, started.read(started.words)
+    assert started.process.wait(60) == 0, started.read(started.stderr)
     lost = "71 the process that forks the ranks does not answer"
     assert started.read(started.out).splitlines() == ["-9", lost]
 
@@ -178,8 +178,8 @@ def test_a_driver_that_crashes_while_devices_are_counted_is_71(
 ) -> None:
     ended = start("-m", "trainer.launch", **(QUICK | driver), DRIVER_BROKEN="1").end()
     assert ended.code == 71
-    assert "cannot be counted" in ended.words
-    assert "PET_NPROC_PER_NODE" in ended.words
+    assert "cannot be counted" in ended.stderr
+    assert "PET_NPROC_PER_NODE" in ended.stderr
 
 
 def test_the_exit_code_of_an_earlier_process_is_not_taken_for_a_new_one_of_its_number() -> None:

@@ -58,7 +58,7 @@ def test_figures_are_served_and_curves_are_written(start: Any, tmp_path: Path) -
         assert time.monotonic() < until, seen
     started.process.send_signal(signal.SIGTERM)
     ended = started.end()
-    assert ended.code == 143, ended.words
+    assert ended.code == 143, ended.stderr
     step = int(seen["muster_step"])
     (at_the_time,) = [event for event in ended.of("step") if event["step"] == step]
     assert seen["muster_loss"] == at_the_time["loss"]
@@ -96,12 +96,12 @@ def test_a_port_in_use_costs_a_warning_and_nothing_is_loaded_unasked(start: Any)
         taken.listen()
         port = taken.getsockname()[1]
         ended = start("-m", "trainer", **QUICK, TRAINER_METRICS_PORT=str(port)).end()
-    assert ended.code == 0, ended.words
-    assert f"TRAINER_METRICS_PORT={port}: Address already in use; nothing is served" in ended.words
+    assert ended.code == 0, ended.stderr
+    assert f"TRAINER_METRICS_PORT={port}: Address already in use; nothing is served" in ended.stderr
     loaded = "{'tensorboard', 'prometheus_client'} & set(sys.modules)"
     assert (
         start("-c", f"import sys, trainer.engine.loop; sys.exit(str({loaded} or ''))")
         .end()
-        .words.strip()
+        .stderr.strip()
         == ""
     )

@@ -51,7 +51,7 @@ def test_a_late_master_is_waited_for_and_sigterm_to_one_node_stops_both(start: A
     first.wait_for('"step": 5,')
     second.process.send_signal(signal.SIGTERM)
     ended, other = first.end(timeout=60), second.end(timeout=60)
-    assert (ended.code, other.code) == (143, 143), ended.words
+    assert (ended.code, other.code) == (143, 143), ended.stderr
     assert (ended.of("launch")[0]["nodes"], ended.of("launch")[0]["world_size"]) == (2, 2)
     assert ended.of("fault")[0]["step"] == ended.of("step")[-1]["step"]
     assert other.events == []  # one rank speaks for all
@@ -76,8 +76,8 @@ def test_a_node_that_is_lost_as_the_round_starts_is_not_waited_for(start: Any) -
     assert lost.next_round(deadline=deadline, clean=True, min_nodes=1).world_size == 4
     lost.leave(Exit.CODE)
     ended = first.end(timeout=30)
-    assert ended.code == 0, ended.words
-    assert "node 1 (127.0.0.1) is gone; starting the next round" in ended.words
+    assert ended.code == 0, ended.stderr
+    assert "node 1 (127.0.0.1) is gone; starting the next round" in ended.stderr
     assert ended.of("launch")[0]["world_size"] == 1
 
 
@@ -85,7 +85,7 @@ def test_a_master_that_never_comes_is_69_and_named(start: Any) -> None:
     port = free_port()
     ended = start("-m", "trainer.launch", **node(1, port), TRAINER_RENDEZVOUS_TIMEOUT="2").end()
     assert ended.code == 69
-    assert f"node 0, did not answer at 127.0.0.1:{port} within 2 s" in ended.words
+    assert f"node 0, did not answer at 127.0.0.1:{port} within 2 s" in ended.stderr
 
 
 def test_a_node_that_never_comes_is_69_and_70_once_that_repeats(start: Any, tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_a_node_that_never_comes_is_69_and_70_once_that_repeats(start: Any, tmp_
         port = free_port()
         place = node(0, port, TRAINER_OUT=str(tmp_path / "run"))
         ended: Ended = start("-m", "trainer.launch", **place, **variables).end()
-        assert f"only 1 of 2 nodes came to the rendezvous at 127.0.0.1:{port}" in ended.words
+        assert f"only 1 of 2 nodes came to the rendezvous at 127.0.0.1:{port}" in ended.stderr
         return ended
 
     assert attempt().code == 69
     failed = attempt()
     assert failed.code == 70
-    assert "in a row without a new checkpoint: 2, of which TRAINER_PEER_LOSSES=1" in failed.words
+    assert "in a row without a new checkpoint: 2, of which TRAINER_PEER_LOSSES=1" in failed.stderr
     save(tmp_path / "run/checkpoints", 5)
     assert attempt().code == 69
 
@@ -120,15 +120,15 @@ def test_an_elastic_job_whose_ranks_lose_each_other_repeatedly_is_70(
     endings = [node.end() for node in nodes]
     assert sorted(ended.code for ended in endings) == [69, 70], endings
     (server,) = [ended for ended in endings if ended.code == 70]
-    assert "in a row without a new checkpoint: 1, of which TRAINER_PEER_LOSSES=0" in server.words
+    assert "in a row without a new checkpoint: 1, of which TRAINER_PEER_LOSSES=0" in server.stderr
 
 
 def test_who_is_to_blame_says_so_however_long_its_end_takes(start: Any) -> None:
     port = free_port()
     task = QUICK | {"TRAINER_TASK": "tests.faults.tasks:Lingering"}
     peer, culprit = (start("-m", "trainer.launch", **node(rank, port), **task) for rank in (0, 1))
-    assert (culprit.end().code, peer.end().code) == (70, 69), culprit.end().words
-    assert "enough of it" in culprit.end().words
+    assert (culprit.end().code, peer.end().code) == (70, 69), culprit.end().stderr
+    assert "enough of it" in culprit.end().stderr
 
 
 def test_a_port_in_use_is_69_and_named(start: Any) -> None:
@@ -138,7 +138,7 @@ def test_a_port_in_use_is_69_and_named(start: Any) -> None:
         port = taken.getsockname()[1]
         ended = start("-m", "trainer.launch", **node(0, port), **QUICK).end()
     assert ended.code == 69
-    assert f"port {port} is in use" in ended.words
+    assert f"port {port} is in use" in ended.stderr
 
 
 def wait_until_served(port: int) -> None:
@@ -172,7 +172,7 @@ def test_losing_a_node_ends_the_other_with_69_soon(start: Any) -> None:
     family = first.family()
     ended = first.end(timeout=60)
     assert time.monotonic() - began < 5
-    assert ended.code == 69, ended.words
-    assert "lost a peer" in ended.words
-    assert "Traceback" not in ended.words
+    assert ended.code == 69, ended.stderr
+    assert "lost a peer" in ended.stderr
+    assert "Traceback" not in ended.stderr
     assert psutil.wait_procs(family, timeout=10)[1] == []

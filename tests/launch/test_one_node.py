@@ -33,7 +33,7 @@ class Own(Synthetic):
 
 def test_an_empty_environment_trains_digits_in_one_process(start: Any) -> None:
     ended = start("-m", "trainer").end()
-    assert ended.code == 0, ended.words
+    assert ended.code == 0, ended.stderr
     launch, summary = ended.events[0], ended.events[-1]
     assert (launch["event"], launch["mode"], launch["why"]) == (
         "launch",
@@ -52,7 +52,7 @@ def test_plain_torchrun_reads_the_same_contract(start: Any) -> None:
     port = {"PET_NPROC_PER_NODE": "2", "PET_MASTER_PORT": str(free_port())}
     started = start("-m", "torch.distributed.run", "-m", "trainer", **port, **QUICK)
     ended = started.end()
-    assert ended.code == 0, ended.words
+    assert ended.code == 0, ended.stderr
     assert ended.of("launch")[0]["world_size"] == 2
     assert ended.of("summary")[0]["mode"] == "ddp"
     file = Path(started.out.name).parent / "runs/synthetic/metrics.jsonl"
@@ -71,15 +71,15 @@ def test_a_rank_that_raises_is_reported_once_and_is_70(start: Any, tmp_path: Pat
     )
     ended = started.end()
     assert ended.code == 70
-    assert ended.words.count("[rank 1] Traceback (most recent call last)") == 1
-    assert {"[rank 0] I am 0", "[rank 1] I am 1"} <= {*ended.words.splitlines()}
-    assert ended.words.count("ValueError: out of order") == 2  # its last line, and the verdict's
-    assert "launch: rank 1: ValueError: out of order (exit 70)" in ended.words
+    assert ended.stderr.count("[rank 1] Traceback (most recent call last)") == 1
+    assert {"[rank 0] I am 0", "[rank 1] I am 1"} <= {*ended.stderr.splitlines()}
+    assert ended.stderr.count("ValueError: out of order") == 2  # its last line, and the verdict's
+    assert "launch: rank 1: ValueError: out of order (exit 70)" in ended.stderr
     assert ended.of("error")[0]["code"] == 69  # rank 0 lost its peer, which is not the cause
     # a pod's log may go with its pod (kubeflow/trainer 3419, 877), so the run folder has it too
     (log,) = (Path(started.out.name).parent / "runs").glob("*/logs/*.log")
     kept = log.read_text(encoding="utf-8").splitlines()
-    shown = ended.words.splitlines() + started.read(started.out).splitlines()
+    shown = ended.stderr.splitlines() + started.read(started.out).splitlines()
     assert kept[0].startswith("--- ")
     assert sorted(kept[1:]) == sorted(shown)
 
@@ -89,11 +89,10 @@ def test_codes_that_may_be_retried_are_shifted_where_a_controller_judges_by_rang
 ) -> None:
     (tmp_path / "own.py").write_text(OWN_TASK, encoding="utf-8")
     own = {"TRAINER_TASK": "own:Own", "PYTHONPATH": f"{tmp_path}:{ROOT}", "FAILING_RANK": "0"}
-    shift = {"MUSTER_RETRY_EXIT_OFFSET": "128"}
-    alone = start("-m", "trainer.launch", **(QUICK | own), **shift).end()
+    own |= {"MUSTER_RETRY_EXIT_OFFSET": "128"}
+    alone = start("-m", "trainer.launch", **(QUICK | own)).end()
     assert alone.code == 198
-    assert "\nI am 0\n" in alone.words  # a job of one rank needs no prefix
-    assert start("-m", "trainer.launch", TRAINER_MODE="dpd", **shift).end().code == 64
+    assert "\nI am 0\n" in alone.stderr  # a job of one rank needs no prefix
 
 
 ELASTIC = {
@@ -105,6 +104,8 @@ ELASTIC = {
 WRONG = [
     (ELASTIC | {"TRAINER_MESH": "dp_replicate=2"}, "multiplies to 2, but the world size is 1"),
     ({"TRAINER_MODE": "dpd"}, "TRAINER_MODE='dpd': no such mode"),
+    # final, so no offset is added to the code
+    ({"TRAINER_MODE": "dpd", "MUSTER_RETRY_EXIT_OFFSET": "128"}, "TRAINER_MODE='dpd'"),
     ({"TRAINER_GLOBAL_BATCH": "7", "PET_NPROC_PER_NODE": "2"}, "does not divide over 2"),
     ({"PET_NNODES": "0"}, "PET_NNODES='0'"),
     ({"MUSTER_RETRY_EXIT_OFFSET": "x"}, "MUSTER_RETRY_EXIT_OFFSET='x': must be 0 to 128"),
@@ -112,15 +113,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("environment", "message"), WRONG)
-def test_a_bad_configuration_is_64_in_one_line(
-    environment: dict[str, str], message: str, start: Any
-) -> None:
-    ended = start("-m", "trainer.launch", **environment).end()
-    assert ended.code == 64
-    (line,) = [line for line in ended.words.splitlines() if message in line]
-    assert "Traceback" not in ended.words
-    assert ended.of("step") == []
+def test_a_bad_configuration_is_64_in_one_line(start: Any) -> None:
+    runs = [start("-m", "trainer.launch", **environment) for environment, _ in WRONG]
+    for run, (_, message) in zip(runs, WRONG, strict=True):
+        ended = run.end()
+        assert ended.code == 64, ended.stderr
+        assert len([line for line in ended.stderr.splitlines() if message in line]) == 1, message
+        assert "Traceback" not in ended.stderr
+        assert ended.of("step") == []
 
 
 @pytest.mark.parametrize(("module", "ranks"), [("trainer", 1), ("trainer.launch", 2)])
@@ -143,7 +143,7 @@ def test_sigterm_saves_and_the_next_run_ends_where_an_undisturbed_one_does(
     started.wait_for('"kind": "stopped"')
     started.process.send_signal(signal.SIGTERM)  # nor does one on its way out
     stopped = started.end()
-    assert stopped.code == 143, stopped.words
+    assert stopped.code == 143, stopped.stderr
     assert stopped.of("fault")[0]["kind"] == "stopped"
     step = stopped.of("fault")[0]["step"]
     assert stopped.of("step")[-1]["step"] == step < 400
@@ -204,23 +204,20 @@ def test_loader_workers_outlive_a_sigterm_to_their_whole_group(start: Any, tmp_p
     }
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trainer")
     started = start(
-        *launcher,
-        PET_MASTER_PORT=str(free_port()),
-        **(QUICK | own | {"TRAINER_STEPS": "100000"}),
+        *launcher, PET_MASTER_PORT=str(free_port()), **(QUICK | own | {"TRAINER_STEPS": "100000"})
     )
     started.wait_for('"step": 5,')
     family = started.family()
     assert len(family) > 2 * (1 + 2)
     started.process.send_signal(signal.SIGTERM)
     ended = started.end()
-    assert ended.of("fault"), ended.words
+    assert ended.of("fault"), ended.stderr
     assert ended.code == 1  # torchrun's own answer to any end by a signal
-    assert ended.of("checkpoint")[-1]["step"] == ended.of("fault")[0]["step"], ended.words
+    assert ended.of("checkpoint")[-1]["step"] == ended.of("fault")[0]["step"], ended.stderr
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
-@pytest.mark.parametrize("killed", ["rank", "fork server", "launcher"])
-def test_what_is_killed_leaves_no_loader_behind(killed: str, start: Any, tmp_path: Path) -> None:
+def test_a_killed_process_leaves_no_loader_behind(start: Any, tmp_path: Path) -> None:
     """The launcher kills what a rank leaves; where it is gone itself, workers end with their rank."""
     (tmp_path / "parted.py").write_text(PARTED_TASK, encoding="utf-8")
     own = {
@@ -228,60 +225,46 @@ def test_what_is_killed_leaves_no_loader_behind(killed: str, start: Any, tmp_pat
         "TRAINER_WORKERS": "1",
         "PYTHONPATH": f"{tmp_path}:{ROOT}",
     }
-    started = start("-m", "trainer.launch", **(QUICK | own | {"TRAINER_STEPS": "100000"}))
-    started.wait_for('"step": 5,')
-    family = started.family()
-    assert len(family) > 3
-    named = {process.name(): process for process in family[1:]} | {"launcher": family[0]}
-    named["rank 0" if killed == "rank" else killed].kill()
-    assert started.end(timeout=30).code == (-signal.SIGKILL if killed == "launcher" else 70)
-    assert psutil.wait_procs(family, timeout=20)[1] == []
-
-
-def test_ctrl_c_twice_ends_at_once(start: Any, tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW_TASK, encoding="utf-8")
-    own = {
-        "TRAINER_TASK": "slow:Slow",
-        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+    endless = QUICK | own | {"TRAINER_STEPS": "100000"}
+    runs = {
+        killed: start("-m", "trainer.launch", **endless)
+        for killed in ("rank 0", "fork server", "launcher")
     }
-    started = start("-m", "trainer.launch", **(QUICK | own))
-    started.wait_for('"event": "launch"')
-    time.sleep(1)
-    family = started.family()
-    started.process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    assert started.process.poll() is None  # it waits for the step
-    started.process.send_signal(signal.SIGINT)
-    assert started.end(timeout=20).code == 70
-    gone, alive = psutil.wait_procs(family, timeout=10)
-    assert alive == []
+    for killed, started in runs.items():
+        started.wait_for('"step": 5,')
+        family = started.family()
+        assert len(family) > 3
+        named = {process.name(): process for process in family[1:]} | {"launcher": family[0]}
+        named[killed].kill()
+        code = -signal.SIGKILL if killed == "launcher" else 70
+        assert started.end(timeout=30).code == code, killed
+        assert psutil.wait_procs(family, timeout=20)[1] == [], killed
 
 
-def test_ctrl_c_twice_without_a_launcher_is_no_clean_stop(start: Any, tmp_path: Path) -> None:
+def test_a_run_in_a_long_step_can_be_ended(start: Any, tmp_path: Path) -> None:
+    """By Ctrl-C twice, under the launcher and without it, and by SIGTERM after the time to stop."""
     (tmp_path / "slow.py").write_text(SLOW_TASK, encoding="utf-8")
-    own = {"TRAINER_TASK": "slow:Slow", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    started = start("-m", "trainer", **(QUICK | own))
-    started.wait_for('"event": "launch"')
+    own = QUICK | {"TRAINER_TASK": "slow:Slow", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    launched = start("-m", "trainer.launch", **own)
+    alone = start("-m", "trainer", **own)
+    stopped = start("-m", "trainer.launch", PET_SHUTDOWN_TIMEOUT="1", **own)
+    runs = (launched, alone, stopped)
+    for started in runs:
+        started.wait_for('"event": "launch"')
     time.sleep(1)
-    for _ in range(2):
+    families = [started.family() for started in runs]
+    stopped.process.send_signal(signal.SIGTERM)
+    for started in (launched, alone):
         started.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-    ended = started.end(timeout=20)
-    assert ended.code == 70
-    assert "interrupted a second time, before the checkpoint" in ended.words
-
-
-def test_a_rank_that_outstays_the_time_to_stop_is_killed(start: Any, tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW_TASK, encoding="utf-8")
-    own = {
-        "TRAINER_TASK": "slow:Slow",
-        "PYTHONPATH": f"{tmp_path}:{ROOT}",
-    }
-    started = start("-m", "trainer.launch", PET_SHUTDOWN_TIMEOUT="1", **(QUICK | own))
-    started.wait_for('"event": "launch"')
-    time.sleep(1)
-    started.process.send_signal(signal.SIGTERM)
-    assert started.end(timeout=20).code == 70
+    time.sleep(0.5)
+    assert launched.process.poll() is None  # it waits for the step
+    for started in (launched, alone):
+        started.process.send_signal(signal.SIGINT)
+    endings = [started.end(timeout=20) for started in runs]
+    assert [ended.code for ended in endings] == [70, 70, 70]
+    assert "interrupted a second time, before the checkpoint" in endings[1].stderr
+    for family in families:
+        assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
 def test_a_finished_run_stays_finished_and_never_starts_over_unasked(tmp_path: Path) -> None:

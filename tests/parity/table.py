@@ -34,10 +34,7 @@ COMMON = {
 # attention's keys, which the softmax ignores, each way to take the sum has steps of its own, the longer
 # the higher the rate. So in float32 the weights drift apart, here, after twenty steps, by 2e-3 of
 # keys.bias at lr=0.03 and 1e-5 at this one; digits at 0.03 by 7e-4 of the loss, at 0.01 by 1e-6.
-OPTIMIZERS = {
-    "sgd": {"optimizer": "sgd"},
-    "adamw": {"optimizer": "adamw", "lr": "0.0005"},
-}
+OPTIMIZERS = {"sgd": {"optimizer": "sgd"}, "adamw": {"optimizer": "adamw", "lr": "0.0005"}}
 # Largest relative difference of losses, norms, evaluations and weights.
 TOLERANCE = {"fp64": 1e-8, "fp32": 1e-4}
 
@@ -234,4 +231,6 @@ REFUSED: list[tuple[int, dict[str, str], str]] = [
         "its 4 pieces (bytes+positions, blocks.0, blocks.1, norm+head) cannot make 8 stages",
     ),
     (2, {"task": "tests.parity.tasks:Whole", "mode": "pp"}, "_Whole cannot be cut into stages"),
+    (1, {"mode": "hogwild", "precision": "fp16"}, "it has no common step to scale the loss for"),
+    (2, {"mode": "localsgd", "sync_batchnorm": "true"}, "its ranks have different weights between"),
 ]

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from tests.parity.compare import curve, differences, worst
-from tests.parity.conftest import Single
-from tests.parity.table import TOLERANCE, Case
+from tests.parity.conftest import Once
+from tests.parity.table import TOLERANCE, Case, reference
 from tests.ranks import run_ranks, weights
 
 
-def test_one_process_equals_single(single: Single, tmp_path: Path) -> None:
+def test_one_process_equals_single(once: Once, tmp_path: Path) -> None:
     case = Case("digits", "single", "sgd", 4)
-    expected = single(case.task, case.optimizer, case.precision)
+    expected = once(**reference(case.task, case.optimizer, case.precision))
     hogwild = {"mode": "hogwild", "processes": "1"}
     events = run_ranks(1, tmp_path, **case.settings | hogwild)
     found = differences(expected, (tmp_path, events))

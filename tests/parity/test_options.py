@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from tests.faults.tasks import planted
 from tests.parity.batchnorm import sync_batchnorm_on_cpu
 from tests.parity.compare import curve, worst
+from tests.parity.conftest import Once
 from tests.ranks import run_ranks, weights
 from trainer.checkpoint.find import complete
 from trainer.engine.run import Run
@@ -23,21 +24,16 @@ DIGITS = COMMON | {"task": "digits", "precision": "fp64"}
 NORMED = COMMON | {"task": "tests.parity.tasks:Normed", "precision": "fp64"}
 
 
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(1, tmp_path_factory.mktemp("digits"), mode="single", **DIGITS)
-
-
 # What a hook leaves of a gradient of order 1: eleven, eight, or few bits.
 HOOKS = {"fp16": (1e-8, 2e-3), "bf16": (1e-6, 2e-2), "powersgd": (1e-5, 0.2)}
 
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_communication_hook_rounds_the_gradients_and_no_more(
-    hook: str, digits: list[dict[str, Any]], tmp_path: Path
+    hook: str, once: Once, tmp_path: Path
 ) -> None:
     events = run_ranks(2, tmp_path, mode="ddp", comm_hook=hook, micro_batch="8", **DIGITS)
-    difference = worst(curve(digits, "loss"), curve(events, "loss"))
+    difference = worst(curve(once(mode="single", **DIGITS)[1], "loss"), curve(events, "loss"))
     least, most = HOOKS[hook]
     assert least < difference < most
 
@@ -48,10 +44,10 @@ def test_a_communication_hook_rounds_the_gradients_and_no_more(
     ids=["bucket", "static"],
 )
 def test_what_only_saves_time_changes_no_result(
-    options: dict[str, str], digits: list[dict[str, Any]], tmp_path: Path
+    options: dict[str, str], once: Once, tmp_path: Path
 ) -> None:
     events = run_ranks(2, tmp_path, mode="ddp", **DIGITS, **options)
-    assert worst(curve(digits, "loss"), curve(events, "loss")) < 1e-10
+    assert worst(curve(once(mode="single", **DIGITS)[1], "loss"), curve(events, "loss")) < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -64,23 +60,22 @@ def test_what_only_saves_time_changes_no_result(
     ],
 )
 def test_synchronised_batchnorm_sees_the_global_batch(
-    mode: str, ranks: int, mesh: str, tmp_path: Path
+    mode: str, ranks: int, mesh: str, once: Once, tmp_path: Path
 ) -> None:
     settings = NORMED | {"mode": mode, "mesh": mesh}
     if mode == "pp":  # whose micro-batches would otherwise be smaller
         settings |= {"pipeline_schedule": "gpipe", "micro_batch": "16"}
-    expected = run_ranks(1, tmp_path / "single", **(NORMED | {"mode": "single"}))
+    folder, expected = once(mode="single", **NORMED)
     settings |= {"sync_batchnorm": "true"}
-    synced = run_ranks(ranks, tmp_path / "synced", sync_batchnorm_on_cpu, **settings)
+    synced = run_ranks(ranks, tmp_path, sync_batchnorm_on_cpu, **settings)
     assert worst(curve(expected, "loss"), curve(synced, "loss")) < 1e-9
-    one, other = weights(tmp_path / "single"), weights(tmp_path / "synced")
+    one, other = weights(folder), weights(tmp_path)
     assert all(torch.allclose(one[name], other[name], rtol=1e-8) for name in one)
 
 
-def test_without_it_each_rank_normalises_by_its_own_samples(tmp_path: Path) -> None:
-    expected = run_ranks(1, tmp_path / "single", mode="single", **NORMED)
-    events = run_ranks(2, tmp_path / "ddp", mode="ddp", **NORMED)
-    assert worst(curve(expected, "loss"), curve(events, "loss")) > 1e-4
+def test_without_it_each_rank_normalises_by_its_own_samples(once: Once, tmp_path: Path) -> None:
+    events = run_ranks(2, tmp_path, mode="ddp", **NORMED)
+    assert worst(curve(once(mode="single", **NORMED)[1], "loss"), curve(events, "loss")) > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -117,10 +112,10 @@ FEW = COMMON | {"steps": "6", "precision": "fp64"}
     ],
 )
 def test_what_only_saves_memory_changes_no_result(
-    mode: str, ranks: int, options: dict[str, str], digits: list[dict[str, Any]], tmp_path: Path
+    mode: str, ranks: int, options: dict[str, str], once: Once, tmp_path: Path
 ) -> None:
     events = run_ranks(ranks, tmp_path, mode=mode, **DIGITS, **options)
-    assert worst(curve(digits, "loss"), curve(events, "loss")) < 1e-10
+    assert worst(curve(once(mode="single", **DIGITS)[1], "loss"), curve(events, "loss")) < 1e-10
 
 
 # Modes whose ranks have a part of the model: an option must apply to the parts together.
@@ -146,19 +141,13 @@ def losses(events: list[dict[str, Any]]) -> list[float]:
     return found
 
 
-@pytest.fixture(scope="module")
-def averaged(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(1, tmp_path_factory.mktemp("averaged"), mode="single", **GPT)
-
-
 @pytest.mark.parametrize("name", PARTS)
-def test_modes_that_hold_a_part_take_all_of_it(
-    name: str, averaged: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_modes_that_hold_a_part_take_all_of_it(name: str, once: Once, tmp_path: Path) -> None:
     """Averaged weights, recomputed blocks, fingerprints and accumulation, all at once."""
     ranks, mode = PARTS[name]
     options = {"activation_checkpointing": "true", "fingerprint_steps": "2", "micro_batch": "2"}
     events = run_ranks(ranks, tmp_path, **GPT, **mode, **options)
+    averaged = once(mode="single", **GPT)[1]
     assert losses(averaged) == pytest.approx(losses(events), rel=1e-8)
     assert evaluated(averaged) == pytest.approx(evaluated(events), rel=1e-8)
 
@@ -169,21 +158,21 @@ def test_modes_that_hold_a_part_take_all_of_it(
 @pytest.mark.parametrize(
     ("mode", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2), ("pp", 2), ("tp", 2)]
 )
-def test_compiled_blocks_give_the_same_results(mode: str, ranks: int, tmp_path: Path) -> None:
+def test_compiled_blocks_give_the_same_results(
+    mode: str, ranks: int, once: Once, tmp_path: Path
+) -> None:
     common = FEW | {"task": "tests.parity.tasks:Gpt"}
     more = {"compile": "true", "activation_checkpointing": "false" if mode == "tp" else "true"}
-    expected = run_ranks(1, tmp_path / "single", mode="single", **common)
-    events = run_ranks(ranks, tmp_path / "compiled", mode=mode, **common, **more)
-    losses = [[e["loss"] for e in run if e["event"] == "step"] for run in (expected, events)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-8)
-    one, other = weights(tmp_path / "single"), weights(tmp_path / "compiled")
-    assert one.keys() == other.keys()
+    folder, expected = once(mode="single", **common)
+    events = run_ranks(ranks, tmp_path, mode=mode, **common, **more)
+    assert losses(expected) == pytest.approx(losses(events), rel=1e-8)
+    assert weights(folder).keys() == weights(tmp_path).keys()
 
 
-def test_recomputing_leaves_the_running_statistics_alone(tmp_path: Path) -> None:
-    for value in ("false", "true"):
-        run_ranks(1, tmp_path / value, mode="single", activation_checkpointing=value, **NORMED)
-    one, other = weights(tmp_path / "false"), weights(tmp_path / "true")
+def test_recomputing_leaves_the_running_statistics_alone(once: Once, tmp_path: Path) -> None:
+    folder, _ = once(mode="single", **NORMED)
+    run_ranks(1, tmp_path, mode="single", activation_checkpointing="true", **NORMED)
+    one, other = weights(folder), weights(tmp_path)
     assert all(torch.allclose(one[name], other[name], rtol=1e-10) for name in one)
 
 
@@ -204,11 +193,11 @@ AVERAGED = COMMON | {"task": "digits", "precision": "fp64", "ema_decay": "0.9", 
     ],
 )
 def test_averaged_weights_are_the_same_in_every_mode(
-    mode: str, ranks: int, mesh: str, tmp_path: Path
+    mode: str, ranks: int, mesh: str, once: Once, tmp_path: Path
 ) -> None:
     settings = AVERAGED | {"mode": mode, "mesh": mesh, "fingerprint_steps": "1"}
-    expected = run_ranks(1, tmp_path / "single", mode="single", **AVERAGED)
-    plain = run_ranks(1, tmp_path / "plain", **(AVERAGED | {"mode": "single", "ema_decay": "0"}))
+    _, expected = once(**(AVERAGED | {"mode": "single"}))
+    _, plain = once(**(AVERAGED | {"mode": "single", "ema_decay": "0"}))
     run_ranks(ranks, tmp_path / "parts", **(settings | {"steps": "7", "schedule": "constant"}))
     events = run_ranks(ranks, tmp_path / mode, **settings)
     assert evaluated(expected) == pytest.approx(evaluated(events), rel=1e-9)
@@ -243,11 +232,7 @@ def _corrupt_rank_1() -> None:
     ("mode", "mesh", "who"),
     [
         ("ddp", "", "rank 1 is unlike the 3 others that hold it"),
-        (
-            "hsdp",
-            "dp_replicate=2,dp_shard=2",
-            "ranks 1, 3 do not agree, and there is no majority",
-        ),
+        ("hsdp", "dp_replicate=2,dp_shard=2", "ranks 1, 3 do not agree, and there is no majority"),
     ],
 )
 def test_a_replica_that_is_not_one_any_more_is_named(
@@ -296,15 +281,13 @@ def _scale(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("task", ["ShardedLoss", "ShardedByClasses"])
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_our_operator_takes_sharded_tensors(mode: str, task: str, tmp_path: Path) -> None:
-    expected = run_ranks(
-        2, tmp_path / "plain", mode=mode, task="tests.parity.option_tasks:PlainLoss", **FEW
-    )
-    events = run_ranks(
-        2, tmp_path / "ours", mode=mode, task=f"tests.parity.option_tasks:{task}", **FEW
-    )
-    losses = [[e["loss"] for e in run if e["event"] == "step"] for run in (expected, events)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+def test_our_operator_takes_sharded_tensors(
+    mode: str, task: str, once: Once, tmp_path: Path
+) -> None:
+    tasks = "tests.parity.option_tasks"
+    _, expected = once(2, mode=mode, task=f"{tasks}:PlainLoss", **FEW)
+    events = run_ranks(2, tmp_path, mode=mode, task=f"{tasks}:{task}", **FEW)
+    assert losses(expected) == pytest.approx(losses(events), rel=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -317,8 +300,9 @@ def test_our_operator_takes_sharded_tensors(mode: str, task: str, tmp_path: Path
     ids=["tp", "tp, split logits", "fsdp x tp"],
 )
 def test_our_operator_is_right_in_a_model_that_is_split(
-    ranks: int, mode: dict[str, str], averaged: list[dict[str, Any]], tmp_path: Path
+    ranks: int, mode: dict[str, str], once: Once, tmp_path: Path
 ) -> None:
     task = {"task": "tests.parity.option_tasks:OurText"}
     events = run_ranks(ranks, tmp_path, **(GPT | task | mode))
+    averaged = once(mode="single", **GPT)[1]
     assert losses(averaged) == pytest.approx(losses(events), rel=1e-8)

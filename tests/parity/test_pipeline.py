@@ -6,12 +6,12 @@ Other tasks, and stages with data parallelism: test_table.
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.parity.compare import differences
+from tests.parity.conftest import Once
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
 from tests.ranks import run_ranks
@@ -29,12 +29,6 @@ COMMON = {
 }
 
 
-@pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    folder = tmp_path_factory.mktemp("single")
-    return folder, run_ranks(1, folder, mode="single", **COMMON)
-
-
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [
@@ -48,12 +42,12 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     ids=str,
 )
 def test_a_cut_model_equals_the_whole(
-    ranks: int, settings: dict[str, str], single: Any, tmp_path: Path
+    ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
 ) -> None:
     """Also the statistics of its BatchNorm, over the same micro-batches as one process has."""
     events = run_ranks(ranks, tmp_path, **COMMON | settings)
-    wrong = {n: v for n, v in differences(single, (tmp_path, events)).items() if v > 1e-8}
-    assert not wrong
+    found = differences(once(mode="single", **COMMON), (tmp_path, events))
+    assert not {name: value for name, value in found.items() if value > 1e-8}
 
 
 def _die_in_the_third_step() -> None:
@@ -71,11 +65,9 @@ def _die_in_the_third_step() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
-def test_who_loses_a_peer_in_the_middle_of_a_schedule_says_so(
-    schedule: str, tmp_path: Path
-) -> None:
+def test_a_peer_lost_in_the_middle_of_a_schedule_is_reported(schedule: str, tmp_path: Path) -> None:
     settings = {"MODE": "pp", "PIPELINE_SCHEDULE": schedule, "OUT": str(tmp_path), "LOG": "json"}
     variables = {f"TRAINER_{name}": value for name, value in settings.items()}
     with lend(2, fresh=True) as ranks:
         endings = carry_out(Case(variables, _die_in_the_third_step), ranks, timeout=60)
-    assert [ending.code for ending in endings] == [69, -signal.SIGKILL], endings[0].words
+    assert [ending.code for ending in endings] == [69, -signal.SIGKILL], endings[0].stderr

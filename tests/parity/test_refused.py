@@ -5,17 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.tasks import planted
-from tests.parity.batchnorm import sync_batchnorm_on_cpu
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
 REFUSED = [
-    (
-        2,
-        {"sync_batchnorm": "1"},
-        "TRAINER_SYNC_BATCHNORM=true: torch's SyncBatchNorm runs on GPUs",
-    ),
+    (2, {"sync_batchnorm": "1"}, "TRAINER_SYNC_BATCHNORM=true: torch's SyncBatchNorm runs on GPUs"),
     (
         2,
         {"mode": "tp", "task": "charlm-gpt", "compile": "1", "activation_checkpointing": "1"},
@@ -43,12 +38,6 @@ def test_what_cannot_be_is_refused_by_name(
     compiler = planted(CXX="true")  # what this machine lacks is not what is asked
     events = run_ranks(ranks, tmp_path, compiler, code=64, **settings)
     assert events[-1]["message"].startswith(message)
-
-
-def test_local_sgd_refuses_what_it_cannot_synchronise(tmp_path: Path) -> None:
-    settings = {"mode": "localsgd", "sync_batchnorm": "true"}
-    events = run_ranks(2, tmp_path, sync_batchnorm_on_cpu, code=64, **settings)
-    assert "TRAINER_SYNC_BATCHNORM=True: not with mode" in events[-1]["message"]
 
 
 def test_a_missing_compiler_is_reported_at_the_start(tmp_path: Path) -> None:

@@ -8,15 +8,7 @@ variables.
 
 import copy
 
-from tests.standin.objects import (
-    Object,
-    child,
-    deleted,
-    exit_code,
-    finished,
-    headless,
-    now,
-)
+from tests.standin.objects import Object, child, deleted, exit_code, finished, headless, now
 from tests.standin.server import Server
 
 _pods: dict[str, dict[str, Object]] = {}  # of each Job, as they were at the last sync

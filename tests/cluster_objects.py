@@ -17,14 +17,7 @@ LABELS = {
     "app.kubernetes.io/component": "trainer",
 }
 STEP = json.dumps(
-    {
-        "event": "step",
-        "step": 10,
-        "steps": 40,
-        "samples": 320,
-        "samples_per_s": 96.0,
-        "loss": 0.5,
-    }
+    {"event": "step", "step": 10, "steps": 40, "samples": 320, "samples_per_s": 96.0, "loss": 0.5}
 )
 USAGE = json.dumps(
     {
@@ -56,10 +49,7 @@ def pod(name: str, node: int, **status: Any) -> dict[str, Any]:
     variables = [{"name": "PET_NPROC_PER_NODE", "value": "2"}]
     return {
         "metadata": {"name": name, "labels": LABELS | index},
-        "spec": {
-            "nodeName": "machine-1",
-            "containers": [{"name": "trainer", "env": variables}],
-        },
+        "spec": {"nodeName": "machine-1", "containers": [{"name": "trainer", "env": variables}]},
         "status": status,
     }
 

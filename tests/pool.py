@@ -11,6 +11,7 @@ One that waits is stopped: gloo's threads, which it keeps, look around a hundred
 
 import atexit
 import contextlib
+import functools
 import multiprocessing
 import os
 import shutil
@@ -116,7 +117,6 @@ class Rank:
 
 
 _ranks: list[Rank] = []
-_folder: Path | None = None
 
 
 @contextlib.contextmanager
@@ -194,20 +194,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@functools.cache
 def _home() -> Path:
-    global _folder  # noqa: PLW0603  # one for the life of the process
-    if _folder is None:
-        _folder = Path(tempfile.mkdtemp(prefix="ranks-"))
-        atexit.register(_close, _folder)
-    return _folder
+    folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(_stop_all)  # which comes first
+    return folder
 
 
 def _stop_all() -> None:
     for rank in _ranks:
         rank.stop()
     _ranks.clear()
-
-
-def _close(folder: Path) -> None:
-    _stop_all()
-    shutil.rmtree(folder, ignore_errors=True)

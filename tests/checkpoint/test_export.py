@@ -56,11 +56,7 @@ def test_averaged_weights_take_the_place_of_the_last_ones(tmp_path: Path) -> Non
         (["CHECKPOINT", "-o", "OUT", "--ema"], 64, "its run had no TRAINER_EMA_DECAY"),
         (["DAMAGED", "-o", "OUT"], 65, "not a complete checkpoint: rank-00000.data has 63 bytes"),
         (["missing", "-o", "OUT"], 65, "not a complete checkpoint: .*No such file"),
-        (
-            ["CHECKPOINT", "-o", "CHECKPOINT/muster.json/x"],
-            71,
-            "cannot be written: ",
-        ),
+        (["CHECKPOINT", "-o", "CHECKPOINT/muster.json/x"], 71, "cannot be written: "),
         (["CHECKPOINT"], 64, "required: -o"),
     ],
 )

@@ -48,8 +48,7 @@ def bad_samples(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "workers", "mode"),
-    [(1, "0", "hogwild"), (2, "0", "ddp"), (2, "2", "ddp")],
+    ("ranks", "workers", "mode"), [(1, "0", "hogwild"), (2, "0", "ddp"), (2, "2", "ddp")]
 )
 def test_the_means_are_over_what_can_be_read(
     ranks: int, workers: str, mode: str, pictures: Path, tmp_path: Path

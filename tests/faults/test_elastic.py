@@ -13,10 +13,7 @@ from tests.faults.lost import returns
 from tests.ranks import run_ranks
 from trainer.engine import ledger
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 INTERVAL = 16  # steps between checkpoints
 TRAINED = {

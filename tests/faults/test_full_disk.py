@@ -36,13 +36,7 @@ def test_a_full_disk_costs_warnings_and_lines_but_no_checkpoint(
     ended = start("-m", "trainer", **(QUICK | variables), PYTHONPATH=str(ROOT)).end()
     assert ended.code == 0, ended.stderr
     saves = [(event["step"], event["action"]) for event in ended.of("checkpoint")]
-    assert saves == [
-        (4, "saved"),
-        (8, "refused"),
-        (12, "refused"),
-        (16, "saved"),
-        (18, "saved"),
-    ]
+    assert saves == [(4, "saved"), (8, "refused"), (12, "refused"), (16, "saved"), (18, "saved")]
     reasons = [event["message"] for event in ended.of("checkpoint") if "message" in event]
     assert reasons[0].endswith("bytes needed, 0 free"), reasons
     assert reasons[1].endswith("No space left on device"), reasons

@@ -42,9 +42,7 @@ def test_the_oldest_file_past_its_limit_is_named(tmp_path: Path) -> None:
     assert health.judge(tmp_path) == f"no liveness file in {tmp_path}"
 
 
-def test_no_file_is_a_problem_unless_trainer_health_is_not_set(
-    tmp_path: Path,
-) -> None:
+def test_no_file_is_a_problem_unless_trainer_health_is_not_set(tmp_path: Path) -> None:
     done = run_check(tmp_path / "none")
     assert done.returncode == 1
     assert done.stdout == f"health: no liveness file in {tmp_path / 'none'}\n"

@@ -14,16 +14,13 @@ from tests.faults.cluster import Job, curve
 from tests.faults.hosts import Network, Wire, network, why_not
 from tests.ranks import run_ranks
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 TRAINED = {"steps": "15", "checkpoint_steps": "10", "eval_steps": "0"}
 SETTINGS = {f"TRAINER_{name.upper()}": value for name, value in TRAINED.items()}
 
 
-LATE = 60  # seconds that the master comes after the worker
+LATE = 30  # seconds that the master comes after the worker
 
 
 @dataclass

@@ -56,18 +56,18 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "words"),
+    ("fault", "code", "text"),
     [(die, -9, "ended its process"), (hang, None, "in hang"), (fail, 70, "ZeroDivisionError: 1")],
 )
-def test_who_fails_says_why_and_is_replaced(
-    fault: object, code: int | None, words: str, tmp_path: Path
+def test_a_rank_that_fails_is_reported_and_replaced(
+    fault: object, code: int | None, text: str, tmp_path: Path
 ) -> None:
     variables = {"TRAINER_TASK": "synthetic", "TRAINER_OUT": str(tmp_path / "failed")}
     with lend(2) as ranks:
         before = [rank.process.pid for rank in ranks]
         ending = carry_out(Case(variables, fault), ranks, timeout=5)[1]  # type: ignore[arg-type]
     assert ending.code == code
-    assert words in ending.stderr
+    assert text in ending.stderr
     with lend(2) as ranks:
         assert not {rank.process.pid for rank in ranks} & set(before)
         for rank in ranks:
@@ -122,13 +122,13 @@ def is_there(pid: int) -> bool:
 
 
 def test_ranks_that_wait_do_not_outlive_a_process_of_tests_that_is_killed(tmp_path: Path) -> None:
-    program, words = tmp_path / "abandon.py", tmp_path / "words"
+    program, printed = tmp_path / "abandon.py", tmp_path / "printed"
     program.write_text(ABANDON, encoding="utf-8")
-    with words.open("w") as file:  # no pipe, which those left behind would hold open
+    with printed.open("w") as file:  # no pipe, which those left behind would hold open
         command = [sys.executable, str(program)]
         environment = clean_environment()
         subprocess.run(command, env=environment, stdout=file, stderr=file, check=False)
-    pids = words.read_text(encoding="utf-8").split()
+    pids = printed.read_text(encoding="utf-8").split()
     assert len(pids) == 2, pids
     until = time.monotonic() + 20
     while left := [pid for pid in pids if is_there(int(pid))]:

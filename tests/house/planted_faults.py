@@ -64,10 +64,7 @@ FAULTS = [
         f"{K8S}/jobfile",
     ),
     Fault(
-        "k8s/jobfile/code.py",
-        "if self.ssh and self.secret is None:",
-        "if False:",
-        f"{K8S}/jobfile",
+        "k8s/jobfile/code.py", "if self.ssh and self.secret is None:", "if False:", f"{K8S}/jobfile"
     ),
     Fault("k8s/plan/make.py", "if left <= 0:", "if left < -999:", f"{K8S}/jobfile {K8S}/plan"),
     Fault(
@@ -119,12 +116,7 @@ FAULTS = [
         'if target.suffix != ".yaml"',
         f"{K8S}/cli/test_command.py",
     ),
-    Fault(
-        "k8s/cluster/state.py",
-        " or state.phase.ended:",
-        ":",
-        f"{K8S}/cluster/test_state.py",
-    ),
+    Fault("k8s/cluster/state.py", " or state.phase.ended:", ":", f"{K8S}/cluster/test_state.py"),
     Fault(
         "k8s/cluster/control.py",
         "if not least <= nodes <= most:",

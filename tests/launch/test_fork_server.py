@@ -48,9 +48,7 @@ print(json.dumps([rank.wait(30) for rank in ranks]))
 """
 
 
-def test_a_rank_starts_with_its_own_variables_files_signals_and_random_numbers(
-    start: Any,
-) -> None:
+def test_a_rank_starts_with_its_own_variables_files_signals_and_random_numbers(start: Any) -> None:
     started = start("-c", RANKS, PYTHONPATH=str(ROOT))
     folder = Path(started.out.name).parent
     assert started.process.wait(60) == 0, started.read(started.stderr)

@@ -123,7 +123,7 @@ def test_an_elastic_job_whose_ranks_lose_each_other_repeatedly_is_70(
     assert "in a row without a new checkpoint: 1, of which TRAINER_PEER_LOSSES=0" in server.stderr
 
 
-def test_who_is_to_blame_says_so_however_long_its_end_takes(start: Any) -> None:
+def test_the_failed_node_is_the_one_with_70_however_long_its_end_takes(start: Any) -> None:
     port = free_port()
     task = QUICK | {"TRAINER_TASK": "tests.faults.tasks:Lingering"}
     peer, culprit = (start("-m", "trainer.launch", **node(rank, port), **task) for rank in (0, 1))

@@ -85,6 +85,9 @@ def without(launcher: str, path: Path) -> list[str]:
     settings = []
     for key in launchers.find(launcher).lacks:
         value: Any = load.read([str(path)]).values
+        if key == "nodes.min" and isinstance(value.get("nodes"), dict):
+            settings += [f"nodes={value['nodes']['max']}"]
+            continue
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         settings += [f"{key}="] if value is not None else []

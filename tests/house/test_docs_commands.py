@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from k8s.__main__ import app
+from k8s.cli.verbs import app
 from tests.conftest import ROOT, clean_environment
 from tests.house import pages
 

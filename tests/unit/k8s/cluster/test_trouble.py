@@ -47,7 +47,7 @@ def _fail_from(server: Server, number: int, *_: str) -> Answer | None:
 
 
 def test_every_verb_is_in_the_table() -> None:
-    from k8s.__main__ import app
+    from k8s.cli.verbs import app
 
     names = {command.name or command.callback.__name__ for command in app.registered_commands}
     assert {arguments[0] for arguments in VERBS.values()} == names

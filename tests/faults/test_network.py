@@ -20,7 +20,7 @@ TRAINED = {"steps": "15", "checkpoint_steps": "10", "eval_steps": "0"}
 SETTINGS = {f"TRAINER_{name.upper()}": value for name, value in TRAINED.items()}
 
 
-LATE = 30  # seconds that the master comes after the worker
+LATE = 60  # seconds that the master comes after the worker
 
 
 @dataclass

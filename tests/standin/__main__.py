@@ -33,7 +33,7 @@ def standin(folder: Path) -> Iterator[Path]:
     """Yield the kubeconfig of a stand-in cluster that runs until the block ends."""
     server = Server(identity=lambda _: {"uid": str(uuid.uuid4()), "creationTimestamp": now()})
     server.release = "v1.34.0-standin"
-    server.admit = check
+    server.admit = partial(check, server)
     server.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
     stop = threading.Event()
     with network() as net, serving(server, folder, namespace=None) as config:

@@ -1,6 +1,6 @@
 # muster: one job file, every launcher, one trainer. `make` alone lists the targets.
 
-JOB ?= k8s/jobs/digits-ddp.yaml
+JOB ?= k8s/jobs/02-digits-ddp.yaml
 LAUNCHERS ?= job jobset pytorchjob trainjob
 SET ?=
 FRESH ?=

@@ -25,7 +25,7 @@ from k8s.render import manifests
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "k8s" / "jobs" / "digits-ddp.yaml"
+EXAMPLE = ROOT / "k8s" / "jobs" / "02-digits-ddp.yaml"
 LAUNCHERS = launchers.known()
 CLUSTER = [name for name in LAUNCHERS if launchers.find(name).runs_in is RunsIn.POD]
 GOLDEN = ROOT / "tests" / "golden"

@@ -1,6 +1,6 @@
 """The command line of render.py: does all that is asked for, or refuses it in one line.
 
-render.py k8s/jobs/digits-ddp.yaml --launcher job --launcher pytorchjob -o build/digits-ddp
+render.py k8s/jobs/02-digits-ddp.yaml --launcher job --launcher pytorchjob -o build/digits-ddp
 """
 
 import argparse

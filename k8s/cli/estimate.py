@@ -1,6 +1,6 @@
 """What a rank of the job will hold, against what its device has, by a dry run where torch is installed.
 
-render.py k8s/jobs/digits-gpu.yaml --set resources.gpuMemory=80Gi --plan
+render.py k8s/jobs/03-digits-gpu.yaml --set resources.gpuMemory=80Gi --plan
 """
 
 from dataclasses import dataclass

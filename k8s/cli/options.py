@@ -104,7 +104,7 @@ def check_together(options: argparse.Namespace) -> None:
     """Refuse options that do not go together. Raises Fault(64)."""
     somewhere = options.output or options.plan or options.check
     wrong = {
-        "no job file; e.g. render.py k8s/jobs/digits-ddp.yaml": not options.jobs,
+        "no job file; e.g. render.py k8s/jobs/02-digits-ddp.yaml": not options.jobs,
         "--json: goes with --plan": options.json and not options.plan,
         "--all: stands for every launcher; leave out --launcher": options.all and options.launcher,
         "--all: makes several files; add -o DIR": options.all and not somewhere,

@@ -114,7 +114,7 @@ def test_every_command_works(tree: Path, block: pages.Block, commands: list[str]
     if block.page == "trainer/CHECKPOINTS.md":  # exports what a run has saved
         _run(tree, ["python -m trainer"])
     if any("build/digits-gpu/" in line for line in commands):
-        _run(tree, ["python render.py k8s/jobs/digits-gpu.yaml -o build/digits-gpu"])
+        _run(tree, ["python render.py k8s/jobs/03-digits-gpu.yaml -o build/digits-gpu"])
     _run(tree, commands)
 
 

@@ -27,7 +27,7 @@ GPT = [
 # An example, and what is other about it where it is trained here: no GPU, few steps, data in a folder.
 TRAINED = {
     "01-digits.yaml": [],
-    "digits-ddp.yaml": [],
+    "02-digits-ddp.yaml": [],
     "04-fsdp.yaml": [*GPT, "checkpoints="],
     "05-image-folder.yaml": [
         CPU,

@@ -21,7 +21,7 @@ def test_it_is_short() -> None:
 
 def test_the_job_file_shown_is_the_example() -> None:
     (shown,) = pages.fenced(README, "yaml")
-    example = pages.read(ROOT / "k8s" / "jobs" / "digits-ddp.yaml")
+    example = pages.read(ROOT / "k8s" / "jobs" / "02-digits-ddp.yaml")
     assert yaml.safe_load(shown) == yaml.safe_load(example)
 
 

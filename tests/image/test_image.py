@@ -199,7 +199,7 @@ def test_make_run_docker_and_compose_end_with_the_same_accuracy(
     """One job file, one seed: as processes, in one container, and in one for each node."""
     name = f"image-test-{os.getpid()}"
     job = tmp_path / "job.yaml"
-    example = (ROOT / "k8s/jobs/digits-ddp.yaml").read_text(encoding="utf-8")
+    example = (ROOT / "k8s/jobs/02-digits-ddp.yaml").read_text(encoding="utf-8")
     example = example.replace("name: digits-ddp", f"name: {name}")
     job.write_text(example.replace("epochs: 30", f"epochs: {EPOCHS}\n  seed: 5"))
     environment = clean_environment(**docker(built.image, tmp_path))

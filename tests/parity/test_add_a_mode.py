@@ -77,7 +77,7 @@ def test_the_dry_run_sizes_it(tree: Path) -> None:
 
 
 def test_the_renderer_knows_it_and_what_it_refuses(tree: Path) -> None:
-    job = ("k8s/jobs/digits-ddp.yaml", "--set", "trainer.mode=all-reduce", "--check")
+    job = ("k8s/jobs/02-digits-ddp.yaml", "--set", "trainer.mode=all-reduce", "--check")
     assert "ok for" in start(tree, "render.py", *job).stdout
     refused = start(tree, "render.py", *job, "--set", "trainer.syncBatchnorm=true", code=64)
     assert "trainer.syncBatchnorm=true: not with mode all-reduce: this example" in refused.stderr

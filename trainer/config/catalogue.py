@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+_TASKS = Path(__file__).parents[1] / "tasks"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -20,12 +22,22 @@ class Entry:
     measured: str = ""
 
 
-@cache
 def catalogue() -> dict[str, Entry]:
-    """Return the built-in tasks by name: the files of `trainer/tasks/`."""
-    folder = Path(__file__).parents[1] / "tasks"
-    files = sorted(path for path in folder.glob("*.py") if path.stem[0] != "_")
-    return {path.stem.replace("_", "-"): _entry(path) for path in files}
+    """Return the built-in tasks by name."""
+    return {name: find_task(name) for name in task_names()}
+
+
+@cache
+def task_names() -> list[str]:
+    """Return the names of the built-in tasks: the files of `trainer/tasks/`."""
+    files = sorted(path.stem for path in _TASKS.glob("*.py") if path.stem[0] != "_")
+    return [stem.replace("_", "-") for stem in files]
+
+
+@cache
+def find_task(name: str) -> Entry:
+    """Return what is known of a built-in task."""
+    return _entry(_TASKS / f"{name.replace('-', '_')}.py")
 
 
 def _entry(path: Path) -> Entry:

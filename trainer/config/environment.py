@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from pydantic import ValidationError
 
-from trainer.config.catalogue import catalogue
+from trainer.config.catalogue import find_task, task_names
 from trainer.config.exits import Exit, Fault
 from trainer.config.modes import MODES
 from trainer.config.settings import Settings
@@ -48,9 +48,10 @@ def parse(values: Mapping[str, str], *, label: Label) -> Settings:
             close = difflib.get_close_matches(name, Settings.model_fields, n=1)
             remedy = f"did you mean {label(close[0])}?" if close else "--help lists them all"
             raise Fault(Exit.CONFIG, f"{label(name)}: no such setting; {remedy}")
-    known = catalogue().get(values.get("task", Settings.model_fields["task"].default))
+    task = values.get("task", Settings.model_fields["task"].default)
+    defaults = find_task(task).defaults if task in task_names() else {}
     try:
-        settings = Settings.model_validate((known.defaults if known else {}) | dict(values))
+        settings = Settings.model_validate(defaults | dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
@@ -81,11 +82,11 @@ def _check_names(settings: Settings, label: Label) -> None:
         )
     module, colon, attribute = settings.task.partition(":")
     own = all(part.isidentifier() for part in (*module.split("."), attribute))
-    if settings.task not in catalogue() and not (colon and own):
+    if settings.task not in task_names() and not (colon and own):
         raise Fault(
             Exit.CONFIG,
             f"{label('task')}={settings.task!r}: no such task; choose "
-            f"{', '.join(catalogue())} or package.module:Class",
+            f"{', '.join(task_names())} or package.module:Class",
         )
 
 

@@ -21,157 +21,242 @@ class Settings(BaseModel):
         alias_generator=to_camel,
         validate_by_name=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
     )
 
-    task: _Text = "digits"
-    """the task to train: a built-in one, or package.module:Class"""
-    mode: _Text = "auto"
-    """parallel training mode; auto chooses one"""
-    mesh: str = ""
-    """sizes of the device mesh, e.g. dp_replicate=4; their product is the world size"""
-    epochs: int = Field(30, ge=0)
-    """passes over the training data"""
-    steps: int | None = Field(None, ge=0)
-    """optimiser steps; overrides epochs"""
-    global_batch: int = Field(32, ge=1)
-    """samples per optimiser step, over all ranks"""
-    micro_batch: int | None = Field(None, ge=1)
-    """samples per forward pass on a rank; the rest is accumulated (default: one pass)"""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    """optimiser: sgd or adamw"""
-    lr: float = Field(0.03, gt=0)
-    """peak learning rate"""
-    lr_scale: Literal["none", "linear", "sqrt"] = "none"
-    """scale lr by global_batch / lr_base_batch: none, linear or sqrt"""
-    lr_base_batch: int = Field(32, ge=1)
-    """global batch for which lr was tuned; see lr_scale"""
-    momentum: float = Field(0.9, ge=0, lt=1)
-    """momentum of sgd"""
-    weight_decay: float = Field(0.005, ge=0)
-    """weight decay, for both optimisers"""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """learning rate after the warm-up: cosine (decays to zero) or constant"""
-    warmup_steps: int = Field(20, ge=0)
-    """steps of linear warm-up"""
-    clip_norm: float = Field(1.0, ge=0)
-    """clip the global gradient norm; 0 disables"""
-    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64"] = "fp32"
-    """fp32, tf32 (Ampere or newer), bf16 or fp16 autocast (fp16 with loss scaling), or fp64"""
-    activation_checkpointing: bool = False
-    """recompute blocks in the backward pass to save memory"""
-    compile: bool = False
-    """compile each block with torch.compile"""
-    channels_last: bool = False
-    """store images in channels-last format, which GPUs prefer"""
-    ema_decay: float = Field(0, ge=0, lt=1)
-    """evaluate a moving average of the weights with this decay; 0 disables"""
-    fingerprint_steps: int = Field(0, ge=0)
-    """compare the replicas' weights bit by bit every N steps; 0 disables"""
-    nonfinite_allowance: int = Field(5, ge=1)
-    """non-finite steps in a row to skip before going back to a checkpoint; the second time is exit 72"""
-    bucket_mb: float = Field(25, gt=0)
-    """ddp: bucket size of the gradient all-reduce in MB"""
-    static_graph: bool = False
-    """ddp: assume that every step uses the same parameters, which is faster"""
-    comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """ddp: compress gradients for the all-reduce: none, fp16, bf16 or powersgd"""
-    sync_batchnorm: bool = False
-    """compute BatchNorm statistics over the samples of all ranks"""
-    processes: int | None = Field(None, ge=1)
-    """hogwild: number of processes (default: number of threads of torch)"""
-    local_steps: int = Field(8, ge=1)
-    """localsgd: steps between two averages of the weights"""
-    local_state: Literal["average", "reset"] = "average"
-    """localsgd: average or reset the optimiser state when the weights are averaged"""
-    outer_lr: float | None = Field(None, gt=0)
-    """localsgd: rate of the outer optimiser (DiLoCo: 0.7); unset: plain averages"""
-    outer_momentum: float = Field(0.9, ge=0, lt=1)
-    """localsgd: Nesterov momentum of the outer optimiser"""
-    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zb", "zbv"] = (
-        "1f1b"
+    task: _Text = Field(
+        "digits", description="the task to train: a built-in one, or package.module:Class"
     )
-    """pp: pipeline schedule: gpipe, 1f1b, interleaved-1f1b, interleaved-zb or zbv"""
-    stages: int | None = Field(None, ge=1)
-    """mp, pp: parts of the model (default: mp, one per GPU or 2 on a CPU; pp, as the schedule needs)"""
-    reshard: bool = True
-    """fsdp, hsdp: free gathered parameters between forward and backward pass"""
-    sequence_parallel: bool = True
-    """tp: shard norms and the activations between layers along the sequence"""
-    loss_parallel: bool = False
-    """tp: compute the loss on logits sharded by class, without gathering them"""
-    cpu_offload: bool = False
-    """fsdp, hsdp: keep parameter shards in host memory while unused"""
-    seed: int = Field(0, ge=0, lt=2**32)
-    """seed of initial weights, data order and dropout"""
-    data: Path | None = None
-    """folder of the task's data, for tasks that need one"""
-    workers: int = Field(0, ge=0)
-    """DataLoader worker processes per rank, for data that is not in memory"""
-    download: bool = False
-    """download the task's data set if it is missing"""
-    model: str | None = None
-    """imagefolder, cifar10: a classification model of torchvision; seqclass: lstm or gru"""
-    image_size: int = Field(224, ge=8)
-    """imagefolder: height and width of the input images in pixels"""
-    bptt: int = Field(200, ge=0)
-    """seqclass: truncate backpropagation after N words; 0 disables"""
-    prefetch: int = Field(2, ge=1)
-    """batches that each worker process loads ahead"""
-    bad_samples: int = Field(0, ge=0)
-    """unreadable samples to skip; one more is exit 65"""
-    out: Path | None = None
-    """run folder, for metrics.jsonl, checkpoints/ and logs/ (default: runs/TASK)"""
-    resume: _Text = "auto"
-    """auto: from the newest complete checkpoint; never: start over; or the path of a checkpoint"""
-    checkpoint_steps: int = Field(100, ge=0)
-    """save a checkpoint every N steps; 0: only at the end and when stopped"""
-    checkpoint_minutes: float = Field(0, ge=0)
-    """also save a checkpoint every N minutes; 0 disables"""
-    checkpoints: _Text | None = None
-    """folder or URL (s3://...) for checkpoints (default: OUT/checkpoints)"""
-    checkpoint_keep: int = Field(3, ge=1)
-    """number of newest checkpoints to keep"""
-    checkpoint_keep_every: int = Field(0, ge=0)
-    """keep the first checkpoint of every N steps forever; 0 disables"""
-    checkpoint_keep_best: int = Field(0, ge=0)
-    """number of best checkpoints to keep; above 0, every evaluation saves one"""
-    checkpoint_timeout: int = Field(1800, ge=1)
-    """seconds to write a checkpoint before the run ends (exit 71)"""
-    eval_steps: int | None = Field(None, ge=0)
-    """evaluate every N steps; 0: only at the end (default: every epoch)"""
-    dry_run: int | None = Field(None, ge=1)
-    """world size to build without training, to see the memory of each rank"""
-    device_memory: float | None = Field(None, gt=0)
-    """memory of a device in GiB, for mode auto and the dry run (default: this GPU's)"""
-    ledger: bool = False
-    """record the samples of every step; check them with python -m trainer.engine.ledger"""
-    log: Literal["auto", "rich", "json"] = "auto"
-    """rich: progress bar; json: one line per event; auto: rich on a terminal"""
-    log_steps: int = Field(10, ge=1)
-    """write a step event every N steps"""
-    metrics_port: int | None = Field(None, ge=1, le=65535)
-    """port on every node that serves metrics to Prometheus"""
-    tensorboard: bool = False
-    """write TensorBoard files to OUT/tensorboard"""
-    preflight: Literal["auto", "off"] = "auto"
-    """auto: test machines, devices and links before training (exit 71); or off"""
-    devices: int = Field(0, ge=0)
-    """accelerators that preflight requires of each machine"""
-    rendezvous_timeout: int = Field(600, ge=1)
-    """seconds to wait for the master and for all nodes (exit 69)"""
-    last_call: int = Field(5, ge=0)
-    """elastic: seconds to wait for more than the minimum of nodes at the start"""
-    peer_timeout: float = Field(3, ge=0.5)
-    """seconds without a heartbeat after which a node is lost (exit 69; elastic: continue without it)"""
-    peer_losses: int = Field(10, ge=0)
-    """peer losses in a row without a new checkpoint that end with 69; one more is a failure, exit 70"""
-    collective_timeout: int = Field(300, ge=1)
-    """seconds to wait for a collective before the rank ends (exit 69)"""
-    health: Path | None = None
-    """local folder for liveness files, for python -m trainer.health; set in the image and in pods"""
-    health_timeout: int | None = Field(None, ge=0)
-    """seconds without progress until it is stuck; 0: never (default: twice the longest time-out)"""
+    mode: _Text = Field("auto", description="parallel training mode; auto chooses one")
+    mesh: str = Field(
+        "",
+        description="sizes of the device mesh, e.g. dp_replicate=4; their product is the world size",
+    )
+    epochs: int = Field(30, ge=0, description="passes over the training data")
+    steps: int | None = Field(None, ge=0, description="optimiser steps; overrides epochs")
+    global_batch: int = Field(32, ge=1, description="samples per optimiser step, over all ranks")
+    micro_batch: int | None = Field(
+        None,
+        ge=1,
+        description="samples per forward pass on a rank; the rest is accumulated (default: one pass)",
+    )
+    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="optimiser: sgd or adamw")
+    lr: float = Field(0.03, gt=0, description="peak learning rate")
+    lr_scale: Literal["none", "linear", "sqrt"] = Field(
+        "none", description="scale lr by global_batch / lr_base_batch: none, linear or sqrt"
+    )
+    lr_base_batch: int = Field(
+        32, ge=1, description="global batch for which lr was tuned; see lr_scale"
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
+    weight_decay: float = Field(0.005, ge=0, description="weight decay, for both optimisers")
+    schedule: Literal["cosine", "constant"] = Field(
+        "cosine", description="learning rate after the warm-up: cosine (decays to zero) or constant"
+    )
+    warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up")
+    clip_norm: float = Field(1.0, ge=0, description="clip the global gradient norm; 0 disables")
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64"] = Field(
+        "fp32",
+        description="fp32, tf32 (Ampere or newer), bf16 or fp16 autocast (fp16 with loss scaling), or "
+        "fp64",
+    )
+    activation_checkpointing: bool = Field(
+        False, description="recompute blocks in the backward pass to save memory"
+    )
+    compile: bool = Field(False, description="compile each block with torch.compile")
+    channels_last: bool = Field(
+        False, description="store images in channels-last format, which GPUs prefer"
+    )
+    ema_decay: float = Field(
+        0,
+        ge=0,
+        lt=1,
+        description="evaluate a moving average of the weights with this decay; 0 disables",
+    )
+    fingerprint_steps: int = Field(
+        0, ge=0, description="compare the replicas' weights bit by bit every N steps; 0 disables"
+    )
+    nonfinite_allowance: int = Field(
+        5,
+        ge=1,
+        description="non-finite steps in a row to skip before going back to a checkpoint; the second "
+        "time is exit 72",
+    )
+    bucket_mb: float = Field(
+        25, gt=0, description="ddp: bucket size of the gradient all-reduce in MB"
+    )
+    static_graph: bool = Field(
+        False, description="ddp: assume that every step uses the same parameters, which is faster"
+    )
+    comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+        "none",
+        description="ddp: compress gradients for the all-reduce: none, fp16, bf16 or powersgd",
+    )
+    sync_batchnorm: bool = Field(
+        False, description="compute BatchNorm statistics over the samples of all ranks"
+    )
+    processes: int | None = Field(
+        None, ge=1, description="hogwild: number of processes (default: number of threads of torch)"
+    )
+    local_steps: int = Field(
+        8, ge=1, description="localsgd: steps between two averages of the weights"
+    )
+    local_state: Literal["average", "reset"] = Field(
+        "average",
+        description="localsgd: average or reset the optimiser state when the weights are averaged",
+    )
+    outer_lr: float | None = Field(
+        None,
+        gt=0,
+        description="localsgd: rate of the outer optimiser (DiLoCo: 0.7); unset: plain averages",
+    )
+    outer_momentum: float = Field(
+        0.9, ge=0, lt=1, description="localsgd: Nesterov momentum of the outer optimiser"
+    )
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zb", "zbv"] = (
+        Field(
+            "1f1b",
+            description="pp: pipeline schedule: gpipe, 1f1b, interleaved-1f1b, interleaved-zb or zbv",
+        )
+    )
+    stages: int | None = Field(
+        None,
+        ge=1,
+        description="mp, pp: parts of the model (default: mp, one per GPU or 2 on a CPU; pp, as the "
+        "schedule needs)",
+    )
+    reshard: bool = Field(
+        True, description="fsdp, hsdp: free gathered parameters between forward and backward pass"
+    )
+    sequence_parallel: bool = Field(
+        True, description="tp: shard norms and the activations between layers along the sequence"
+    )
+    loss_parallel: bool = Field(
+        False, description="tp: compute the loss on logits sharded by class, without gathering them"
+    )
+    cpu_offload: bool = Field(
+        False, description="fsdp, hsdp: keep parameter shards in host memory while unused"
+    )
+    seed: int = Field(
+        0, ge=0, lt=2**32, description="seed of initial weights, data order and dropout"
+    )
+    data: Path | None = Field(
+        None, description="folder of the task's data, for tasks that need one"
+    )
+    workers: int = Field(
+        0, ge=0, description="DataLoader worker processes per rank, for data that is not in memory"
+    )
+    download: bool = Field(False, description="download the task's data set if it is missing")
+    model: str | None = Field(
+        None,
+        description="imagefolder, cifar10: a classification model of torchvision; seqclass: lstm or gru",
+    )
+    image_size: int = Field(
+        224, ge=8, description="imagefolder: height and width of the input images in pixels"
+    )
+    bptt: int = Field(
+        200, ge=0, description="seqclass: truncate backpropagation after N words; 0 disables"
+    )
+    prefetch: int = Field(2, ge=1, description="batches that each worker process loads ahead")
+    bad_samples: int = Field(0, ge=0, description="unreadable samples to skip; one more is exit 65")
+    out: Path | None = Field(
+        None,
+        description="run folder, for metrics.jsonl, checkpoints/ and logs/ (default: runs/TASK)",
+    )
+    resume: _Text = Field(
+        "auto",
+        description="auto: from the newest complete checkpoint; never: start over; or the path of a "
+        "checkpoint",
+    )
+    checkpoint_steps: int = Field(
+        100,
+        ge=0,
+        description="save a checkpoint every N steps; 0: only at the end and when stopped",
+    )
+    checkpoint_minutes: float = Field(
+        0, ge=0, description="also save a checkpoint every N minutes; 0 disables"
+    )
+    checkpoints: _Text | None = Field(
+        None, description="folder or URL (s3://...) for checkpoints (default: OUT/checkpoints)"
+    )
+    checkpoint_keep: int = Field(3, ge=1, description="number of newest checkpoints to keep")
+    checkpoint_keep_every: int = Field(
+        0, ge=0, description="keep the first checkpoint of every N steps forever; 0 disables"
+    )
+    checkpoint_keep_best: int = Field(
+        0,
+        ge=0,
+        description="number of best checkpoints to keep; above 0, every evaluation saves one",
+    )
+    checkpoint_timeout: int = Field(
+        1800, ge=1, description="seconds to write a checkpoint before the run ends (exit 71)"
+    )
+    eval_steps: int | None = Field(
+        None, ge=0, description="evaluate every N steps; 0: only at the end (default: every epoch)"
+    )
+    dry_run: int | None = Field(
+        None,
+        ge=1,
+        description="world size to build without training, to see the memory of each rank",
+    )
+    device_memory: float | None = Field(
+        None,
+        gt=0,
+        description="memory of a device in GiB, for mode auto and the dry run (default: this GPU's)",
+    )
+    ledger: bool = Field(
+        False,
+        description="record the samples of every step; check them with python -m trainer.engine.ledger",
+    )
+    log: Literal["auto", "rich", "json"] = Field(
+        "auto", description="rich: progress bar; json: one line per event; auto: rich on a terminal"
+    )
+    log_steps: int = Field(10, ge=1, description="write a step event every N steps")
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="port on every node that serves metrics to Prometheus"
+    )
+    tensorboard: bool = Field(False, description="write TensorBoard files to OUT/tensorboard")
+    preflight: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: test machines, devices and links before training (exit 71); or off",
+    )
+    devices: int = Field(
+        0, ge=0, description="accelerators that preflight requires of each machine"
+    )
+    rendezvous_timeout: int = Field(
+        600, ge=1, description="seconds to wait for the master and for all nodes (exit 69)"
+    )
+    last_call: int = Field(
+        5,
+        ge=0,
+        description="elastic: seconds to wait for more than the minimum of nodes at the start",
+    )
+    peer_timeout: float = Field(
+        3,
+        ge=0.5,
+        description="seconds without a heartbeat after which a node is lost (exit 69; elastic: continue "
+        "without it)",
+    )
+    peer_losses: int = Field(
+        10,
+        ge=0,
+        description="peer losses in a row without a new checkpoint that end with 69; one more is a "
+        "failure, exit 70",
+    )
+    collective_timeout: int = Field(
+        300, ge=1, description="seconds to wait for a collective before the rank ends (exit 69)"
+    )
+    health: Path | None = Field(
+        None,
+        description="local folder for liveness files, for python -m trainer.health; set in the image "
+        "and "
+        "in pods",
+    )
+    health_timeout: int | None = Field(
+        None,
+        ge=0,
+        description="seconds without progress until it is stuck; 0: never (default: twice the longest "
+        "time-out)",
+    )
 
     @property
     def run_folder(self) -> Path:

@@ -11,7 +11,7 @@ Each node, node 0 included, holds one connection to it. A round is one start of 
                      |                                                  |
                      |  a node left with done: "peer_finished"          |
                      +-------------------> +----------+ <---------------+
-                                           | FINISHED |  final: nodes that join are told "finished"
+                                           | FINISHED |  final: nodes that join get "finished"
                                            +----------+
 
 A job of fixed size does not survive a node: when a running one loses a node, all others are sent

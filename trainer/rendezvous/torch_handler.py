@@ -56,7 +56,7 @@ class TorchRendezvousHandler(RendezvousHandler):
         )
         self.round: Round | None = None  # the newest one
         self.clean = True  # whether the ranks of the last round could save before they ended
-        self.leaving = False  # this node was told to stop, and takes part in no further round
+        self.leaving = False  # this node was asked to stop, and takes part in no further round
         self._server: RendezvousServer | None = None
         self._store: TCPStore | None = None
         self._joined = False

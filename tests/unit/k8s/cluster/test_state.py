@@ -104,7 +104,7 @@ def test_what_kubelets_really_wrote_is_read(one: Any) -> None:
 @pytest.mark.parametrize("code", [code for code in Exit if code is not Exit.DONE])
 @pytest.mark.parametrize("launcher", KINDS)
 def test_a_failed_job_has_the_code_of_its_pods(launcher: str, code: Exit) -> None:
-    """Each of our codes, as a pod leaves it; a PyTorchJob is told some of them shifted."""
+    """Each of our codes, as a pod leaves it; a PyTorchJob gets some of them shifted."""
     failed = next(o for o in RECORDED["jobs"] if (o["launcher"], o["is"]) == (launcher, "failed"))
     state = read(KINDS[launcher], {"metadata": {"name": "j"}, "status": failed["status"]})
     shift = 128 if launcher == "pytorchjob" and code in (Exit.PEER, Exit.CODE, Exit.MACHINE) else 0

@@ -155,5 +155,5 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 
 def test_plain_yaml_reads_as_pyyaml_reads_it(tmp_path: Path) -> None:
-    text = (ROOT / "k8s" / "jobs" / "digits-gpu.yaml").read_text()
+    text = (ROOT / "k8s" / "jobs" / "03-digits-gpu.yaml").read_text()
     assert read(tmp_path, text).values == yaml.safe_load(text)

@@ -75,7 +75,7 @@ FAULTS = [
     ),
     Fault("k8s/plan/extras.py", "if spec.mount_job_file:", "if False:", f"{K8S}/plan"),
     Fault(
-        "k8s/plan/status.py",
+        "k8s/plan/job_kind.py",
         'get("status") == "True"',
         'get("status") != ""',
         f"{K8S}/cluster/test_state.py",
@@ -99,7 +99,7 @@ FAULTS = [
         f"{K8S}/render/test_manifests.py",
     ),
     Fault(
-        "k8s/launchers/volcano/status.py",
+        "k8s/launchers/volcano/job_kind.py",
         "if phase is Phase.PENDING and retries:",
         "if False:",
         f"{K8S}/cluster/test_state.py",
@@ -124,21 +124,21 @@ FAULTS = [
         f"{K8S}/cluster/test_changes.py",
     ),
     Fault(
-        "k8s/cluster/submission.py",
+        "k8s/cluster/submit.py",
         "if own != cluster.namespace:",
         "if False:",
         f"{K8S}/cluster/test_changes.py {K8S}/cluster/test_verbs.py",
     ),
     Fault(
-        "k8s/cli/migrate.py",
-        'restartPolicy", "OnFailure") != "ExitCode"',
-        'restartPolicy", "OnFailure") == ""',
+        "k8s/launchers/pytorchjob/migrate.py",
+        'if restart != "ExitCode":',
+        "if False:",
         f"{K8S}/cli/test_migrate.py",
     ),
     Fault(
         "k8s/cli/report.py",
-        "plan.gpu * plan.deadline / 3600",
-        "plan.gpu * plan.deadline / 60",
+        "plan.lifetime.deadline / 3600",
+        "plan.lifetime.deadline / 60",
         f"{K8S}/cli",
     ),
     # the trainer
@@ -168,8 +168,8 @@ FAULTS = [
         f"{TRAINER}/plan",
     ),
     Fault(
-        "trainer/launcher/output.py",
-        "if len(self.rest) > _LONGEST:",
+        "trainer/launcher/rank_output.py",
+        "if len(self.incomplete) > _MAX_LINE:",
         "if False:",
         f"{TRAINER}/launcher",
     ),
@@ -191,7 +191,12 @@ FAULTS = [
         "slope.new_full((), -2)",
         f"{TRAINER}/models/test_ops.py",
     ),
-    Fault("trainer/models/chain.py", ")) != 1:", ")) < 1:", f"{TRAINER}/models"),
+    Fault(
+        "trainer/models/chain.py",
+        "(count := counts[id(tensor)]) != 1:",
+        "(count := counts[id(tensor)]) < 1:",
+        f"{TRAINER}/models",
+    ),
     Fault(
         "trainer/data/order.py",
         "torch.arange(start, start + count) < end",
@@ -200,8 +205,8 @@ FAULTS = [
     ),
     Fault(
         "trainer/checkpoint/retention.py",
-        "if step >= every:",
-        "if step > every:",
+        "if step >= keep.every}",
+        "if step > keep.every}",
         "checkpoint/test_when_and_which.py",
     ),
     Fault(

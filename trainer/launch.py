@@ -1,52 +1,51 @@
-"""The container's entrypoint: starts this node's ranks under torch's elastic agent.
+"""The container's entrypoint: starts this node's ranks, and ends with one exit code for all of them.
 
-It reads the PET_* variables, waits for the master for a bounded time, and runs the agent in this
-process: torchrun would turn every exit code of a rank into 1, even that of a clean stop.
+It is a supervisor on the standard library alone. It meets the other nodes, gives each rank the variables
+that torchrun gives, and starts our trainer, or any other program.
 
-    python -m trainer.launch                            # one node: a rank per GPU, else one
+    python -m trainer.launch                            # our trainer: a rank per GPU, else one
     PET_NPROC_PER_NODE=2 python -m trainer.launch       # two ranks
+    python -m trainer.launch --nproc-per-node 2 train.py --epochs 3
 """
 
+import argparse
+import contextlib
 import logging
 import os
 import signal
-import socket
+import subprocess
 import sys
-import time
-from collections.abc import Mapping
-from contextlib import closing, nullcontext
-from dataclasses import replace
-from math import ceil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from trainer import health
 from trainer.config.contract import Contract, resolve, table
-from trainer.config.ending import exit_process
-from trainer.config.environment import from_environment, variable
 from trainer.config.exits import Action, Exit, Fault, codes_for
 from trainer.config.log import log_to_stderr
-from trainer.config.settings import Settings
-from trainer.launcher import fork_server
+from trainer.launcher.cores import share_cores
+from trainer.launcher.fork_server import ForkServer
 from trainer.launcher.log_file import log_to_file
-from trainer.plan import auto
-from trainer.plan.sizing import size
-from trainer.rendezvous.connection import connect
-from trainer.rendezvous.interface import choose_interface
+from trainer.launcher.options import Options, from_environment
+from trainer.launcher.ranks import start_command
+from trainer.launcher.supervisor import SIGNALS, Program, Supervisor
+from trainer.rendezvous.meeting import Meeting, secret_from
+from trainer.rendezvous.membership import Rules
 
-_HELP = """usage: python -m trainer.launch
+_DESCRIPTION = """Starts this node's ranks of a job and ends with one exit code for all of them. Without
+a program it trains as TRAINER_* say: see python -m trainer --help. Where the node stands comes from
+torchrun's own variables: PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR,
+PET_MASTER_PORT (or PET_RDZV_BACKEND=c10d with PET_RDZV_ENDPOINT and PET_RDZV_ID), PET_MAX_RESTARTS,
+PET_LOCAL_ADDR, PET_SHUTDOWN_TIMEOUT; an option stands for the variable of its name."""
 
-Starts this node's ranks of a training run and ends with one exit code for all of them. Where the node
-stands comes from torchrun's own variables: PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK,
-PET_MASTER_ADDR, PET_MASTER_PORT (or PET_RDZV_BACKEND=c10d with PET_RDZV_ENDPOINT and PET_RDZV_ID),
-PET_MAX_RESTARTS, PET_LOCAL_ADDR, PET_SHUTDOWN_TIMEOUT. What is trained comes from TRAINER_*:
-see python -m trainer --help."""
+# torchrun's options; each is the PET_ variable of its name.
+_OPTIONS = (
+    "nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend",
+    "rdzv-endpoint", "rdzv-id", "max-restarts", "local-addr", "shutdown-timeout",
+)  # fmt: skip
 
-# What the agent and a rank import before the first step; a user's own model is imported by each rank.
-_PRELOADED = ("trainer.engine.loop", "torch._dynamo", "trainer.launcher.agent", "trainer.__main__")
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_COUNT_TIMEOUT = 120.0  # seconds; it imports torch
 
 # The codes that MUSTER_RETRY_EXIT_OFFSET moves. 143 with 128 added would reach a controller as 15.
 _MOVED_CODES = set(
@@ -58,52 +57,29 @@ _log = logging.getLogger("launch")
 
 def main() -> int:
     """Launch this node's ranks and return the exit code of this process."""
-    if len(sys.argv) > 1:
-        asked = sys.argv[1] in ("-h", "--help")
-        print(_HELP, file=sys.stdout if asked else sys.stderr)
-        return Exit.DONE if asked else Exit.CONFIG
     log_to_stderr()
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, _stop_before_start)
     try:
+        name, command = _command_line(sys.argv[1:])
         offset = _retry_offset(os.environ)
-        return _launch(from_environment(), offset)
+        with _command(name, command) if command else _trainer() as (contract, options, program):
+            return _launch(contract, options, program, offset)
     except Fault as fault:
         _log.error("%s (exit %d)", fault, fault.code)
         return fault.code
 
 
-def _launch(settings: Settings, retry_offset: int) -> int:
-    """Check the plan, import what ranks need, then run them with their output kept in the run folder."""
-    contract = resolve(os.environ, devices=_count_devices)
-    uneven = contract.min_nodes != contract.max_nodes
-    sizings = [  # what does not fit is refused here, once, and not by every rank
-        size(settings, nodes * contract.ranks_per_node, label=variable, uneven=uneven)
-        for nodes in range(contract.min_nodes, contract.max_nodes + 1)
-    ]
-    mode = sizings[-1].mode
-    if choice := auto.choose_on_node(settings, sizings):
-        mode = choice.mode
-        os.environ |= auto.as_variable(choice)
-    if not contract.port:
-        contract = replace(contract, port=_free_port())
-    threads = _share_cores(contract.ranks_per_node)
-    server = None
-    if sys.platform == "linux":
-        # After the checks, since it takes seconds, and before the wait for the master, to use it.
-        modules = [*_PRELOADED, f"trainer.strategies.{mode.replace('-', '_')}"]
-        server = fork_server.start(modules, run_rank=_train)
-    with (
-        closing(server) if server else nullcontext(),
-        log_to_file(settings.run_folder / "logs") as path,
-    ):
+def _launch(contract: Contract, options: Options, program: Program, retry_offset: int) -> int:
+    """Supervise the ranks, with their output kept in the run folder."""
+    with log_to_file(Path(options.run_folder) / "logs") as path:
         _log.info("this node's place\n%s", table(contract))
         if path:
             _log.info("the output of this node is also written to %s", path)
-        if threads:
-            _log.info(threads)
+        if program.note:
+            _log.info(program.note)
         try:
-            code = _run(contract, settings, server)
+            code = _supervise(contract, options, program)
         except Fault as fault:
             _log.error("%s", fault)
             code = fault.code
@@ -112,31 +88,88 @@ def _launch(settings: Settings, retry_offset: int) -> int:
     return final
 
 
-def _run(contract: Contract, settings: Settings, server: fork_server.ForkServer | None) -> Exit:
-    """Wait for the master, run the ranks to their end, and return one code for all of them."""
-    health.forget(settings.health)
-    renew_health = health.sign(settings.health, health.LAUNCHER, limit=settings.health_limit)
-    if not contract.elastic and contract.node_rank > 0:
-        _wait_for_master(contract, timeout=settings.rendezvous_timeout)
-        renew_health()
-    variables, reason = choose_interface(contract, os.environ)
-    if variables:
-        os.environ |= variables
-        text = ", ".join(f"{name}={value}" for name, value in variables.items())
-        _log.info("%s: %s", text, reason)
-    from trainer.launcher.agent import prepare  # noqa: PLC0415  # needs torch; --help does not
-
-    with prepare(contract, settings, server) as agent:
-        for number in _SIGNALS:
-            signal.signal(number, agent.stop)
-        return agent.run_to_end(renew_health)
+def _supervise(contract: Contract, options: Options, program: Program) -> Exit:
+    rules = Rules(
+        min_nodes=contract.min_nodes,
+        max_nodes=contract.max_nodes,
+        elastic=contract.elastic,
+        peer_timeout=options.peer_timeout,
+        last_call=options.last_call,
+    )
+    meeting = Meeting(contract, rules, secret=secret_from(os.environ))
+    supervisor = Supervisor(contract, options, meeting, program=program)
+    for number in SIGNALS:
+        signal.signal(number, supervisor.note_signal)
+    return supervisor.run()
 
 
-def _train() -> NoReturn:
-    """Run a forked rank."""
-    from trainer.__main__ import train  # noqa: PLC0415  # needs torch
+@contextlib.contextmanager
+def _trainer() -> Iterator[tuple[Contract, Options, Program]]:
+    """Yield what is needed to run our trainer, whose settings are checked in a process of their own."""
+    with contextlib.closing(ForkServer()) as server:
+        facts = server.facts()
+        contract = resolve(os.environ, devices=lambda: int(facts["ranks"]))
+        options = Options(**facts["options"])
+        if sys.platform == "linux":
+            server.wait_until_imported()
+            start, open_store = server.fork, server.fork_store
+        else:
+            start, open_store = partial(start_command, [sys.executable, "-m", "trainer"]), None
+        yield (
+            contract,
+            options,
+            Program(start, facts["environment"], True, open_store, facts["reason"]),
+        )
 
-    exit_process(train(is_forked=True))
+
+@contextlib.contextmanager
+def _command(name: str, command: Sequence[str]) -> Iterator[tuple[Contract, Options, Program]]:
+    """Yield what is needed to run any other program."""
+    contract = resolve(os.environ, devices=_count_devices)
+    options = from_environment(os.environ, name=name)
+    reason = share_cores(contract.ranks_per_node)
+    yield contract, options, Program(partial(start_command, command), {}, False, None, reason)
+
+
+def _command_line(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Put torchrun's options into the environment; return the name and the command of the program.
+
+    Without a command it is our trainer. Raises Fault(64).
+    """
+    parser = _Parser("python -m trainer.launch", description=_DESCRIPTION)
+    for option in _OPTIONS:
+        parser.add_argument(f"--{option}", f"--{option.replace('-', '_')}", dest=option)
+    parser.add_argument("-m", "--module", action="store_true", help="the program is a module")
+    parser.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="script [argument ...], -m module [argument ...], or -- command [argument ...]",
+    )
+    found = vars(parser.parse_args(arguments))
+    for option in _OPTIONS:
+        if found[option] is not None:
+            os.environ[f"PET_{option.replace('-', '_').upper()}"] = found[option]
+    program: list[str] = found["program"]
+    is_command = program[:1] == ["--"]
+    if is_command:
+        program = program[1:]
+    if not program:
+        if is_command or found["module"]:
+            raise Fault(Exit.CONFIG, f"no program after {'--' if is_command else '-m'}")
+        return "", []
+    name = Path(program[0]).stem
+    if is_command:
+        return name, program
+    if found["module"]:
+        return program[0], [sys.executable, "-u", "-m", *program]
+    if not Path(program[0]).is_file():
+        raise Fault(Exit.CONFIG, f"{program[0]}: no such script; use -- before a command")
+    return name, [sys.executable, "-u", *program]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Fault(Exit.CONFIG, f"{message}; see python -m trainer.launch --help")
 
 
 def reported(code: Exit, retry_offset: int) -> int:
@@ -158,95 +191,25 @@ def _stop_before_start(number: int, _: FrameType | None) -> None:
     raise Fault(Exit.STOPPED, f"{signal.Signals(number).name} before any rank was started")
 
 
-def _wait_for_master(contract: Contract, *, timeout: float) -> None:
-    """Wait until the master's port accepts a connection. Raises Fault(69) after `timeout` seconds.
-
-    That its name resolves is not enough: the port may open seconds later (kubeflow/pytorch-operator
-    125, 333).
-    """
-    began = time.monotonic()
-    logged = False
-    while True:
-        try:
-            connect(contract.address, contract.port).close()
-        except OSError as error:
-            waited = time.monotonic() - began
-            if waited >= timeout:
-                raise Fault(
-                    Exit.PEER,
-                    f"the master, node 0, did not answer at {contract.endpoint} within "
-                    f"{timeout:.0f} s (TRAINER_RENDEZVOUS_TIMEOUT); last: {error}",
-                ) from None
-            if not logged:
-                _log.info("waiting for the master at %s (%s)", contract.endpoint, error)
-                logged = True
-            time.sleep(min(0.2, timeout - waited))
-        else:
-            return
-
-
 def _count_devices() -> int:
-    """Count accelerators; on Linux in a child, since a driver that was used does not survive a fork."""
-    import torch  # noqa: PLC0415  # only where PET_NPROC_PER_NODE does not say
-
-    def count() -> int:
-        return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-
-    if sys.platform != "linux":
-        return count()
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write_end, str(count()).encode())
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, encoding="ascii") as answer:
-        counted = answer.read()
-    os.waitpid(child, 0)
-    if not counted:
+    """Count the accelerators, in another process; 0 where there is no torch."""
+    command = [sys.executable, "-m", "trainer.distributed.devices"]
+    try:
+        counted = subprocess.run(
+            command, stdout=subprocess.PIPE, timeout=_COUNT_TIMEOUT, check=True, text=True
+        )
+    except (subprocess.SubprocessError, OSError) as error:
         raise Fault(
             Exit.MACHINE,
-            "the accelerators of this node cannot be counted: the driver ended the process that "
-            "called it; set PET_NPROC_PER_NODE to the number of ranks",
-        )
-    return int(counted)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _share_cores(ranks: int) -> str:
-    """Set OMP_NUM_THREADS to each rank's share of the cores, unless set; return a line for the log.
-
-    Must be called before torch is imported, which reads it then.
-    """
-    if "OMP_NUM_THREADS" in os.environ:
-        return ""
-    cores = _count_cores()
-    threads = max(1, cores // ranks)
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    return f"OMP_NUM_THREADS={threads}: {cores} cores for {ranks} ranks"
-
-
-def _count_cores() -> int:
-    """Return how many cores this process may use: its affinity, or its cgroup's quota if lower."""
-    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return allowed if quota == "max" else min(allowed, ceil(int(quota) / int(period)))
-    except (OSError, ValueError):
-        return allowed
+            f"the accelerators of this node cannot be counted: {error}; set PET_NPROC_PER_NODE to "
+            "the number of ranks",
+        ) from None
+    return int(counted.stdout)
 
 
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: the interpreter would wait for a thread that may still be in the rendezvous.
+    # Not sys.exit: the interpreter would wait for a thread that may still be connecting.
     os._exit(code)

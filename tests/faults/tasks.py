@@ -242,5 +242,5 @@ class Disturbed(synthetic.Task):
         if moment == os.environ.get("MOMENT") and os.environ["RANK"] == "0":
             self._left -= 1
             for _ in range(2 * (self._left == 0)):
-                os.kill(int(os.environ["MUSTER_AGENT"]), signal.SIGTERM)
+                os.kill(int(os.environ["MUSTER_LAUNCHER"]), signal.SIGTERM)
                 time.sleep(0.2)

@@ -18,7 +18,7 @@ TABLE: list[tuple[Exit, dict[str, str], str]] = [
     (Exit.DONE, {}, ""),
     (Exit.CONFIG, {"TRAINER_MODE": "dpd"}, "TRAINER_MODE='dpd': no such mode"),
     (Exit.DATA, {"TRAINER_RESUME": "no/such/checkpoint"}, "no/such/checkpoint"),
-    (Exit.PEER, {"TRAINER_RENDEZVOUS_TIMEOUT": "1"}, "did not answer"),
+    (Exit.PEER, {"TRAINER_RENDEZVOUS_TIMEOUT": "1"}, "could not join the master, node 0"),
     (
         Exit.CODE,
         {"TRAINER_TASK": "tests.faults.tasks:Greedy", "GREEDY": "python"},

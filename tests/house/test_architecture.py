@@ -25,6 +25,12 @@ PLANTED = [
     ),
     ("the renderer needs no torch", "k8s/cli/report.py", "def _():\n    import torch"),
     ("the renderer needs no torch", "k8s/plan/make.py", "from trainer.models import chain"),
+    (
+        "the launcher needs the standard",
+        "trainer/launcher/ranks.py",
+        "from trainer.config import settings",
+    ),
+    ("the launcher needs the standard", "trainer/rendezvous/client.py", "import numpy"),
     ("the trainer knows no cluster", "trainer/tools/reference.py", "import yaml"),
     ("the trainer knows no cluster", "trainer/engine/run.py", "from k8s.base import names"),
     ("no circle", "trainer/config/exits.py", "from trainer.config import settings, environment"),
@@ -74,6 +80,22 @@ def test_what_is_shared_imports_no_torch() -> None:
     ]
     code = f"import {', '.join(shared)}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_launcher_runs_on_the_standard_library_alone() -> None:
+    """Every file of it, lazy imports of a start included, without any package installed."""
+    files = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for folder in ("launcher", "rendezvous")
+        for path in sorted((ROOT / "trainer" / folder).glob("*.py"))
+    ]
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {', '.join(files)}, trainer.launch; "
+    code += "known = {*sys.stdlib_module_names, 'trainer', '__main__'}; "
+    code += "print({name.partition('.')[0] for name in sys.modules} - known)"
+    ended = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.stdout == "set()\n", ended.stdout + ended.stderr
 
 
 def test_a_folder_has_a_dozen_files_at_most() -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,47 +11,86 @@ from typing import Any
 import pytest
 
 from tests.conftest import QUICK, ROOT
-from trainer.launcher.fork_server import ForkServer
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each rank is started anew"),
 ]
 
-RANKS = """
-import json, os, signal, sys
+# What the server runs in place of trainer/rank_server.py.
+SERVER = """
+import json, os, signal, socket, sys, time
 import numpy
-from trainer.launcher import fork_server
+from trainer.launcher.forking import block_signals, name_process, serve
+from trainer.launcher.orphans import die_with_parent
 
-def run_rank():
-    handlers = [signal.getsignal(n) is signal.SIG_DFL for n in (signal.SIGTERM, signal.SIGHUP)]
-    state = {
-        "environment": dict(os.environ),
-        "leads": os.getsid(0) == os.getpid(),
-        "handlers": handlers,
-        "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
-        "open": len(os.listdir("/dev/fd")),
-        "drawn": numpy.random.random(),
-    }
-    print(json.dumps(state))
-    print("error", file=sys.stderr)
-    sys.exit(int(os.environ["CODE"]))
+block_signals()
+die_with_parent(int(sys.argv[2]))
+connection = socket.socket(fileno=int(sys.argv[1]))
+serve(connection)
+connection.close()
+if "CODE" not in os.environ:
+    print(os.getppid(), flush=True)
+    time.sleep(60)
+handlers = [signal.getsignal(n) is signal.SIG_DFL for n in (signal.SIGTERM, signal.SIGHUP)]
+state = {
+    "environment": dict(os.environ),
+    "leads": os.getsid(0) == os.getpid(),
+    "handlers": handlers,
+    "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "open": len(os.listdir("/dev/fd")),
+    "drawn": numpy.random.random(),
+}
+print(json.dumps(state))
+print("error", file=sys.stderr)
+sys.exit(int(os.environ["CODE"]))
+"""
 
-server = fork_server.start(["numpy"], run_rank=run_rank)
+BEGIN = """
+import json, os, signal, time
+from contextlib import closing
+from trainer.config.exits import Fault
+from trainer.launcher.fork_server import ForkServer
+
+def wait(process):
+    end = time.monotonic() + 30
+    while (code := process.poll()) is None and time.monotonic() < end:
+        time.sleep(0.01)
+    return code
+
+server = ForkServer("own_server")
+"""
+
+
+@pytest.fixture
+def launcher(start: Any, tmp_path: Path) -> Any:
+    """Run a script with a fork server of ours; return what it has printed, and its folder."""
+    (tmp_path / "own_server.py").write_text(SERVER, encoding="utf-8")
+
+    def run(script: str) -> tuple[list[str], Path]:
+        started = start("-c", BEGIN + script, PYTHONPATH=f"{tmp_path}:{ROOT}")
+        assert started.process.wait(60) == 0, started.read(started.stderr)
+        return started.read(started.out).splitlines(), Path(started.out.name).parent
+
+    return run
+
+
+RANKS = """
 ranks = []
 for number, code in enumerate((0, 69)):
     own = {"RANK": str(number), "CODE": str(code), "LARGE": "x" * 500_000, "BYTES": "\\udcff"}
     with open(f"out-{number}", "w") as out, open(f"err-{number}", "w") as err:
         ranks.append(server.fork(own, stdout=out.fileno(), stderr=err.fileno()))
-print(json.dumps([rank.wait(30) for rank in ranks]))
+print(json.dumps([wait(rank) for rank in ranks]))
+server.close()
 """
 
 
-def test_a_rank_starts_with_its_own_variables_files_signals_and_random_numbers(start: Any) -> None:
-    started = start("-c", RANKS, PYTHONPATH=str(ROOT))
-    folder = Path(started.out.name).parent
-    assert started.process.wait(60) == 0, started.read(started.stderr)
-    assert json.loads(started.read(started.out)) == [0, 69]
+def test_a_rank_starts_with_its_own_variables_files_signals_and_random_numbers(
+    launcher: Any,
+) -> None:
+    lines, folder = launcher(RANKS)
+    assert json.loads(lines[0]) == [0, 69]
     ranks = [json.loads((folder / f"out-{n}").read_text(encoding="utf-8")) for n in range(2)]
     for number, rank in enumerate(ranks):
         assert rank["environment"] == {
@@ -70,41 +108,28 @@ def test_a_rank_starts_with_its_own_variables_files_signals_and_random_numbers(s
 
 
 SIGNALLED = """
-import json, os, signal, time
-from trainer.launcher import fork_server
-
-server = fork_server.start(["signal"], run_rank=lambda: time.sleep(60))
 codes = []
 for _ in range(50):
     rank = server.fork({}, stdout=1, stderr=2)
     os.kill(rank.pid, signal.SIGTERM)
-    codes.append(rank.wait(10))
+    codes.append(wait(rank))
 print(json.dumps(codes))
+server.close()
 """
 
 
-def test_a_signal_right_after_the_fork_is_not_lost(start: Any) -> None:
-    started = start("-c", SIGNALLED, PYTHONPATH=str(ROOT))
-    assert started.process.wait(60) == 0, started.read(started.stderr)
-    assert json.loads(started.read(started.out)) == [-15] * 50
+def test_a_signal_right_after_the_fork_is_not_lost(launcher: Any) -> None:
+    lines, _ = launcher(SIGNALLED)
+    assert json.loads(lines[-1]) == [-15] * 50
 
 
 LOST = """
-import os, signal, time
-from trainer.config.exits import Fault
-from trainer.launcher import fork_server
-
-def run_rank():
-    print(os.getppid(), flush=True)
-    time.sleep(60)
-
-server = fork_server.start(["signal"], run_rank=run_rank)
 with open("parent", "w") as file:
     rank = server.fork({}, stdout=file.fileno(), stderr=2)
 while not (pid := open("parent").read()):
     time.sleep(0.01)
 os.kill(int(pid), signal.SIGKILL)
-print(rank.wait(10))
+print(wait(rank))
 try:
     server.fork({}, stdout=1, stderr=2)
 except Fault as fault:
@@ -112,11 +137,9 @@ except Fault as fault:
 """
 
 
-def test_ranks_end_with_a_server_that_is_killed(start: Any) -> None:
-    started = start("-c", LOST, PYTHONPATH=str(ROOT))
-    assert started.process.wait(60) == 0, started.read(started.stderr)
-    lost = "71 the process that forks the ranks does not answer"
-    assert started.read(started.out).splitlines() == ["-9", lost]
+def test_ranks_end_with_a_server_that_is_killed(launcher: Any) -> None:
+    lines, _ = launcher(LOST)
+    assert lines == ["-9", "70 the process that forks the ranks was killed"]
 
 
 # The first call of the driver, after which it is of no use to a fork. It knows no device.
@@ -180,11 +203,20 @@ def test_a_driver_that_crashes_while_devices_are_counted_is_71(
     assert "PET_NPROC_PER_NODE" in ended.stderr
 
 
-def test_the_exit_code_of_an_earlier_process_is_not_taken_for_a_new_one_of_its_number() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server = ForkServer(ours, 0)
-    theirs.send(b"started 5 0")
-    theirs.send(b"ended 5 69")
-    assert server.exit_code(5) == 69
-    theirs.send(b"started 5 0")
-    assert server.exit_code(5) is None
+REUSED = """
+import socket
+ours, theirs = socket.socketpair()
+server.close()
+server._socket, server._gone = ours, False
+theirs.send(b'{"pid": 5}\\n{"ended": 5, "code": 69}\\n')
+print(server.exit_code(5))
+theirs.send(b'{"pid": 5}\\n')
+print(server.exit_code(5))
+"""
+
+
+def test_the_exit_code_of_an_earlier_process_is_not_taken_for_a_new_one_of_its_number(
+    launcher: Any,
+) -> None:
+    lines, _ = launcher(REUSED)
+    assert lines == ["69", "None"]

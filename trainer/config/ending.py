@@ -31,7 +31,7 @@ def report_fault(fault: Fault, error: BaseException | None) -> int:
         report = {"message": str(fault), "errorCode": int(fault.code), "extraInfo": details}
         with contextlib.suppress(OSError):  # a full disk must not change the exit code
             Path(file).write_text(json.dumps({"message": report}), encoding="utf-8")
-    if "MUSTER_AGENT" not in os.environ:  # trainer.launch reports it, once for all its ranks
+    if "MUSTER_LAUNCHER" not in os.environ:  # trainer.launch reports it, once for all its ranks
         rank = f" rank {os.environ['RANK']}" if "RANK" in os.environ else ""
         print(f"{trace}trainer:{rank} {fault} (exit {fault.code})", file=sys.stderr, flush=True)
     return fault.code

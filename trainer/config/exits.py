@@ -7,11 +7,13 @@ Imports neither torch nor kubernetes.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import Enum, IntEnum
 
 
-class Action(StrEnum):
+class Action(str, Enum):  # noqa: UP042  # the launcher runs on Python 3.10, which has no StrEnum
     """What a launcher does after a pod has ended with a code."""
+
+    __str__ = str.__str__
 
     NONE = "nothing, the job is done"
     FAIL = "fail the job at once"

@@ -16,6 +16,7 @@ from trainer.config.settings import Settings
 from trainer.distributed import optim
 from trainer.distributed.runtime import Runtime
 from trainer.engine.run import Run
+from trainer.watch import peer_losses
 
 log = logging.getLogger("trainer")
 
@@ -128,6 +129,8 @@ def _report(run: Run, saved: Saved | None) -> None:
     place = {"step": saved.step, "path": saved.where}
     if saved.refusal is None:
         run.saved, run.saved_step = saved.where, saved.step
+        if run.runtime.local_rank == 0:
+            peer_losses.forget(run.settings.run_folder)
         took = {"blocked_s": saved.blocked_s, "seconds": saved.seconds, "bytes": saved.bytes}
         run.report("checkpoint", action="saved", **place, **took)
         return

@@ -1,21 +1,17 @@
-"""A process that has imported what ranks need, and forks them: a rank then starts in milliseconds.
+"""The launcher's side of trainer/rank_server.py, which has imported torch and forks the ranks.
 
 Importing torch and the trainer costs each rank seconds of a core, at every start and restart; forked
-ranks share the imports and their memory. The server itself is forked before there are threads, since a
-fork loses them with the locks they hold, and never touches a device, since a GPU driver in use does not
-survive a fork.
+ranks share the imports and their memory. The launcher itself imports none of it.
 
-    server = start(modules, run_rank=train)
+    server = ForkServer()
+    facts = server.facts()                  # what the launcher needs of the settings, checked
     process = server.fork(environment, stdout=1, stderr=2)
+    pid, port = server.fork_store()
 
-Each message is one packet. To the server: one byte with three files, of which the first holds the rank's
-environment as JSON. From it: "started PID 0" and "ended PID CODE".
+Each message is a line of JSON, over a socket between the two.
 """
 
 import contextlib
-import ctypes
-import gc
-import importlib
 import json
 import os
 import select
@@ -23,114 +19,120 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from trainer.config.exits import Exit, Fault
-from trainer.launcher.orphans import die_with_parent
 
-_PR_SET_NAME = 15  # linux/prctl.h
 _FORK_TIMEOUT = 60.0  # seconds; it takes milliseconds
 _CLOSE_TIMEOUT = 5.0  # seconds
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-def start(modules: Iterable[str], *, run_rank: Callable[[], object]) -> "ForkServer":
-    """Import `modules` and fork the server. Each forked process calls `run_rank`, which must exit.
-
-    Must be called while there is one thread. Signals wait until the imports are done: an exception
-    raised inside an import may be taken for a missing module.
-    """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    gc.disable()
-    for module in modules:
-        importlib.import_module(module)
-    gc.freeze()  # a collection would touch, and so copy, the pages that ranks share
-    gc.enable()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    launcher = os.getpid()
-    if pid := os.fork():
-        theirs.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        return ForkServer(ours, pid)
-    ours.close()
-    try:
-        die_with_parent(launcher)
-        _name_process("fork server")
-        _serve(theirs)
-    except BaseException:  # noqa: BLE001  # this process must not run the launcher's code
-        os._exit(1)
-    theirs.close()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    run_rank()
-    raise AssertionError("run_rank returned")
+_CHUNK = 65536
 
 
 class ForkServer:
-    """The launcher's side."""
+    """Starts the process. Its ranks die with it, and it with the launcher."""
 
-    def __init__(self, connection: socket.socket, pid: int) -> None:
-        self._connection = connection
-        self._pid = pid
-        self._started: list[int] = []
-        self._codes: dict[int, int] = {}
+    def __init__(self, module: str = "trainer.rank_server") -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the launcher
+            )
+        self._socket = ours
+        self._incomplete = b""
         self._gone = False
-        self._lock = threading.Lock()
+        self._answers: list[dict[str, Any]] = []
+        self._codes: dict[int, int] = {}
+
+    def facts(self) -> dict[str, Any]:
+        """Wait until the settings are checked; return what the launcher needs of them. Raises Fault."""
+        facts = self._answer(timeout=None)
+        if facts is None:
+            raise Fault(
+                Exit.CODE, f"the process that checks the settings ended with {self._process.wait()}"
+            )
+        if "fault" in facts:
+            raise Fault(Exit(facts["fault"]), facts["message"])
+        return facts
+
+    def wait_until_imported(self) -> None:
+        """Wait until torch is imported, however slow its disk. Raises Fault(70)."""
+        if self._answer(timeout=None) is None:
+            raise Fault(
+                Exit.CODE, f"the process that imports torch ended with {self._process.wait()}"
+            )
 
     def fork(self, environment: Mapping[str, str], *, stdout: int, stderr: int) -> "ForkedProcess":
-        """Fork a rank with this environment and output. Raises Fault(71) when the server is gone."""
-        with self._lock, os.fdopen(os.memfd_create("environment"), "wb") as file:
-            file.write(json.dumps(dict(environment)).encode())
-            file.flush()
-            with contextlib.suppress(OSError):  # seen by _receive
-                socket.send_fds(self._connection, [b"f"], [file.fileno(), stdout, stderr])
-            end = time.monotonic() + _FORK_TIMEOUT
-            while not self._started:
-                if self._gone or time.monotonic() >= end:
-                    raise Fault(Exit.MACHINE, "the process that forks the ranks does not answer")
-                self._receive(timeout=1)
-            return ForkedProcess(self, self._started.pop())
+        """Fork a rank with this environment and output. Raises Fault(70) when the server is gone."""
+        request = json.dumps({"fork": "rank", "environment": dict(environment)})
+        with contextlib.suppress(OSError):  # seen as no answer
+            sent = socket.send_fds(self._socket, [request.encode()], [stdout, stderr])
+            self._socket.sendall(request.encode()[sent:] + b"\n")
+        return ForkedProcess(self, self._started()["pid"])
+
+    def fork_store(self) -> tuple["ForkedProcess", int]:
+        """Fork a process with a new store; return it and the store's port. Raises Fault(70)."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(b'{"fork": "store"}\n')
+        answers = self._started() | self._started()  # the server's and the store's, in any order
+        return ForkedProcess(self, answers["pid"]), answers["port"]
 
     def exit_code(self, pid: int) -> int | None:
         """Return how a forked process has ended, or None while it runs."""
-        with self._lock:
-            self._receive(timeout=0)
-            # The processes die with the server.
-            return self._codes.get(pid, -signal.SIGKILL if self._gone else None)
+        self._receive(timeout=0)
+        # The processes die with the server.
+        return self._codes.get(pid, -signal.SIGKILL if self._gone else None)
 
     def close(self) -> None:
         """End the server and all that it has forked."""
         with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        end = time.monotonic() + _CLOSE_TIMEOUT
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(self._pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
-                time.sleep(0.005)
+            self._socket.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(_CLOSE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._socket.close()
+
+    def _started(self) -> dict[str, Any]:
+        answer = self._answer(timeout=_FORK_TIMEOUT)
+        if self._gone:
+            raise Fault(Exit.CODE, "the process that forks the ranks was killed")
+        if answer is None:
+            raise Fault(Exit.MACHINE, "the process that forks the ranks does not answer")
+        return answer
+
+    def _answer(self, *, timeout: float | None) -> dict[str, Any] | None:
+        """Return the next answer; None when the server is gone or `timeout` seconds have passed."""
+        end = time.monotonic() + (timeout if timeout is not None else float("inf"))
+        while not self._answers and not self._gone and time.monotonic() < end:
+            self._receive(timeout=1)
+        return self._answers.pop(0) if self._answers else None
 
     def _receive(self, *, timeout: float) -> None:
-        """Handle all messages that have arrived; wait up to `timeout` seconds for the first."""
-        while not self._gone and select.select([self._connection], [], [], timeout)[0]:
+        """Take what has arrived; wait up to `timeout` seconds for the first."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while not self._gone and poll.poll(timeout * 1000):
             timeout = 0
             try:
-                message = self._connection.recv(100)
+                data = self._socket.recv(_CHUNK)
             except OSError:
-                message = b""
-            if not message:
-                self._gone = True
-                return
-            event, pid, code = message.split()
-            if event == b"started":
-                self._started.append(int(pid))
-                self._codes.pop(int(pid), None)  # an earlier process had this number
-            else:
-                self._codes[int(pid)] = int(code)
+                data = b""
+            self._gone = not data
+            *lines, self._incomplete = (self._incomplete + data).split(b"\n")
+            for message in map(json.loads, lines):
+                if "ended" in message:
+                    self._codes[message["ended"]] = message["code"]
+                else:
+                    self._codes.pop(message.get("pid"), None)  # an earlier process had this number
+                    self._answers.append(message)
 
 
 class ForkedProcess:
-    """A rank's process: the part of subprocess.Popen that torch's agent uses."""
+    """A forked process: the part of subprocess.Popen that is used here."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server = server
@@ -139,74 +141,3 @@ class ForkedProcess:
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, or None while the process runs."""
         return self._server.exit_code(self.pid)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit code. Raises TimeoutExpired after `timeout` seconds."""
-        end = time.monotonic() + (timeout if timeout is not None else float("inf"))
-        while (code := self.poll()) is None:
-            if time.monotonic() >= end:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-            time.sleep(0.01)
-        return code
-
-
-def _serve(connection: socket.socket) -> None:
-    """Fork a rank at each request and report each end; return in a rank, exit with the launcher."""
-    wakeup, on_signal = os.pipe()  # readable after a SIGCHLD
-    os.set_blocking(on_signal, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(on_signal)
-    inputs: list[socket.socket | int] = [connection, wakeup]
-    while True:
-        ready, _, _ = select.select(inputs, [], [])
-        if wakeup in ready:
-            os.read(wakeup, 65536)
-            _report_ended(connection)
-        if connection in ready:
-            request, files, _, _ = socket.recv_fds(connection, 1, 3)
-            if not request:
-                os._exit(0)
-            server = os.getpid()
-            pid = os.fork()
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                os.close(wakeup)
-                os.close(on_signal)
-                _become_rank(*files)
-                die_with_parent(server)
-                return
-            for file in files:
-                os.close(file)
-            connection.send(f"started {pid} 0".encode())
-
-
-def _report_ended(connection: socket.socket) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            connection.send(f"ended {pid} {os.waitstatus_to_exitcode(status)}".encode())
-
-
-def _become_rank(environment: int, stdout: int, stderr: int) -> None:
-    """Take the session, signal handlers, files and variables that a new process would have."""
-    os.setsid()
-    for number in (*_SIGNALS, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for target, file in enumerate((stdout, stderr), start=1):
-        os.dup2(file, target)
-        os.close(file)
-    os.environ.clear()
-    with os.fdopen(environment, "rb") as variables:
-        variables.seek(0)
-        os.environ.update(json.load(variables))
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # else all ranks draw the same numbers
-    _name_process(f"rank {os.environ.get('RANK', '')}")
-
-
-def _name_process(name: str) -> None:
-    """Name this process for `ps` and `top`, which show the launcher's command line for it."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

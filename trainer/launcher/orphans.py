@@ -1,6 +1,9 @@
 """Have the kernel kill a process with its parent: an orphaned rank would keep its GPU and train on.
 
-`python -m trainer` calls `die_with_launcher` before anything else.
+A rank of our trainer calls `die_with_launcher` before anything else. For a command of another kind the
+launcher starts this file, which then becomes the command:
+
+    python orphans.py PARENT_PID COMMAND ARGUMENT...
 """
 
 import ctypes
@@ -8,21 +11,35 @@ import os
 import signal
 import sys
 
-from trainer.config.exits import Exit, Fault
-
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PEER = 69  # as in the table of exit codes, which this file cannot import when it is started
 
 
 def die_with_launcher() -> None:
-    """Die with the launcher that started this rank. Raises Fault(69) when it is gone already."""
-    if sys.platform != "linux" or "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-    launcher = os.environ.get("MUSTER_AGENT")
-    die_with_parent(int(launcher) if launcher else None)
+    """Die with the launcher that started this rank; exit with 69 when it is gone already."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        launcher = os.environ.get("MUSTER_LAUNCHER")
+        die_with_parent(int(launcher) if launcher else None)
 
 
 def die_with_parent(parent: int | None) -> None:
-    """Die with the parent, process `parent` where known. Raises Fault(69) when it is gone already."""
+    """Die with the parent, process `parent` where known; exit with 69 when it is gone already."""
+    if sys.platform != "linux":
+        return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
-        raise Fault(Exit.PEER, "the launcher of this rank is gone")
+        os._exit(_PEER)
+
+
+def _become_command() -> None:
+    die_with_parent(int(sys.argv[1]))
+    command = sys.argv[2:]
+    try:
+        os.execvp(command[0], command)  # noqa: S606  # what the user has asked for
+    except OSError as error:
+        print(f"launch: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(64)
+
+
+if __name__ == "__main__":
+    _become_command()

@@ -1,10 +1,10 @@
 """Forwards the output of this node's ranks line by line, each line with its rank before it.
 
-Ranks that write to one pipe tear each other's lines. torch's `--tee` does not, but writes all output to
-files as well, which fill the disk, and puts its prefix before JSON too.
+Ranks that write to one pipe tear each other's lines. torchrun's `--tee` does not, but writes all output
+to files as well, which fill the disk, and puts its prefix before JSON too.
 
     with closing(RankOutput(2)) as output:
-        stdouts, stderrs = output.paths({0: 4, 1: 5})    # of global ranks 4 and 5
+        files = output.files(first_rank=4, world_size=8)    # {0: (stdout, stderr), 1: ...}
 """
 
 import os
@@ -13,7 +13,6 @@ import selectors
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainer.config.lines import EVENT, rank_prefix
@@ -67,6 +66,7 @@ class RankOutput:
     """Pipes for up to `ranks` local ranks, read by a thread. A terminal is left to the ranks."""
 
     def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
         targets = [stream.fileno() for stream in (sys.stdout, sys.stderr) if not stream.isatty()]
         self._streams = {
             (rank, target): _new_stream(target) for rank in range(ranks) for target in targets
@@ -76,22 +76,22 @@ class RankOutput:
         self._thread = threading.Thread(target=self._forward, name="output", daemon=True)
         self._thread.start()
 
-    def paths(self, ranks: Mapping[int, int]) -> tuple[dict[int, str], dict[int, str]]:
-        """Return the files for the next ranks' stdout and stderr by local rank; "" is our own.
+    def files(self, first_rank: int, world_size: int) -> dict[int, tuple[int, int]]:
+        """Return the descriptors for the next ranks' stdout and stderr by local rank.
 
-        `ranks` are the global ranks by local rank.
+        The rank of a job of one rank has the launcher's own: there is nothing to tell apart.
         """
         self.drain()
         for (local, target), stream in self._streams.items():
-            stream.prefix = rank_prefix(ranks[local]).encode()
-            has_events = target == sys.stdout.fileno() and ranks[local] == 0
+            stream.prefix = rank_prefix(first_rank + local).encode()
+            has_events = target == sys.stdout.fileno() and first_rank + local == 0
             stream.unprefixed = EVENT.encode() if has_events else None
-        found = {key: f"/dev/fd/{stream.write_end}" for key, stream in self._streams.items()}
-        stdouts, stderrs = (
-            {local: found.get((local, target.fileno()), "") for local in ranks}
-            for target in (sys.stdout, sys.stderr)
-        )
-        return stdouts, stderrs
+        own = sys.stdout.fileno(), sys.stderr.fileno()
+        ends = {key: stream.write_end for key, stream in self._streams.items() if world_size > 1}
+        return {
+            local: (ends.get((local, own[0]), own[0]), ends.get((local, own[1]), own[1]))
+            for local in range(self._ranks)
+        }
 
     def drain(self) -> None:
         """Forward all that the ranks have written; call it once they have ended."""

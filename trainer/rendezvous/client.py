@@ -1,48 +1,52 @@
-"""A node's connection to the rendezvous server: it joins, waits for rounds, and learns of lost peers.
+"""A node's membership: a thread joins, sends heartbeats, and learns of rounds and of lost peers.
 
-server.py describes the messages. A thread of its own sends the heartbeats, so that no work of the
-caller delays one.
+The thread does all that waits for the network, so that a signal is handled at once by the main thread.
 
-    client = RendezvousClient("job-0.job", 29500, job="job-1", ranks=8, peer_timeout=3)
+    client = RendezvousClient(contract, meeting.open, secret="", peer_timeout=3, has_store=True)
+    client.start(deadline=time.monotonic() + 600)
+    found = client.next_round(clean=True, open_port=lambda: 0, deadline=..., turn=lambda: None)
 """
 
 import contextlib
 import logging
-import select
+import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from trainer.config.contract import Contract
 from trainer.config.exits import Exit, Fault
-from trainer.rendezvous.connection import Connection, Message, connect
+from trainer.rendezvous.connection import Connection, connect, readable
+from trainer.rendezvous.messages import (
+    FROM_SERVER,
+    Message,
+    decode,
+    encode,
+    equal,
+    heartbeat_interval,
+    proof,
+)
 
 _RETRY_INTERVAL = 0.5  # seconds
+_TURN = 0.1  # seconds; how soon the main thread sees that it is to stop
+_STORE_TIMEOUT = 30.0  # seconds; it listens before the round starts
 
 _log = logging.getLogger("launch")
 
 
 @dataclass(frozen=True)
 class Round:
-    """Round `number`: the names of its nodes, the ranks of each, and the store's port on the server.
-
-    `rank` is this node's index in both lists.
-    """
+    """Round `number` as this node sees it; rank 0, or its store, listens at `address` and `port`."""
 
     number: int
-    rank: int
-    nodes: list[str]
-    ranks: list[int]
-    store: int
-
-    @property
-    def world_size(self) -> int:
-        return sum(self.ranks)
-
-    @property
-    def first_rank(self) -> int:
-        """The global rank of this node's local rank 0."""
-        return sum(self.ranks[: self.rank])
+    node: int
+    nodes: int
+    first_rank: int
+    world_size: int
+    address: str
+    port: int
 
 
 @dataclass(frozen=True)
@@ -56,191 +60,262 @@ class MembershipEvent:
 
 
 class RendezvousClient:
-    """This node's membership. The public events are set by the receiving thread."""
+    """This node's membership. The public events are set by the thread."""
 
     def __init__(
-        self, address: str, port: int, *, job: str, ranks: int, peer_timeout: float
+        self,
+        contract: Contract,
+        open_connection: Callable[[], socket.socket],
+        *,
+        secret: str,
+        peer_timeout: float,
+        has_store: bool,
     ) -> None:
-        self._address, self._port = address, port
-        self._job, self._ranks = job, ranks
-        self._peer_timeout = peer_timeout
+        self._contract = contract
+        self._open_connection = open_connection
+        self._key = f"{contract.rendezvous_id}\n{secret}"
+        self._silence = peer_timeout  # after which the server is lost
+        self._has_store = has_store  # which listens before a round starts
         self._connection: Connection | None = None
         self._changed = threading.Condition()
         self._round: Round | None = None  # the newest one
-        self._entered: Round | None = None  # the newest one that `next_round` has returned
-        self._joined_nodes = 1
+        self._address = ""  # the server's
+        self._here = 0  # nodes
+        self._problem = "no answer"  # with joining
         self._left = False
-        self._refusal = ""  # the latest reason
-        self.server = ""  # the address at which the server was found
+        self.joined = False
+        self.failure: Fault | None = None  # why this node will not join
         self.membership_changed: MembershipEvent | None = None  # stop, and go to the next round
         self.peer_lost: MembershipEvent | None = None  # there will be no next round
         self.peer_finished: MembershipEvent | None = None  # this node is expected to end soon, too
 
-    def join(self, number: int, *, deadline: float, own_address: str | None) -> None:
-        """Join as node `number`, and try again while refused. Raises Fault(69) at `deadline`.
-
-        A refusal may be temporary: the server may belong to an attempt that is about to end.
-        """
-        logged = None
-        while True:
-            problem = self._try_to_join(number, deadline, own_address)
-            if problem is None:
-                threading.Thread(target=self._receive, name="membership", daemon=True).start()
-                return
-            place = f"{self._address}:{self._port}"
-            if problem != logged:
-                _log.info("waiting to join the rendezvous at %s (%s)", place, problem)
-                logged = problem
-            if time.monotonic() >= deadline:
-                raise Fault(Exit.PEER, f"could not join the rendezvous at {place}: {problem}")
-            self.pause(_RETRY_INTERVAL)
-
-    def _try_to_join(self, number: int, deadline: float, own_address: str | None) -> str | None:
-        """Connect and join once. Return the reason when that did not work."""
-        try:
-            connected = connect(self._address, self._port)
-        except OSError as error:
-            return str(error)
-        numeric = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-        self.server, _ = socket.getnameinfo(connected.getpeername(), numeric)
-        own_address = own_address or connected.getsockname()[0]
-        self._connection = connection = Connection(connected)
-        connection.send(
-            "join", number=number, address=own_address, job=self._job, ranks=self._ranks
+    def start(self, *, deadline: float) -> None:
+        """Begin to join, until `deadline`."""
+        thread = threading.Thread(
+            target=self._run, args=(deadline,), name="membership", daemon=True
         )
-        # The server answers each node that has joined within a heartbeat.
-        deadline = min(deadline, time.monotonic() + self._peer_timeout)
-        while time.monotonic() < deadline and not connection.closed:
-            self._raise_if_over()
-            select.select([connection], [], [], 0.1)
-            messages = connection.receive()
-            for message in messages:
-                if message["kind"] == "finished":
-                    raise Fault(Exit.DONE, "the run was finished before this node came")
-                if message["kind"] == "refused":
-                    self._refusal = str(message.get("reason"))
-                    connection.close()
-                    return self._refusal
-                self._handle(message)  # "start" may come with the first heartbeat
-            if messages:
-                return None
+        thread.start()
+
+    def next_round(
+        self,
+        *,
+        clean: bool,
+        open_port: Callable[[], int],
+        deadline: float,
+        turn: Callable[[], None],
+    ) -> Round:
+        """Report that the ranks here can start, the former ones having ended cleanly or not; wait.
+
+        `open_port` returns where rank 0 or its store will listen, if that is on this node; `turn` is
+        called ten times a second. Raises Fault(69) at `deadline` or when there will be no round,
+        Fault(0) when the run is over, and what `turn` raises.
+        """
+        reported = False
+        while True:
+            if self.joined and not reported:
+                port = open_port()
+                with self._changed:
+                    self._round, reported = None, True
+                    self._send("ready", clean=clean, port=port)
+            with self._changed:
+                self._changed.wait_for(lambda: self._round or self._is_over(), timeout=_TURN)
+                found = self._round
+            self._raise_if_over(turn)
+            if found is not None:
+                if self._listens(found, deadline, turn):
+                    return found
+                reported = False
+            elif time.monotonic() >= deadline:
+                raise Fault(Exit.PEER, self._who_is_missing())
+
+    def _listens(self, found: Round, deadline: float, turn: Callable[[], None]) -> bool:
+        """Wait until the round's store accepts connections; return False when the round is over.
+
+        A process group would wait for its whole time-out, also after the server is lost.
+        """
+        deadline = min(deadline, time.monotonic() + _STORE_TIMEOUT)
+        while self._has_store and found.world_size > 1 and found.node > 0:
+            if self.membership_changed:
+                return False
+            try:
+                connect(found.address, found.port).close()
+                break
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    raise Fault(
+                        Exit.PEER,
+                        f"no answer from the round's store at {found.address}:{found.port}: "
+                        f"{error.strerror or error}; nodes must reach each other at every port",
+                    ) from None
+            with self._changed:
+                self._changed.wait_for(self._is_over, timeout=_TURN)
+            self._raise_if_over(turn)
+        return True
+
+    def leave(self, ending: Exit) -> None:
+        """Disconnect: in order when the ranks have finished or were stopped, else as a lost node."""
+        with self._changed:
+            if not self._left and self.joined and ending in (Exit.DONE, Exit.STOPPED):
+                self._send("leave", done=ending == Exit.DONE)
+            self._left = True
+            self._changed.notify_all()
+            if self._connection is not None:
+                self._connection.close()
+
+    def _run(self, deadline: float) -> None:
+        try:
+            self._join(deadline)
+            self._receive()
+        except Exception as error:  # noqa: BLE001  # raised where it is waited for
+            fault = Fault(Exit.CODE, f"the rendezvous failed: {type(error).__name__}: {error}")
+            with self._changed:
+                self.failure = error if isinstance(error, Fault) else fault
+                self._changed.notify_all()
+
+    def _join(self, deadline: float) -> None:
+        """Join, and try again while refused: the server may be of an attempt that is about to end."""
+        endpoint = self._contract.endpoint
+        while not self._left:
+            try:
+                problem = self._try_to_join()
+            except OSError as error:
+                problem = str(error)
+            if not problem or self._left:
+                return
+            if problem != self._problem:
+                _log.info("waiting for the master, node 0, at %s (%s)", endpoint, problem)
+                self._problem = problem
+            if time.monotonic() + _RETRY_INTERVAL >= deadline:
+                raise Fault(Exit.PEER, self._who_is_missing())
+            with self._changed:
+                self._changed.wait_for(lambda: self._left, timeout=_RETRY_INTERVAL)
+
+    def _try_to_join(self) -> str:
+        """Connect and join once; return why that did not work, or ""."""
+        connected = self._open_connection()
+        self._connection = connection = Connection(connected)
+        self._address = _server_address(connected)
+        end = time.monotonic() + self._silence  # the server answers at once
+        number, ranks = self._contract.node_rank, self._contract.ranks_per_node
+        nonce = secrets.token_hex(16)
+        challenge, proven, problem = "", False, ""
+        while time.monotonic() < end and not connection.closed and not self._left:
+            readable(connection, _TURN)
+            for line in connection.receive():
+                message = decode(line, FROM_SERVER)
+                if message is None:
+                    connection.closed = True
+                    break
+                match message["kind"]:
+                    case "challenge" if not challenge:
+                        challenge = message["nonce"]
+                        ours = proof(self._key, "join", challenge, nonce, number, ranks)
+                        fields = {"number": number, "ranks": ranks, "nonce": nonce, "proof": ours}
+                        connection.send(encode("join", **fields))
+                    case "welcome":
+                        theirs = proof(self._key, "welcome", challenge, nonce)
+                        proven = equal(message["proof"], theirs)
+                        self._silence = message["silence"]
+                    case "refused":
+                        problem = message["reason"]
+                    case "finished" if proven:
+                        raise Fault(Exit.DONE, "the run was finished before this node came")
+                    case _ if proven:  # the first heartbeat admits this node
+                        with self._changed:
+                            self.joined = True
+                            self._handle(message)
+                    case _:
+                        connection.closed = True
+            if self.joined:
+                return ""
         connection.close()
-        return self._refusal or "the connection ended"
+        return problem or "no answer"
 
     def _receive(self) -> None:
         """Handle messages and send heartbeats until this node leaves or the server is lost."""
         connection = self._connection
-        assert connection is not None  # noqa: S101  # join has set it
-        last_turn = time.monotonic()
+        assert connection is not None  # noqa: S101  # _join has set it
+        limit = self._silence
+        last_turn = next_heartbeat = time.monotonic()
         while not self._left:
             with contextlib.suppress(OSError, ValueError):  # closed by leave()
-                select.select([connection], [], [], self._peer_timeout / 6)
-            for message in connection.receive():
-                self._handle(message)
+                readable(connection, max(0.0, next_heartbeat - time.monotonic()))
+            for line in connection.receive():
+                message = decode(line, FROM_SERVER)
+                if message is None:
+                    connection.closed = True
+                    break
+                with self._changed:
+                    self._handle(message)
             now = time.monotonic()
-            if now - last_turn > self._peer_timeout / 2:  # this process was suspended
+            if now - last_turn > limit / 2:  # this process was suspended
                 connection.last_received = now
             last_turn = now
             silence = now - connection.last_received
-            if connection.closed or silence > self._peer_timeout:
+            if connection.closed or silence > limit:
                 how = "is gone" if connection.closed else f"has been silent for {silence:.1f} s"
                 self._lose_server(how, silent=not connection.closed)
                 return
-            connection.send("heartbeat")
+            if now >= next_heartbeat:
+                next_heartbeat = now + heartbeat_interval(limit)
+                with self._changed:
+                    self._send("heartbeat")
 
     def _lose_server(self, how: str, *, silent: bool) -> None:
-        reason = f"the rendezvous at {self._address}:{self._port} {how}"
+        reason = f"node 0 at {self._contract.endpoint} {how}"
         with self._changed:
             if not self._is_over():
                 self.peer_lost = MembershipEvent(reason, True, time.monotonic(), silent)
             self._changed.notify_all()
 
     def _handle(self, message: Message) -> None:
-        with self._changed:
-            reason, now = str(message.get("reason")), time.monotonic()
-            match message["kind"]:
-                case "heartbeat":
-                    self._joined_nodes = int(message["here"])
-                case "start":
-                    del message["kind"]
-                    self._round = Round(**message)
-                    self.membership_changed = None
-                case "membership_changed":
-                    self.membership_changed = MembershipEvent(reason, message["lost"], now)
-                case "peer_lost":
-                    self.peer_lost = MembershipEvent(reason, True, now, message["silent"])
-                case "peer_finished":
-                    self.peer_finished = MembershipEvent(reason, False, now)
-            self._changed.notify_all()
-
-    def next_round(self, *, deadline: float, clean: bool, min_nodes: int) -> Round:
-        """Report that the ranks here have ended, cleanly or not, and wait for the next round.
-
-        Raises Fault(69) at `deadline` or when there will be no round, and Fault(143) after `leave`.
-        """
-        with self._changed:
-            if self._round is not None and self._round is self._entered:
-                self._round = None
-                self._send("ready", clean=clean)
-            self._changed.wait_for(
-                lambda: self._round or self._is_over(), timeout=deadline - time.monotonic()
-            )
-            self._raise_if_over()
-            if self._round is None:
-                raise Fault(
-                    Exit.PEER,
-                    f"only {self._joined_nodes} of {min_nodes} nodes came to the rendezvous at "
-                    f"{self._address}:{self._port} in time (TRAINER_RENDEZVOUS_TIMEOUT)",
-                )
-            self._entered = self._round
-            return self._round
-
-    def wait_for_port(self, port: int, *, deadline: float) -> None:
-        """Wait until the server's machine accepts connections at `port`, such as a round's store's.
-
-        torch's own client would wait for its whole time-out after the server is lost. Raises Fault(69)
-        when it is, or at `deadline`, and Fault(143) after `leave`.
-        """
-        while True:
-            try:
-                connect(self.server, port).close()
-            except OSError as error:
-                if time.monotonic() >= deadline:
-                    raise Fault(
-                        Exit.PEER,
-                        f"no answer from the rendezvous' store at {self.server}:{port}: "
-                        f"{error.strerror or error}; nodes must reach each other at every port",
-                    ) from None
-            else:
-                return
-            self.pause(_RETRY_INTERVAL)
-
-    def pause(self, seconds: float) -> None:
-        """Wait. Raises Fault(143) after `leave`, and Fault(69) when there will be no round."""
-        with self._changed:
-            self._changed.wait_for(self._is_over, timeout=seconds)
-            self._raise_if_over()
+        """Note what the server says. The caller holds the lock."""
+        reason, now = message.get("reason", ""), time.monotonic()
+        match message.pop("kind"):
+            case "heartbeat":
+                self._here = message["here"]
+            case "start":
+                number = message.pop("round")
+                self._round = Round(number=number, address=self._address, **message)
+                self.membership_changed = None
+            case "membership_changed":
+                self.membership_changed = MembershipEvent(reason, message["lost"], now)
+            case "peer_lost":
+                self.peer_lost = MembershipEvent(reason, True, now, message["silent"])
+            case "peer_finished":
+                self.peer_finished = MembershipEvent(reason, False, now)
+        self._changed.notify_all()
 
     def _is_over(self) -> bool:
         """Return whether this node takes part in no further round."""
-        return bool(self._left or self.peer_lost or self.peer_finished)
+        return bool(self._left or self.failure or self.peer_lost or self.peer_finished)
 
-    def _raise_if_over(self) -> None:
+    def _raise_if_over(self, turn: Callable[[], None]) -> None:
+        turn()
         if self._left:
             raise Fault(Exit.STOPPED, "stopped before any rank was started")
+        if self.failure:
+            raise self.failure
         if event := self.peer_lost or self.peer_finished:
             raise Fault(Exit.PEER, event.reason)
 
-    def leave(self, ending: Exit) -> None:
-        """Disconnect: in order when the ranks have finished or were stopped, else as a lost node."""
-        with self._changed:
-            if not self._left and ending in (Exit.DONE, Exit.STOPPED):
-                self._send("leave", done=ending == Exit.DONE)
-            self._left = True
-            self._changed.notify_all()
-        if self._connection is not None:
-            self._connection.close()
+    def _who_is_missing(self) -> str:
+        endpoint, limit = self._contract.endpoint, "in time (TRAINER_RENDEZVOUS_TIMEOUT)"
+        if not self.joined:
+            return f"could not join the master, node 0, at {endpoint} {limit}: {self._problem}"
+        wanted = self._contract.min_nodes
+        return f"only {self._here} of {wanted} nodes came to the rendezvous at {endpoint} {limit}"
 
-    def _send(self, kind: str, **fields: object) -> None:
+    def _send(self, kind: str, /, **fields: object) -> None:
         if self._connection is not None:
-            self._connection.send(kind, **fields)
+            self._connection.send(encode(kind, **fields))
+
+
+def _server_address(connected: socket.socket) -> str:
+    """Return the address at which the server was found, not its name: that may change its meaning."""
+    if connected.family == socket.AF_UNIX:
+        return "127.0.0.1"  # in this process
+    numeric = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+    with contextlib.suppress(OSError):
+        return socket.getnameinfo(connected.getpeername(), numeric)[0].removeprefix("::ffff:")
+    return ""  # gone already

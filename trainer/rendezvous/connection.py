@@ -1,22 +1,21 @@
-"""TCP connections between nodes: how one is opened, and the lines of JSON that go over it.
+"""TCP connections between nodes: how one is opened, and the lines that go over it.
 
     connection = Connection(connect("job-0.job", 29500))
-    connection.send("heartbeat")
+    connection.send(encode("heartbeat"))
 
-Nothing blocks but `connect`. What arrives is only ever parsed as JSON.
+Nothing blocks but `connect`.
 """
 
 import contextlib
-import json
 import os
 import select
 import socket
 import time
-from typing import Any
+from collections.abc import Collection
 
-Message = dict[str, Any]
+from trainer.rendezvous.messages import MAX_LINE
 
-_MAX_LINE = 65536  # bytes; no node sends a longer line
+_MAX_UNSENT = 1 << 20  # bytes; a peer that leaves more unread is gone
 _CONNECT_TIMEOUT = 2  # seconds; TCP repeats its first packet after one
 _RETRY_INTERVAL = 0.2  # seconds; an address that refused may be about to listen
 
@@ -44,10 +43,11 @@ def connect(host: str, port: int) -> socket.socket:
                 except OSError as error:  # no route
                     problem = error
                 else:
-                    pending[attempt] = candidate
+                    pending[attempt.fileno()] = attempt, candidate
             to_try = []
-            for attempt in select.select([], pending, [], _RETRY_INTERVAL)[1] if pending else ():
-                to_try.append(pending.pop(attempt))
+            for number in _writable(pending):
+                attempt, candidate = pending.pop(number)
+                to_try.append(candidate)
                 code = attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code == 0:
                     connected = attempt.dup()  # this block closes the others
@@ -60,49 +60,72 @@ def connect(host: str, port: int) -> socket.socket:
                 time.sleep(_RETRY_INTERVAL)
 
 
+def _writable(numbers: Collection[int]) -> list[int]:
+    """Return those that can be written, or have failed; wait a moment for the first."""
+    poll = select.poll()  # select would end at descriptor 1,023
+    for number in numbers:
+        poll.register(number, select.POLLOUT)
+    return [number for number, _ in poll.poll(_RETRY_INTERVAL * 1000)] if numbers else []
+
+
+def readable(connection: "Connection", seconds: float) -> bool:
+    """Wait for something to receive."""
+    if connection.closed:
+        return False
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
 class Connection:
-    """Messages over a socket. `last_received` is a monotonic time; `closed` is final."""
+    """Lines over a socket. `last_received` is a monotonic time; `closed` is final."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # one within this process is no TCP
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connected
         self.last_received = time.monotonic()
         self.closed = False
+        self.unsent = b""
         self._incomplete = b""
 
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
         return self.socket.fileno()
 
-    def send(self, kind: str, **fields: object) -> None:
-        """Send a message. A peer that does not take all of it at once counts as closed."""
-        text = json.dumps({"kind": kind, **fields}).encode() + b"\n"
+    def send(self, lines: bytes) -> None:
+        """Send, or keep for `flush` what the peer does not take at once."""
+        self.unsent += lines
+        self.flush()
+
+    def flush(self) -> None:
+        """Send more of what is kept. A peer that leaves too much unread counts as closed."""
         try:
-            if self.socket.send(text) != len(text):
-                self.closed = True
-        except OSError:  # BlockingIOError too: a peer that leaves so much unread is gone
+            while self.unsent and not self.closed:
+                self.unsent = self.unsent[self.socket.send(self.unsent) :]
+        except BlockingIOError:
+            self.closed = len(self.unsent) > _MAX_UNSENT
+        except OSError:
             self.closed = True
 
-    def receive(self) -> list[Message]:
-        """Return the messages that have arrived, without waiting."""
-        while not self.closed:
-            try:
-                data = self.socket.recv(_MAX_LINE)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            if not data or len(self._incomplete) > _MAX_LINE:
-                self.closed = True
-                break
-            self.last_received = time.monotonic()
-            self._incomplete += data
-        *lines, self._incomplete = self._incomplete.split(b"\n")
-        messages = [_parse(line) for line in lines]
-        if None in messages:
+    def receive(self) -> list[bytes]:
+        """Return the lines that have arrived, without waiting, up to one buffer; a long one closes."""
+        if self.closed:
+            return []
+        try:
+            data = self.socket.recv(MAX_LINE)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
             self.closed = True
-        return [message for message in messages if message is not None]
+            return []
+        self.last_received = time.monotonic()
+        *lines, self._incomplete = (self._incomplete + data).split(b"\n")
+        self.closed = len(self._incomplete) > MAX_LINE
+        return lines
 
     def close(self) -> None:
         """Close the connection; the peer still receives what was sent."""
@@ -110,12 +133,3 @@ class Connection:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
         self.socket.close()
-
-
-def _parse(line: bytes) -> Message | None:
-    """Return the message in a line, or None when it is not one."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) and isinstance(message.get("kind"), str) else None

@@ -1,117 +1,99 @@
-"""The rendezvous server on node 0: membership, heartbeats, round start.
+"""The rendezvous server on node 0: one thread, one connection for each node.
 
-Each node, node 0 included, holds one connection to it. A round is one start of all ranks.
+It proves who connects, checks every message, sends heartbeats and finds silent nodes; membership.py
+decides what follows. RENDEZVOUS.md describes the protocol.
 
-    states      +---------+  enough nodes, all ready: "start"      +---------+
-                | WAITING | -------------------------------------> | RUNNING |
-                +---------+ <------------------------------------- +---------+
-                     |        the ranks of a node ended;                |
-                     |        elastic: a node joined, left              |
-                     |        or was lost: "membership_changed"         |
-                     |                                                  |
-                     |  a node left with done: "peer_finished"          |
-                     +-------------------> +----------+ <---------------+
-                                           | FINISHED |  final: nodes that join get "finished"
-                                           +----------+
-
-A job of fixed size does not survive a node: when a running one loses a node, all others are sent
-"peer_lost"; when a node leaves, "peer_finished". They then end, and so does the server.
-
-    from a node                                from the server
-    join    job, number, address, ranks        refused             reason; the node tries again
-    ready   clean: its ranks could save        finished            the run is done, no round follows
-    leave   done: its ranks finished           heartbeat           here: nodes that have joined
-    heartbeat                                  start               number, rank, nodes, ranks, store
-                                               membership_changed  reason, lost; send ready
-                                               peer_lost           reason, silent
-                                               peer_finished       reason
-
-Each message is one line of JSON with its `kind`. `ranks` is the number of ranks of a node, or of each
-node; `store` is the port of the round's own TCPStore; `number` is the node's, or the round's.
-
-Time-outs, all on one machine's monotonic clock: a heartbeat every `peer_timeout` / 6; a node that is
-silent for `peer_timeout`, or whose connection ends without "leave", is lost. The first round of an
-elastic job starts when all of `max_nodes` have joined, or `last_call` seconds after the latest of at
-least `min_nodes`. A server that was itself suspended for half of `peer_timeout` counts the silence
-of all nodes from its wake-up. How long a node waits for a round is its own decision (client.py).
-
-Trust: none is established. The server believes every connection that knows the job's id; only the
-network keeps strangers away (NetworkPolicy). A malformed line ends its connection.
-
-torch's own rendezvous is not used because it compares the wall clocks of machines (a node whose clock
-is an hour behind is evicted as dead), waits 15 s for a lost node and 30 s for one more, and lets late
-and early nodes wait for each other's keys (pytorch 147064).
+    server = RendezvousServer(listener, rules, job="job-1", secret="...")
+    client = RendezvousClient(lambda: server.own_socket, ...)
+    server.close()
 """
 
-import contextlib
-import enum
+import logging
+import resource
+import secrets
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from trainer.rendezvous.connection import Connection, Message
+from trainer.config.exits import Exit, Fault
+from trainer.rendezvous.connection import Connection
+from trainer.rendezvous.membership import Membership, Node, Rules, State
+from trainer.rendezvous.messages import (
+    FROM_NODE,
+    HEARTBEATS_PER_SILENCE,
+    Message,
+    decode,
+    encode,
+    equal,
+    heartbeat_interval,
+    proof,
+)
+
+BACKLOG = 4096  # connections that wait to be accepted; the kernel may allow fewer
+
+_HEARTBEAT = encode("heartbeat").rstrip()
+_SECONDS_PER_HEARTBEAT = 100e-6  # of a core, with its answer: seven times what was measured
+_ACCEPTED_AT_ONCE = 100  # then the nodes that are there have their turn
+_SPARE_FILES = 512  # descriptors for all but the nodes
+
+_log = logging.getLogger("launch")
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What the server decides by. In seconds: `peer_timeout`, `last_call`."""
+def silence_limit(rules: Rules) -> float:
+    """Return the seconds of silence after which a peer is lost.
 
-    job: str
-    min_nodes: int
-    max_nodes: int
-    elastic: bool
-    peer_timeout: float
-    last_call: float
-
-    @property
-    def heartbeat_interval(self) -> float:
-        return self.peer_timeout / 6
+    For thousands of nodes it is longer than asked for, since heartbeats would take a core's time.
+    """
+    longest = rules.max_nodes * _SECONDS_PER_HEARTBEAT * HEARTBEATS_PER_SILENCE
+    return max(rules.peer_timeout, longest)
 
 
-class State(enum.Enum):
-    """See the drawing above."""
+@dataclass(eq=False)
+class _Peer:
+    """A connection; `node` once it has joined, a stranger until then."""
 
-    WAITING = enum.auto()
-    RUNNING = enum.auto()
-    FINISHED = enum.auto()
-
-
-@dataclass
-class _Node:
     connection: Connection
-    number: int
-    address: str
-    ranks: int
-    ready: bool = True
-    joined: float = field(default_factory=time.monotonic)
-
-    @property
-    def name(self) -> str:
-        return f"node {self.number} ({self.address})"
+    own: bool = False
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+    since: float = field(default_factory=time.monotonic)
+    node: Node | None = None
 
 
 class RendezvousServer:
-    """Serves in a thread of its own. `open_store` opens a round's TCPStore and returns its port."""
+    """Serves in a thread of its own. `own_socket` connects this node, whose place no stranger can take.
 
-    def __init__(
-        self, listener: socket.socket, rules: Rules, open_store: Callable[[], int]
-    ) -> None:
+    Raises Fault(71) when this process may not open enough files.
+    """
+
+    def __init__(self, listener: socket.socket, rules: Rules, *, job: str, secret: str) -> None:
         self._rules = rules
-        self._open_store = open_store
+        self._key = f"{job}\n{secret}"
+        self._silence = silence_limit(rules)
+        self._interval = heartbeat_interval(self._silence)
+        self._max_strangers = _raise_file_limit(rules.max_nodes)
         self._listener = listener
-        self._state = State.WAITING
-        self._round = 0  # the number of the newest one
-        self._nodes: list[_Node] = []
-        self._strangers: list[Connection] = []  # have not sent "join" yet
+        self._membership = Membership(rules, self._send)
+        self._peers: dict[Node, _Peer] = {}
+        self._strangers: dict[_Peer, None] = {}  # the oldest first
+        self._closed: list[_Peer] = []  # found while sending
         self._selector = selectors.DefaultSelector()
+        listener.listen(BACKLOG)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
+        self.address = "127.0.0.1"  # of this node, as the latest other node has reached it
+        self.own_socket, own = socket.socketpair()
+        self._welcome(own, own=True)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
         self._thread.start()
+
+    @property
+    def present(self) -> int:
+        """How many nodes are connected."""
+        return len(self._peers)
 
     def close(self) -> None:
         """Stop serving; nodes that are still connected lose their peer."""
@@ -119,149 +101,172 @@ class RendezvousServer:
         self._thread.join(timeout=5)
 
     def _serve(self) -> None:
-        rules = self._rules
         try:
             last_turn = next_heartbeat = time.monotonic()
+            timeout = 0.0
             while not self._closing.is_set():
-                for key, _ in self._selector.select(timeout=rules.heartbeat_interval / 2):
-                    if key.fileobj is self._listener:
+                for key, events in self._selector.select(timeout):
+                    if key.data is None:
                         self._accept()
                     else:
-                        self._receive(key.data)
+                        self._turn(key.data, events)
                 now = time.monotonic()
-                if now - last_turn > rules.peer_timeout / 2:  # this process was suspended
-                    for connection in self._connections():
-                        connection.last_received = now
+                if now - last_turn > self._silence / 2:  # this process was suspended
+                    for peer in [*self._peers.values(), *self._strangers]:
+                        peer.connection.last_received = peer.since = now
                 last_turn = now
-                self._drop_lost_connections(now)
-                self._start_round_if_ready(now)
                 if now >= next_heartbeat:
-                    next_heartbeat = now + rules.heartbeat_interval
-                    self._send_to_all("heartbeat", here=len(self._nodes))
+                    next_heartbeat = now + self._interval
+                    self._drop_silent(now)
+                    self._send(self._peers, "heartbeat", here=len(self._peers))
+                self._drop_strangers(now)
+                wait = self._membership.start_if_ready(now)
+                self._drop_closed()
+                timeout = min(self._interval / 2, wait)
         finally:
-            for connection in self._connections():
-                connection.close()
+            for peer in [*self._peers.values(), *self._strangers]:
+                peer.connection.close()
             self._listener.close()
             self._selector.close()
 
-    def _connections(self) -> list[Connection]:
-        return [*self._strangers, *(node.connection for node in self._nodes)]
-
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection = Connection(self._listener.accept()[0])
-            self._strangers.append(connection)
-            self._selector.register(connection, selectors.EVENT_READ, connection)
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connected, _ = self._listener.accept()
+            except OSError:  # none left, or no descriptor left: strangers give theirs back
+                return
+            self._welcome(connected, own=False)
 
-    def _receive(self, connection: Connection) -> None:
-        for message in connection.receive():
-            node = next((node for node in self._nodes if node.connection is connection), None)
-            match node, message["kind"]:
-                case None, "join":
-                    self._join(connection, message)
-                case _Node(), "ready":
-                    node.ready = True
-                    lost = message.get("clean") is not True
-                    self._change_membership(f"the ranks of {node.name} ended", lost=lost)
-                case _Node(), "leave":
-                    self._leave(node, done=message.get("done") is True)
+    def _welcome(self, connected: socket.socket, *, own: bool) -> None:
+        peer = _Peer(Connection(connected), own)
+        self._strangers[peer] = None
+        self._selector.register(connected, selectors.EVENT_READ, peer)
+        self._write(peer, encode("challenge", nonce=peer.nonce))
 
-    def _join(self, connection: Connection, message: Message) -> None:
-        rules = self._rules
-        number, ranks = message.get("number"), message.get("ranks")
-        if self._state is State.FINISHED and message.get("job") == rules.job:
-            connection.send("finished")
-            return
-        if (
-            not isinstance(number, int)
-            or not isinstance(ranks, int)
-            or message.get("job") != rules.job
-        ):
-            refusal = f"this is job {rules.job!r}, another one or attempt"
-        elif not rules.elastic and (
-            self._state is State.RUNNING or number in {node.number for node in self._nodes}
-        ):
-            refusal = "a former attempt of this job still runs here"
-        elif len(self._nodes) >= rules.max_nodes:
-            refusal = f"all {rules.max_nodes} nodes have joined"
-        else:
-            node = _Node(connection, number, str(message.get("address")), ranks)
-            self._change_membership(f"{node.name} joined", lost=False)
-            self._strangers.remove(connection)
-            self._nodes.append(node)
-            return
-        connection.send("refused", reason=refusal)
+    def _turn(self, peer: _Peer, events: int) -> None:
+        """Do what one connection asks for; whatever goes wrong there ends only that connection."""
+        connection = peer.connection
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._write(peer, b"")
+            for line in connection.receive():
+                if line == _HEARTBEAT and peer.node is not None:  # nearly always
+                    continue
+                message = decode(line, FROM_NODE)
+                if message is None or not self._handle(peer, message):
+                    connection.closed = True
+                    break
+        except Exception:  # noqa: BLE001  # and the others go on
+            _log.exception("the rendezvous ends a connection")
+            connection.closed = True
+        if connection.closed:
+            self._drop(peer)
 
-    def _leave(self, node: _Node, *, done: bool) -> None:
-        """Remove a node that has finished the run, or was stopped."""
-        self._remove(node)
-        if done:
-            self._state = State.FINISHED
-        if done or not self._rules.elastic:
-            self._send_to_all("peer_finished", reason=f"{node.name} has ended its part")
-        else:
-            self._change_membership(f"{node.name} left", lost=False)
+    def _handle(self, peer: _Peer, message: Message) -> bool:
+        """Act on a message; return False when the connection is to end."""
+        node = peer.node
+        if node is None:
+            return message["kind"] == "join" and self._join(peer, message)
+        match message["kind"]:
+            case "ready":
+                self._membership.ready(node, clean=message["clean"], port=message["port"])
+            case "leave":
+                del self._peers[node]
+                peer.node = None
+                self._membership.leave(node, done=message["done"])
+                return False
+            case "join":
+                return False
+        return True
 
-    def _drop_lost_connections(self, now: float) -> None:
-        timeout = self._rules.peer_timeout
-        for connection in [*self._strangers]:
-            if connection.closed or now - connection.last_received > timeout:
-                self._strangers.remove(connection)
-                self._disconnect(connection)
-        for node in [*self._nodes]:
-            silence = now - node.connection.last_received
-            if node.connection.closed:
-                self._lose(node, f"{node.name} is gone", silent=False)
-            elif silence > timeout:
-                self._lose(node, f"{node.name} has been silent for {silence:.1f} s", silent=True)
+    def _join(self, peer: _Peer, message: Message) -> bool:
+        number, ranks, nonce = message["number"], message["ranks"], message["nonce"]
+        if not equal(message["proof"], proof(self._key, "join", peer.nonce, nonce, number, ranks)):
+            self._write(peer, encode("refused", reason="another job, attempt, or secret"))
+            return False
+        ours = proof(self._key, "welcome", peer.nonce, nonce)
+        self._write(peer, encode("welcome", proof=ours, silence=self._silence))
+        if self._membership.state is State.FINISHED:
+            self._write(peer, encode("finished"))
+            return False
+        node = Node(number, ranks, f"node {number}", own=peer.own)
+        if not peer.own:
+            self.address, theirs = _addresses(peer.connection.socket)
+            node.name += f" ({theirs})"
+        if refusal := self._membership.join(node, now=time.monotonic()):
+            self._write(peer, encode("refused", reason=refusal))
+            return False
+        peer.node = node
+        del self._strangers[peer]
+        self._peers[node] = peer
+        self._write(peer, encode("heartbeat", here=len(self._peers)))
+        return True
 
-    def _lose(self, node: _Node, reason: str, *, silent: bool) -> None:
-        self._remove(node)
-        if self._rules.elastic:
-            self._change_membership(reason, lost=True)
-        elif self._state is State.RUNNING:
-            self._send_to_all("peer_lost", reason=reason, silent=silent)
+    def _drop_silent(self, now: float) -> None:
+        for node, peer in [*self._peers.items()]:
+            silence = now - peer.connection.last_received
+            if silence > self._silence:
+                self._drop(peer, f"{node.name} has been silent for {silence:.1f} s", silent=True)
 
-    def _change_membership(self, reason: str, *, lost: bool) -> None:
-        """Have the nodes of a running round stop their ranks and get ready for the next one."""
-        if self._state is not State.RUNNING:
-            return
-        self._state = State.WAITING
-        for node in self._nodes:
-            if not node.ready:
-                node.connection.send("membership_changed", reason=reason, lost=lost)
+    def _drop_strangers(self, now: float) -> None:
+        """End the oldest connections that have not joined in time, or are too many."""
+        while self._strangers:
+            oldest = next(iter(self._strangers))
+            if now - oldest.since <= self._silence and len(self._strangers) <= self._max_strangers:
+                return
+            self._drop(oldest)
 
-    def _start_round_if_ready(self, now: float) -> None:
-        nodes, rules = self._nodes, self._rules
-        if self._state is not State.WAITING or len(nodes) < rules.min_nodes:
-            return
-        if not all(node.ready for node in nodes):
-            return
-        waited = now - max(node.joined for node in nodes)
-        # Before the first round only: a later one is not worth a wait of all nodes for one more.
-        if self._round == 0 and len(nodes) < rules.max_nodes and waited < rules.last_call:
-            return
-        self._round += 1
-        self._state = State.RUNNING
-        nodes.sort(key=lambda node: (node.number, node.joined))
-        everyone = {
-            "number": self._round,
-            "nodes": [node.name for node in nodes],
-            "ranks": [node.ranks for node in nodes],
-            "store": self._open_store(),
-        }
-        for rank, node in enumerate(nodes):
-            node.ready = False
-            node.connection.send("start", rank=rank, **everyone)
+    def _drop_closed(self) -> None:
+        while self._closed:
+            self._drop(self._closed.pop())
 
-    def _send_to_all(self, kind: str, **fields: object) -> None:
-        for node in self._nodes:
-            node.connection.send(kind, **fields)
+    def _drop(self, peer: _Peer, reason: str = "", *, silent: bool = False) -> None:
+        self._strangers.pop(peer, None)
+        if peer.connection.fileno() >= 0:
+            self._selector.unregister(peer.connection.socket)
+            peer.connection.close()
+        node, peer.node = peer.node, None
+        if node is not None:
+            del self._peers[node]
+            self._membership.lose(node, reason or f"{node.name} is gone", silent=silent)
 
-    def _remove(self, node: _Node) -> None:
-        self._nodes.remove(node)
-        self._disconnect(node.connection)
+    def _send(self, nodes: Iterable[Node], kind: str, /, **fields: object) -> None:
+        lines = encode(kind, **fields)
+        for node in nodes:
+            if node in self._peers:
+                self._write(self._peers[node], lines)
 
-    def _disconnect(self, connection: Connection) -> None:
-        self._selector.unregister(connection)
-        connection.close()
+    def _write(self, peer: _Peer, lines: bytes) -> None:
+        connection, waited = peer.connection, bool(peer.connection.unsent)
+        connection.send(lines)
+        if connection.closed:
+            self._closed.append(peer)
+        elif bool(connection.unsent) != waited:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+            self._selector.modify(connection.socket, events, peer)
+
+
+def _addresses(connected: socket.socket) -> tuple[str, str]:
+    """Return our address and the peer's; a mapped one as IPv4."""
+    names = connected.getsockname(), connected.getpeername()
+    ours, theirs = (str(name[0]).removeprefix("::ffff:") for name in names)
+    return ours, theirs
+
+
+def _raise_file_limit(nodes: int) -> int:
+    """Allow this process a descriptor for each node; return for how many strangers there are some."""
+    needed, strangers = nodes + _SPARE_FILES, max(_SPARE_FILES // 2, 2 * nodes)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise Fault(
+            Exit.MACHINE,
+            f"this process may open {hard} files, and {nodes} nodes need {needed}; raise the hard "
+            "limit (ulimit -Hn), or run fewer nodes",
+        )
+    if hard != resource.RLIM_INFINITY:
+        strangers = min(strangers, hard - needed + _SPARE_FILES // 2)
+    if soft not in (resource.RLIM_INFINITY, hard) and soft < needed + strangers:
+        wanted = needed + strangers
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return strangers

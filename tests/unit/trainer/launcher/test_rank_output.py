@@ -5,6 +5,7 @@ import pty
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -14,14 +15,14 @@ from trainer.launcher.rank_output import RankOutput
 
 def run(output: RankOutput, script: str, *, ranks: tuple[int, ...] = (0, 1)) -> None:
     """Run a shell script as each rank, all at once, RANK being set."""
-    out, err = output.paths(dict(enumerate(ranks)))
+    files = output.files(ranks[0], world_size=9)
     running = []
     for local, rank in enumerate(ranks):
-        with open(out[local], "w") as one, open(err[local], "w") as other:  # noqa: PTH123
-            command = ["sh", "-c", script]
-            running.append(
-                subprocess.Popen(command, stdout=one, stderr=other, env={"RANK": str(rank)})
-            )
+        stdout, stderr = files[local]
+        command = ["sh", "-c", script]
+        running.append(
+            subprocess.Popen(command, stdout=stdout, stderr=stderr, env={"RANK": str(rank)})
+        )
     assert [process.wait() for process in running] == [0] * len(ranks)
 
 
@@ -69,8 +70,8 @@ BEGIN = (
     "import contextlib, subprocess, sys; from trainer.launcher.rank_output import RankOutput\n"
     "with contextlib.closing(RankOutput(1)) as one: "
 )
-PATHS = "out, err = one.paths({0: 2}); print((out[0] or 'own', err[0][:8]), file=sys.stderr)"
-MUCH = "subprocess.run(['seq', '100000'], stdout=open(one.paths({0: 2})[0][0], 'w'), check=True)"
+FILES = "print([file > 2 for file in one.files(2, WORLD_SIZE)[0]], file=sys.stderr)"
+MUCH = "subprocess.run(['seq', '100000'], stdout=one.files(2, 4)[0][0], check=True)"
 
 
 def run_program(text: str, stdout: int) -> str:
@@ -92,7 +93,12 @@ def run_program(text: str, stdout: int) -> str:
 
 def test_a_terminal_is_left_to_the_ranks() -> None:
     _, terminal = pty.openpty()
-    assert run_program(PATHS, terminal) == "('own', '/dev/fd/')\n"
+    assert run_program(FILES.replace("WORLD_SIZE", "4"), terminal) == "[False, True]\n"
+
+
+def test_the_only_rank_of_a_job_has_the_output_of_the_launcher(tmp_path: Path) -> None:
+    file = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
+    assert run_program(FILES.replace("WORLD_SIZE", "1"), file) == "[False, False]\n"
 
 
 def test_output_that_cannot_be_written_is_lost_and_the_ranks_go_on() -> None:

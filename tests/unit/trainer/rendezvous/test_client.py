@@ -6,115 +6,159 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.unit.trainer.rendezvous.test_server import TIMEOUT, wait_for
-from trainer.config.contract import resolve
+from tests.unit.trainer.rendezvous.test_server import (
+    TIMEOUT,
+    client,
+    contract,
+    next_round,
+    wait_for,
+)
 from trainer.config.exits import Exit, Fault
-from trainer.config.settings import Settings
 from trainer.rendezvous.client import RendezvousClient
-from trainer.rendezvous.torch_handler import TorchRendezvousHandler
+from trainer.rendezvous.connection import connect
+from trainer.rendezvous.messages import encode, proof
 
-HEARTBEAT = {"kind": "heartbeat", "here": 2}
-START = {"kind": "start", "number": 3, "rank": 1, "nodes": ["a", "b"], "ranks": [1, 1], "store": 5}
+HEARTBEAT = encode("heartbeat", here=2)
+PLACE = {"round": 3, "node": 1, "nodes": 2, "first_rank": 1, "world_size": 2}
+START = encode("start", **PLACE, port=5)
 
 
 @contextlib.contextmanager
-def serving(
-    *first: dict[str, Any], heartbeats: bool = True
-) -> Iterator[tuple[tuple[str, int], threading.Event]]:
-    """Yield the address of a server that answers with `first`, then heartbeats, and what ends it."""
+def joined(
+    *first: bytes,
+    once_ready: bytes = b"",
+    heartbeats: bool = True,
+    has_store: bool = False,
+    key: str = "job\n",
+) -> Iterator[tuple[RendezvousClient, threading.Event]]:
+    """Yield a client of a server that welcomes it and sends `first`, and what ends the server."""
     gone = threading.Event()
 
     def serve(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):  # the client left
-            connection.recv(1000)
-            connection.sendall(b"".join(json.dumps(one).encode() + b"\n" for one in first))
-            while not gone.wait(0.1):
+            connection.sendall(encode("challenge", nonce="0" * 32))
+            join = json.loads(connection.recv(4096))
+            ours = proof(key, "welcome", "0" * 32, join["nonce"])
+            connection.sendall(encode("welcome", proof=ours, silence=TIMEOUT) + b"".join(first))
+            connection.settimeout(0.1)
+            while not gone.is_set():
+                with contextlib.suppress(TimeoutError):
+                    if b"ready" in connection.recv(4096):
+                        connection.sendall(once_ready)
                 if heartbeats:
-                    connection.sendall(json.dumps(HEARTBEAT).encode() + b"\n")
+                    connection.sendall(HEARTBEAT)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = threading.Thread(target=serve, args=(listener,))
         server.start()
+        port = listener.getsockname()[1]
+        place = contract(1, nodes=2, port=port)
+        member = client(
+            place, open_connection=partial(connect, "127.0.0.1", port), has_store=has_store
+        )
+        member.start(deadline=time.monotonic() + 30)
         try:
-            yield listener.getsockname(), gone
+            yield member, gone
         finally:
+            member.leave(Exit.STOPPED)
             gone.set()
             server.join()
 
 
-@contextlib.contextmanager
-def joined(
-    *first: dict[str, Any], heartbeats: bool = True
-) -> Iterator[tuple[RendezvousClient, threading.Event]]:
-    """Yield a client that has joined such a server, and what ends the server."""
-    with serving(*first, heartbeats=heartbeats) as (address, gone):
-        client = RendezvousClient(*address, job="job", ranks=1, peer_timeout=TIMEOUT)
-        try:
-            client.join(0, deadline=time.monotonic() + 30, own_address="me")
-            yield client, gone
-        finally:
-            client.leave(Exit.STOPPED)
-
-
 def test_a_silent_server_is_lost_within_the_bound() -> None:
-    with joined(HEARTBEAT, heartbeats=False) as (client, _):
-        event = wait_for(lambda: client.peer_lost, seconds=TIMEOUT * 1.5)
+    with joined(HEARTBEAT, heartbeats=False) as (member, _):
+        event = wait_for(lambda: member.peer_lost, seconds=TIMEOUT * 2)
         assert "has been silent for 1." in event.reason
         assert event.silent
 
 
 def test_all_that_comes_with_the_first_answer_counts() -> None:
-    """A link that was away for a moment brings the heartbeat and the start of the round together."""
-    with joined(HEARTBEAT, START) as (client, _):
-        found = client.next_round(deadline=time.monotonic() + 30, clean=True, min_nodes=2)
-        assert (found.number, found.rank, found.store) == (3, 1, 5)
+    """A link that was away for a moment brings the heartbeat and the loss of a peer together."""
+    lost = encode("peer_lost", reason="node 2 is gone", silent=False)
+    with joined(HEARTBEAT + lost) as (member, _):
+        assert wait_for(lambda: member.peer_lost).reason == "node 2 is gone"
+
+
+def test_a_round_is_what_the_server_says() -> None:
+    with joined(HEARTBEAT, once_ready=START) as (member, _):
+        found = next_round(member)
+        assert (found.number, found.node, found.port, found.address) == (3, 1, 5, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"nonsense\n",
+        b"x" * 10_000,
+        encode("start", **(PLACE | {"first_rank": -1}), port=5),
+        encode("peer_lost", reason="\x1b[2J", silent=True),
+    ],
+)
+def test_a_server_that_sends_no_message_is_lost(wrong: bytes) -> None:
+    with joined(HEARTBEAT, wrong) as (member, _):
+        assert "is gone" in wait_for(lambda: member.peer_lost).reason
+
+
+def test_a_server_without_the_secret_is_not_joined() -> None:
+    with joined(HEARTBEAT, key="job\nanother") as (member, _):
+        time.sleep(TIMEOUT / 2)
+        assert not member.joined
 
 
 @pytest.mark.parametrize(
     ("then", "code", "reason"),
     [
-        ("server vanishes", Exit.PEER, "the rendezvous at .* is gone"),
-        ("client leaves", Exit.STOPPED, "stopped"),
+        ("server vanishes", Exit.PEER, "node 0 at .* is gone"),
+        ("signal", Exit.STOPPED, "stopped"),
         ("time is up", Exit.PEER, "no answer .* store at 127.0.0.1:1: Connection refused; nodes"),
     ],
 )
 def test_a_store_that_does_not_answer_is_given_up(then: str, code: Exit, reason: str) -> None:
-    """torch's client would wait for 30 s and more, even after the server is lost."""
-    with joined(HEARTBEAT) as (client, gone):
+    """A process group would wait for its whole time-out, even after the server is lost."""
+    starting = encode("start", **PLACE, port=1)
+    with joined(HEARTBEAT, once_ready=starting, has_store=True) as (member, gone):
+        begun = time.monotonic()
         if then == "server vanishes":
             threading.Timer(0.7, gone.set).start()
-        if then == "client leaves":
-            threading.Timer(0.7, client.leave, (Exit.STOPPED,)).start()
-        begun = time.monotonic()
+
+        def turn() -> None:
+            if then == "signal" and time.monotonic() > begun + 0.7:
+                raise Fault(Exit.STOPPED, "stopped")
+
         with pytest.raises(Fault, match=reason) as caught:
-            client.wait_for_port(1, deadline=begun + (0.6 if then == "time is up" else 30))
+            member.next_round(
+                clean=True,
+                open_port=lambda: 0,
+                deadline=begun + (0.8 if then == "time is up" else 30),
+                turn=turn,
+            )
         assert caught.value.code == code
         assert 0.5 < time.monotonic() - begun < 10
 
 
 def test_a_store_that_answers_late_is_waited_for() -> None:
-    with joined(HEARTBEAT) as (client, _), socket.socket() as store:
+    with socket.socket() as store:
         store.bind(("127.0.0.1", 0))
-        threading.Timer(0.7, store.listen).start()
-        begun = time.monotonic()
-        client.wait_for_port(store.getsockname()[1], deadline=begun + 30)
-        assert time.monotonic() - begun > 0.6
+        starting = encode("start", **PLACE, port=store.getsockname()[1])
+        with joined(HEARTBEAT, once_ready=starting, has_store=True) as (member, _):
+            threading.Timer(0.7, store.listen).start()
+            begun = time.monotonic()
+            next_round(member)
+            assert time.monotonic() - begun > 0.5
 
 
-def test_a_round_is_given_up_when_its_server_vanishes_before_the_store_is_reached() -> None:
-    with serving(HEARTBEAT, START | {"store": 1}) as ((host, port), gone):
-        here = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "1"}
-        master = {"PET_MASTER_ADDR": host, "PET_MASTER_PORT": str(port)}
-        handler = TorchRendezvousHandler(resolve(here | master, devices=lambda: 0), Settings())
-        threading.Timer(0.7, gone.set).start()
-        begun = time.monotonic()
-        with pytest.raises(Fault, match="is gone") as caught:
-            handler.next_rendezvous()
-        assert caught.value.code == Exit.PEER
-        assert time.monotonic() - begun < 10  # torch's client would wait for 30 s
-        handler.leave(Exit.STOPPED)
+def test_a_name_that_does_not_resolve_yet_is_waited_for_and_told() -> None:
+    def fail() -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    member = client(contract(1, nodes=2, port=1), open_connection=fail)
+    member.start(deadline=time.monotonic() + 1)
+    with pytest.raises(Fault, match="Name or service not known") as caught:
+        next_round(member)
+    assert caught.value.code == Exit.PEER

@@ -1,0 +1,269 @@
+"""Any command under the launcher: torchrun's variables, exit codes, restarts, and no package needed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import ROOT, clean_environment
+from tests.ranks import free_port
+
+pytestmark = pytest.mark.slow
+
+SHOW = """
+import json, os, sys
+names = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMP_", "MUSTER_")
+print(json.dumps({
+    "arguments": sys.argv[1:],
+    "variables": {name: value for name, value in os.environ.items() if name.startswith(names)},
+    "packages": sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "numpy"}),
+    "leads": os.getsid(0) == os.getpid(),
+}))
+"""
+
+
+def shown(text: str) -> list[dict[str, Any]]:
+    """Return what each rank has shown, by rank."""
+    lines = [line.partition("] ")[2] or line for line in text.splitlines()]
+    found = [json.loads(line) for line in lines if line.startswith('{"arguments"')]
+    return sorted(found, key=lambda one: int(one["variables"]["RANK"]))
+
+
+def launch(start: Any, *arguments: str, **variables: str) -> Any:
+    started = start("-m", "trainer.launch", *arguments, PYTHONPATH=str(ROOT), **variables)
+    ended = started.process.wait(60)
+    return ended, started.read(started.out), started.read(started.stderr), started
+
+
+def test_a_rank_of_any_program_gets_what_torchrun_gives(start: Any, tmp_path: Path) -> None:
+    script = tmp_path / "show.py"
+    script.write_text(SHOW, encoding="utf-8")
+    code, out, error, _ = launch(
+        start, "--nproc-per-node", "2", "--max_restarts=3", str(script), "--lr", "1"
+    )
+    assert code == 0, error
+    ranks = shown(out)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "3", "--master-port", str(free_port()), str(script), "--lr", "1"]
+    theirs = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, check=True
+    )
+    for ours, torchruns in zip(ranks, shown(theirs.stdout), strict=True):
+        assert ours["arguments"] == torchruns["arguments"] == ["--lr", "1"]
+        same = torchruns["variables"].keys() - {
+            "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID",
+            "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        }  # fmt: skip
+        assert {name: ours["variables"][name] for name in same} == {
+            name: torchruns["variables"][name] for name in same
+        }
+        assert ours["variables"].keys() >= torchruns["variables"].keys() - {
+            "TORCHELASTIC_SIGNALS_TO_HANDLE"
+        }
+        assert ours["leads"]
+    assert ranks[0]["variables"]["MASTER_PORT"] == ranks[1]["variables"]["MASTER_PORT"] != "0"
+    assert "MUSTER_RENDEZVOUS_SECRET" not in ranks[0]["variables"]
+
+
+def pythons() -> list[str]:
+    """Return the oldest Python from 3.10 on and the newest that are at hand, by version."""
+    names = [f"python3.{minor}" for minor in range(10, 20)]
+    places = [*os.get_exec_path(), *map(str, Path.home().glob(".pyenv/versions/3.*/bin"))]
+    found: dict[str, str] = {}
+    for name in names:
+        for path in filter(None, (shutil.which(name, path=place) for place in places)):
+            works = subprocess.run([path, "-c", ""], capture_output=True, check=False)
+            if works.returncode == 0:
+                found.setdefault(name, path)
+    paths = [found[name] for name in names if name in found] or [sys.executable]
+    return sorted({paths[0], paths[-1]}, key=paths.index)
+
+
+@pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
+def test_it_runs_on_the_standard_library_alone(python: str, tmp_path: Path) -> None:
+    """In a virtual environment without any package, on the oldest Python at hand and the newest."""
+    subprocess.run([python, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    bare = str(tmp_path / "bare/bin/python")
+    for arguments in (["--", bare, "-c", SHOW], ["-m", "show"]):
+        (tmp_path / "show.py").write_text(SHOW, encoding="utf-8")
+        ended = subprocess.run(
+            [bare, "-m", "trainer.launch", *arguments],
+            env=clean_environment(
+                PET_NPROC_PER_NODE="2", PYTHONPATH=f"{ROOT}:{tmp_path}", TRAINER_OUT=str(tmp_path)
+            ),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert ended.returncode == 0, ended.stderr
+        ranks = shown(ended.stdout)
+        assert [rank["variables"]["RANK"] for rank in ranks] == ["0", "1"]
+        assert not any(rank["packages"] for rank in ranks)
+
+
+def test_without_a_number_of_ranks_there_is_one_for_each_accelerator_or_one(start: Any) -> None:
+    code, out, error, _ = launch(start, "--", sys.executable, "-c", SHOW)
+    assert code == 0, error
+    assert [rank["variables"]["WORLD_SIZE"] for rank in shown(out)] == ["1"]
+
+
+RAISES = """
+import os, sys, time
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("out of order")
+    time.sleep(60)
+
+main()
+"""
+
+
+def test_the_rank_that_failed_is_told_with_its_traceback_and_the_others_are_ended(
+    start: Any, tmp_path: Path
+) -> None:
+    script = tmp_path / "raises.py"
+    script.write_text(RAISES, encoding="utf-8")
+    code, _, error, _ = launch(start, "--nproc-per-node=2", str(script))
+    assert code == 70
+    assert "launch: rank 1: ValueError: out of order (exit 1)" in error
+    assert "rank 0:" not in error  # ended by the launcher, which is no failure
+
+
+CODES = [
+    ("import sys; sys.exit(3)", 70),
+    ("import sys; sys.exit(65)", 65),
+    ("import sys; sys.exit(143)", 143),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 70),
+    ("import os; os.kill(os.getppid(), 15); import time; time.sleep(60)", 143),
+]
+
+
+@pytest.mark.parametrize(("script", "code"), CODES, ids=[text[11:40] for text, _ in CODES])
+def test_its_exit_code_is_one_of_the_table(script: str, code: int, start: Any) -> None:
+    found, _, error, _ = launch(start, "--", sys.executable, "-c", script)
+    assert found == code, error
+
+
+COUNTS = """
+import os, sys
+print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] < sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(("needed", "code", "attempts"), [(2, 0, 3), (9, 70, 4)])
+def test_failed_ranks_are_restarted_in_place_as_often_as_allowed(
+    needed: int, code: int, attempts: int, start: Any
+) -> None:
+    command = ("--max-restarts", "3", "--", sys.executable, "-c", COUNTS, str(needed))
+    found, out, error, _ = launch(start, *command)
+    assert found == code, error
+    assert out.splitlines() == [f"attempt {number}" for number in range(attempts)]
+    assert "restarting the ranks, 2 of 3 times" in error
+
+
+STAYS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
+print("ready", flush=True)
+time.sleep(60)
+time.sleep(60)
+"""
+
+
+def test_a_command_that_ignores_sigterm_is_killed_after_its_time_to_stop(start: Any) -> None:
+    started = start(
+        "-m", "trainer.launch", "--", sys.executable, "-c", STAYS, PET_SHUTDOWN_TIMEOUT="1"
+    )
+    started.wait_for("ready")
+    family = started.family()
+    began = time.monotonic()
+    started.process.send_signal(signal.SIGTERM)
+    assert started.process.wait(20) == 70
+    assert 1 <= time.monotonic() - began < 6
+    assert "told" in started.read(started.out)
+    assert psutil.wait_procs(family, timeout=5)[1] == []
+
+
+def test_a_command_dies_with_a_launcher_that_is_killed(start: Any) -> None:
+    started = start("-m", "trainer.launch", "--", sys.executable, "-c", STAYS)
+    started.wait_for("ready")
+    family = started.family()
+    assert len(family) == 2
+    started.process.kill()
+    assert psutil.wait_procs(family, timeout=5)[1] == []
+
+
+REFUSED = [
+    (("no-such.py",), "no-such.py: no such script"),
+    (("--",), "no program after --"),
+    (("-m",), "no program after -m"),
+    (("--nproc", "x", "y"), "unrecognized arguments|ambiguous option"),
+    (("--nproc-per-node", "two", "--", "true"), "PET_NPROC_PER_NODE='two'"),
+    (("--", "no-such-command"), "no-such-command: No such file or directory"),
+    (("--", "true"), "TRAINER_PEER_TIMEOUT='-1': must be a number, at least 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "reason"), REFUSED, ids=[" ".join(a) for a, _ in REFUSED])
+def test_a_wrong_command_line_is_64_in_one_line(
+    arguments: tuple[str, ...], reason: str, start: Any
+) -> None:
+    wrong = {"TRAINER_PEER_TIMEOUT": "-1"} if arguments == ("--", "true") else {}
+    code, _, error, _ = launch(start, *arguments, **wrong)
+    assert code == 64
+    assert any(part in error for part in reason.split("|")), error
+    assert "Traceback" not in error
+
+
+SECRET = {"MUSTER_RENDEZVOUS_SECRET": "shared"}
+
+
+def test_two_nodes_of_any_command_meet(start: Any) -> None:
+    port = free_port()
+    variables = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
+    nodes = [
+        start(
+            "-m", "trainer.launch", "--node-rank", str(number), "--", sys.executable, "-c", SHOW,
+            PET_NPROC_PER_NODE="1", **variables, **SECRET,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    for node in nodes:
+        assert node.process.wait(60) == 0, node.read(node.stderr)
+    ranks = shown("".join(node.read(node.out) for node in nodes))
+    assert [rank["variables"]["GROUP_RANK"] for rank in ranks] == ["0", "1"]
+    places = {
+        (rank["variables"]["MASTER_ADDR"], rank["variables"]["MASTER_PORT"]) for rank in ranks
+    }
+    assert len(places) == 1
+    assert "MUSTER_RENDEZVOUS_SECRET" not in ranks[0]["variables"]
+    assert "shared" not in "".join(node.read(node.stderr) for node in nodes)
+
+
+def test_nodes_with_different_secrets_do_not_meet(start: Any) -> None:
+    port = free_port()
+    variables = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
+    nodes = [
+        start(
+            "-m", "trainer.launch", "--node-rank", str(number), "--", "true",
+            PET_NPROC_PER_NODE="1", MUSTER_RENDEZVOUS_SECRET=f"secret {number}",
+            TRAINER_RENDEZVOUS_TIMEOUT="3", **variables,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    assert [node.process.wait(60) for node in nodes] == [69, 69]
+    assert "another job, attempt, or secret" in nodes[1].read(nodes[1].stderr)
+    assert "only 1 of 2 nodes came" in nodes[0].read(nodes[0].stderr)

@@ -1,0 +1,95 @@
+"""Strangers at the rendezvous while a job starts, runs and recovers: it fares as without them."""
+
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, Ended, clean_environment
+from tests.launch.test_nodes import elastic, node, wait_until_served
+from tests.ranks import free_port
+
+pytestmark = pytest.mark.slow
+
+STEPS = 300
+JOB = {
+    "TRAINER_TASK": "synthetic",
+    "TRAINER_STEPS": str(STEPS),
+    "TRAINER_LOG_STEPS": "1",
+    "TRAINER_CHECKPOINT_STEPS": "50",
+    "TRAINER_PREFLIGHT": "off",
+    "PET_MAX_RESTARTS": "1",
+    "MUSTER_RENDEZVOUS_SECRET": "secret",
+    "PET_RDZV_ID": "job",
+}
+
+
+class Attack:
+    """The attacks of strangers.py, from a process of their own."""
+
+    def __init__(self, port: int, seconds: float) -> None:
+        command = [sys.executable, "-m", "tests.launch.strangers", "127.0.0.1", str(port)]
+        self._process = subprocess.Popen(
+            [*command, str(seconds)],
+            cwd=ROOT,
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self) -> str:
+        return self._process.communicate(timeout=120)[0]
+
+
+def train(start: Any, kind: str, *, attacked: bool, killed: bool) -> list[Ended]:
+    """Run two nodes to their end, perhaps under attack, perhaps with a rank killed on the way."""
+    port = free_port()
+    places = [elastic("2:2", port) if kind == "elastic" else node(n, port) for n in range(2)]
+    first = start("-m", "trainer.launch", **(places[0] | JOB))
+    wait_until_served(port)
+    attack = Attack(port, 8) if attacked else None
+    second = start("-m", "trainer.launch", **(places[1] | JOB))
+    nodes = [first, second]
+    if killed:
+        first.wait_for('"step": 120,')
+        (rank,) = [one for one in second.family() if one.name().startswith("rank ")]
+        rank.send_signal(signal.SIGKILL)
+    endings = [one.end(timeout=120) for one in nodes]
+    if attack:
+        said = attack.end()
+        assert "huge_numbers" in said, said
+        assert "no_line_end" in said, said
+    return endings
+
+
+@pytest.fixture(scope="module")
+def losses() -> dict[int, float]:
+    """What the undisturbed runs have shown, by kind."""
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "killed"), [("fixed", False), ("elastic", False), ("elastic", True)]
+)
+def test_a_job_fares_as_without_them(
+    kind: str,
+    killed: bool,  # noqa: FBT001
+    start: Any,
+    losses: dict[int, float],
+) -> None:
+    if not losses:
+        undisturbed = train(start, "fixed", attacked=False, killed=False)
+        assert [ended.code for ended in undisturbed] == [0, 0]
+        losses.update(undisturbed[0].losses)
+    endings = train(start, kind, attacked=True, killed=killed)
+    codes = [ended.code for ended in endings]
+    said = "".join(ended.stderr for ended in endings)
+    assert codes == [0, 0], said
+    found: dict[int, float] = {}
+    for ended in endings:
+        found |= ended.losses
+    assert found == losses
+    assert "\x1b" not in said
+    assert "owned" not in said

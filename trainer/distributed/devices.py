@@ -1,0 +1,20 @@
+"""Counts the accelerators of this machine.
+
+python -m trainer.distributed.devices     # their number; 0 without torch
+"""
+
+import contextlib
+
+
+def count() -> int:
+    """Return how many accelerators torch can use."""
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: PLC0415  # a launcher of another program may have none
+
+        if torch.accelerator.is_available():
+            return int(torch.accelerator.device_count())
+    return 0
+
+
+if __name__ == "__main__":
+    print(count())

@@ -1,0 +1,153 @@
+"""The processes of this node's ranks in one round: started, watched, signalled, ended.
+
+ranks = Ranks.start(place, ...)
+while not ranks.poll(): ...
+ranks.end(grace=30)
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from trainer.launcher import orphans
+from trainer.launcher.failures import Failure, read_failure
+from trainer.launcher.rank_output import RankOutput
+from trainer.rendezvous.client import Round
+
+
+class Process(Protocol):
+    """What is used of subprocess.Popen."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+
+class Start(Protocol):
+    """Starts a process in a session of its own."""
+
+    def __call__(self, environment: Mapping[str, str], *, stdout: int, stderr: int) -> Process: ...
+
+
+class Ranks:
+    """This node's ranks in a round. Without any, everything has ended."""
+
+    def __init__(self, first_rank: int = 0) -> None:
+        self._first_rank = first_rank
+        self._processes: list[Process] = []
+        self._error_files: list[Path] = []
+        self._codes: dict[int, int] = {}  # of those that have ended, by local rank
+        self._ended_at: dict[int, float] = {}
+
+    @classmethod
+    def start(
+        cls,
+        start: Start,
+        place: Round,
+        *,
+        ranks: int,
+        variables: Mapping[str, str],
+        output: RankOutput,
+        folder: Path,
+    ) -> "Ranks":
+        """Start the ranks of a round with torchrun's variables, and `variables`."""
+        found = cls(place.first_rank)
+        files = output.files(place.first_rank, place.world_size)
+        for local in range(ranks):
+            error_file = folder / f"round-{place.number}-rank-{local}.json"
+            environment = {**os.environ, **variables, **_variables(place, local, ranks)}
+            environment["TORCHELASTIC_ERROR_FILE"] = str(error_file)
+            stdout, stderr = files[local]
+            found._error_files.append(error_file)
+            found._processes.append(start(environment, stdout=stdout, stderr=stderr))
+        return found
+
+    def poll(self) -> dict[int, int]:
+        """Return the exit codes of the ranks that have ended, by local rank."""
+        for local, process in enumerate(self._processes):
+            if local not in self._codes and (code := process.poll()) is not None:
+                self._codes[local], self._ended_at[local] = code, time.time()
+        return self._codes
+
+    @property
+    def running(self) -> bool:
+        """Whether one of them has not ended."""
+        return len(self.poll()) < len(self._processes)
+
+    @property
+    def has_reported_failure(self) -> bool:
+        """Whether a rank here has written why it ends (trainer/config/ending.py)."""
+        return any(file.exists() for file in self._error_files)
+
+    def failures(self, codes: Mapping[int, int]) -> dict[int, Failure]:
+        """Return why ranks have failed, by global rank."""
+        return {
+            self._first_rank + local: read_failure(
+                code, self._error_files[local], now=self._ended_at[local]
+            )
+            for local, code in codes.items()
+            if code
+        }
+
+    def terminate(self) -> None:
+        """Ask the ranks to end. Not their groups: ranks still need their loader workers."""
+        for local, process in enumerate(self._processes):
+            if local not in self._codes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the ranks, and what they have started."""
+        self.signal_groups(signal.SIGKILL)
+
+    def signal_groups(self, number: signal.Signals) -> None:
+        """Signal the ranks and what they have started."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+    def end(self, *, grace: float, turn: Callable[[], None]) -> None:
+        """Ask the ranks to end, kill them after `grace` seconds; call `turn` meanwhile."""
+        self.signal_groups(signal.SIGCONT)  # a suspended one would not notice the SIGTERM
+        self.terminate()
+        deadline = time.monotonic() + grace
+        while self.running and time.monotonic() < deadline:
+            turn()
+        self.kill()
+        while self.running:
+            turn()
+
+
+def start_command(
+    command: Sequence[str], environment: Mapping[str, str], *, stdout: int, stderr: int
+) -> Process:
+    """Start a rank of any program. It dies with this process (Linux)."""
+    linux = sys.platform == "linux"
+    wrapper = [sys.executable, "-IS", orphans.__file__, str(os.getpid())] if linux else []
+    return subprocess.Popen(
+        [*wrapper, *command], env=environment, stdout=stdout, stderr=stderr, start_new_session=True
+    )
+
+
+def _variables(place: Round, local: int, ranks: int) -> dict[str, str]:
+    """Return the variables that torchrun gives a rank, but for its error file."""
+    rank = place.first_rank + local
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": str(place.node),
+        "GROUP_WORLD_SIZE": str(place.nodes),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
+    }

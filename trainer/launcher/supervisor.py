@@ -1,0 +1,321 @@
+"""Runs this node's ranks to their end: round after round, with one exit code for all of them.
+
+Everything here is done by the main thread; a signal is only noted, and acted on within a turn.
+
+    supervisor = Supervisor(contract, options, meeting, program)
+    code = supervisor.run()
+"""
+
+import contextlib
+import enum
+import logging
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from trainer import health
+from trainer.config.contract import Contract
+from trainer.config.exits import Action, Exit, Fault, codes_for
+from trainer.launcher.failures import report_failures
+from trainer.launcher.options import Options
+from trainer.launcher.rank_output import RankOutput
+from trainer.launcher.ranks import Process, Ranks, Start
+from trainer.rendezvous.client import MembershipEvent, RendezvousClient, Round
+from trainer.rendezvous.interface import choose_interface
+from trainer.rendezvous.meeting import Meeting
+from trainer.watch import peer_losses
+from trainer.watch.cgroup import oom_kills
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+_TURN = 0.03  # seconds
+_LAST_NODE_TIMEOUT = 30.0  # seconds; nodes end within seconds of each other
+
+# Exit codes after which restarting the ranks in place can not help.
+_FINAL = {*codes_for(Action.FAIL), int(Exit.STOPPED), -signal.SIGTERM}
+
+# Exit codes of ranks that stopped or lost a peer, and could train on with other nodes.
+_RESUMABLE = {int(Exit.STOPPED), int(Exit.PEER), -signal.SIGTERM}
+
+_log = logging.getLogger("launch")
+
+
+class Peers(enum.Enum):
+    """What is known of the other nodes; the value is how long the ranks here may still run, in seconds.
+
+    It lets ranks that are about to end anyway do so with the exit code of the cause.
+    """
+
+    PRESENT = float("inf")
+    FINISHED = 15.0  # the ranks here should be finishing, too
+    LOST = 1.0  # possibly because of a failure here
+    LOST_AFTER_FAILURE = 4.0  # a rank here has reported a failure, and is exiting with it
+    SILENT = 0.0  # not because of a failure here
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is run: how a rank is started, with which variables besides torchrun's.
+
+    `open_store` returns the process and the port of a new store; None: rank 0 keeps the store.
+    """
+
+    start: Start
+    variables: Mapping[str, str]
+    is_trainer: bool
+    open_store: Callable[[], tuple[Process, int]] | None
+    note: str = ""  # a choice made for it, for the log
+
+
+@dataclass(frozen=True)
+class NextRound:
+    """The ranks are to start again. `clean`: they could save. `counted`: as one of PET_MAX_RESTARTS."""
+
+    clean: bool = True
+    counted: bool = False
+
+
+class Supervisor:
+    """Supervises this node; `note_signal` is to be its signal handler from the start on."""
+
+    def __init__(
+        self, contract: Contract, options: Options, meeting: Meeting, *, program: Program
+    ) -> None:
+        self._contract, self._options, self._program = contract, options, program
+        self._meeting = meeting
+        self._client = RendezvousClient(
+            contract,
+            meeting.open,
+            secret=meeting.secret,
+            peer_timeout=options.peer_timeout,
+            has_store=program.open_store is not None,
+        )
+        folder = Path(options.health) if options.health else None
+        health.forget(folder)
+        self._health_folder = folder
+        self._renew_health = health.sign(folder, health.LAUNCHER, limit=options.health_limit)
+        self._oom_kills = oom_kills()
+        self._signals: list[int] = []
+        self._kill_at = float("inf")
+        self._ranks = Ranks()
+        self._store: Process | None = None
+        self._interface: dict[str, str] | None = None
+
+    def note_signal(self, number: int, _: FrameType | None) -> None:
+        """Note a signal. The first stops the ranks, a second Ctrl-C kills them."""
+        self._signals.append(number)
+
+    def run(self) -> Exit:
+        """Run the ranks to their end and return one exit code for all of them. Raises Fault."""
+        ending = Exit.CODE
+        with (
+            tempfile.TemporaryDirectory(prefix="muster-") as folder,
+            contextlib.closing(RankOutput(self._contract.ranks_per_node)) as output,
+        ):
+            try:
+                ending = self._run_rounds(output, Path(folder))
+                if ending == Exit.PEER:
+                    raise Fault(Exit.PEER, "the ranks lost a peer")  # noqa: TRY301  # counted below
+            except Fault as fault:
+                counted = self._counted(fault)
+                ending = counted.code
+                raise counted from None
+            finally:
+                self._ranks.kill()  # loader workers that a killed rank left behind
+                output.drain()  # so that the launcher's own last lines come last
+                self._client.leave(ending)
+                self._wait_for_last_node(ending)
+        return ending
+
+    def _run_rounds(self, output: RankOutput, folder: Path) -> Exit:
+        """Meet the other nodes and run the ranks, until they have ended for good."""
+        following, restarts = NextRound(), 0
+        timeout, most_restarts = self._options.rendezvous_timeout, self._contract.max_restarts
+        self._client.start(deadline=time.monotonic() + timeout)
+        while True:
+            place = self._client.next_round(
+                clean=following.clean,
+                open_port=self._open_port,
+                deadline=time.monotonic() + timeout,
+                turn=self._raise_if_stopped,
+            )
+            self._ranks = self._start(place, restarts, output, folder)
+            outcome = self._watch(can_restart=restarts < most_restarts)
+            self._ranks.kill()  # loader workers
+            output.drain()
+            if isinstance(outcome, Exit):
+                return outcome
+            following = outcome
+            restarts += following.counted
+            if following.counted:
+                _log.info("restarting the ranks, %d of %d times", restarts, most_restarts)
+
+    def _open_port(self) -> int:
+        """Return the port at which the ranks of the next round meet; 0 where another node's is used."""
+        if self._meeting.server is None:
+            return 0
+        if self._store is not None:
+            os.kill(self._store.pid, signal.SIGKILL)
+        world_size = self._contract.max_nodes * self._contract.ranks_per_node
+        if self._program.open_store is None or world_size == 1:
+            return _free_port()
+        self._store, port = self._program.open_store()
+        return port
+
+    def _start(self, place: Round, restarts: int, output: RankOutput, folder: Path) -> Ranks:
+        contract, program = self._contract, self._program
+        for local in range(contract.ranks_per_node):  # it may hang before it renews its own
+            if program.is_trainer:
+                health.sign(
+                    self._health_folder, health.rank(local), limit=self._options.health_limit
+                )
+        server = self._meeting.server
+        return Ranks.start(
+            program.start,
+            replace(place, address=server.address) if server else place,
+            ranks=contract.ranks_per_node,
+            variables={
+                **program.variables,
+                **self._choose_interface(),
+                "TORCHELASTIC_RUN_ID": contract.rendezvous_id,
+                "TORCHELASTIC_RESTART_COUNT": str(restarts),
+                "TORCHELASTIC_MAX_RESTARTS": str(contract.max_restarts),
+                "TORCHELASTIC_USE_AGENT_STORE": str(program.open_store is not None),
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get(
+                    "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+                ),
+                "MUSTER_LAUNCHER": str(os.getpid()),  # ranks leave it to us to report their errors
+            },
+            output=output,
+            folder=folder,
+        )
+
+    def _choose_interface(self) -> dict[str, str]:
+        """Return the variables of the network interface; the master's name resolves by now."""
+        if self._interface is None:
+            self._interface, reason = choose_interface(self._contract, os.environ)
+            if self._interface:
+                text = ", ".join(f"{name}={value}" for name, value in self._interface.items())
+                _log.info("%s: %s", text, reason)
+        return self._interface
+
+    def _watch(self, *, can_restart: bool) -> Exit | NextRound:
+        """Watch the ranks until they have ended, or have to; return what follows. Raises Fault."""
+        client = self._client
+        while True:
+            ended = self._ranks.poll()
+            if any(ended.values()):
+                return self._end_after_failure(can_restart=can_restart)
+            if not self._ranks.running:
+                return Exit.DONE
+            event = client.membership_changed
+            if event and not self._signals:
+                return self._end_for_next_round(event)
+            peers, event = self._peers()
+            if event and time.monotonic() - event.since >= peers.value:
+                self._end_ranks(grace=0)
+                if self._ranks.has_reported_failure:
+                    return self._report(self._ranks.poll())
+                raise Fault(Exit.PEER, f"lost a peer: {event.reason}")
+            self._turn()
+
+    def _end_after_failure(self, *, can_restart: bool) -> Exit | NextRound:
+        """End the other ranks, which may tell the cause, and decide whether all start again."""
+        first = dict(self._ranks.poll())
+        self._end_ranks(grace=self._contract.shutdown_timeout)
+        # What ends because we have asked it to tells nothing: signals, and stops in order.
+        asked = {0, int(Exit.STOPPED)}
+        codes = {
+            local: code
+            for local, code in self._ranks.poll().items()
+            if local in first or (code in set(Exit) and code not in asked)
+        }
+        seen = set(codes.values()) - {0}
+        if self._contract.elastic and seen <= _RESUMABLE and not self._signals:
+            clean = int(Exit.PEER) not in seen
+            if not clean:
+                self._count_loss("the ranks lost a peer")
+            return NextRound(clean=clean)
+        code = self._report(codes)
+        if can_restart and not self._signals and not seen & _FINAL:
+            return NextRound(clean=False, counted=True)
+        return code
+
+    def _end_for_next_round(self, event: MembershipEvent) -> NextRound:
+        """End the ranks because the nodes have changed. Raises Fault(70) after too many losses."""
+        _log.info("%s; starting the next round", event.reason)
+        self._end_ranks(grace=0 if event.lost else self._contract.shutdown_timeout)
+        if event.lost:
+            self._count_loss(event.reason)
+        return NextRound()
+
+    def _end_ranks(self, *, grace: float) -> None:
+        self._ranks.end(grace=grace, turn=self._turn)
+
+    def _report(self, codes: Mapping[int, int]) -> Exit:
+        return report_failures(self._ranks.failures(codes), self._oom_kills)
+
+    def _peers(self) -> tuple[Peers, MembershipEvent | None]:
+        client = self._client
+        if event := client.peer_lost:
+            if event.silent:
+                return Peers.SILENT, event
+            reported = self._ranks.has_reported_failure
+            return Peers.LOST_AFTER_FAILURE if reported else Peers.LOST, event
+        return Peers.FINISHED if client.peer_finished else Peers.PRESENT, client.peer_finished
+
+    def _count_loss(self, reason: str) -> None:
+        """Count a lost peer, after which the job goes on. Raises Fault(70) after too many."""
+        fault = self._counted(Fault(Exit.PEER, reason))
+        if fault.code != Exit.PEER:
+            raise fault
+
+    def _counted(self, fault: Fault) -> Fault:
+        """Count a lost peer, on the server's node for all; too many make it a failure, 70."""
+        if fault.code != Exit.PEER or self._signals or self._meeting.server is None:
+            return fault
+        folder, allowed = Path(self._options.run_folder), self._options.peer_losses
+        return peer_losses.count(folder, allowed=allowed, reason=str(fault))
+
+    def _turn(self) -> None:
+        """Show that this process lives, act on signals, and wait a moment."""
+        self._renew_health()
+        if self._signals and self._kill_at == float("inf"):
+            self._kill_at = time.monotonic() + self._contract.shutdown_timeout
+            self._ranks.terminate()
+        if signal.SIGINT in self._signals[1:] or time.monotonic() >= self._kill_at:
+            self._ranks.kill()
+        time.sleep(_TURN)
+
+    def _raise_if_stopped(self) -> None:
+        """The turn while no rank runs. Raises Fault(143)."""
+        self._renew_health()
+        if self._signals:
+            name = signal.Signals(self._signals[0]).name
+            raise Fault(Exit.STOPPED, f"{name} before any rank was started")
+
+    def _wait_for_last_node(self, ending: Exit) -> None:
+        """End the server once the other nodes, which may be a little later, have finished, too."""
+        server = self._meeting.server
+        if server is None:
+            return
+        end = time.monotonic() + _LAST_NODE_TIMEOUT
+        while ending == Exit.DONE and server.present and time.monotonic() < end:
+            if self._signals:
+                break
+            self._renew_health()
+            time.sleep(_TURN / 10)
+        server.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port

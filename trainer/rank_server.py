@@ -1,0 +1,134 @@
+"""Checks the settings for the launcher, then imports torch and forks the ranks of our own trainer.
+
+The launcher starts it (trainer/launcher/fork_server.py); nobody else does:
+
+    python -m trainer.rank_server SOCKET LAUNCHER_PID
+"""
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+from trainer.config.contract import resolve
+from trainer.config.ending import exit_process
+from trainer.config.environment import from_environment, variable
+from trainer.config.exits import Exit, Fault
+from trainer.launcher.cores import share_cores
+from trainer.launcher.forking import block_signals, name_process, send, serve
+from trainer.launcher.orphans import die_with_parent
+from trainer.plan import auto
+from trainer.plan.sizing import size
+
+# What a rank imports before the first step; a user's own model is imported by each rank.
+_PRELOADED = ("trainer.engine.loop", "torch._dynamo", "trainer.__main__")
+
+
+def main() -> NoReturn:
+    """Answer with the facts, then fork as long as the launcher lives."""
+    block_signals()
+    die_with_parent(int(sys.argv[2]))
+    name_process("fork server")
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        mode, facts = _check()
+    except Fault as fault:
+        send(connection, fault=int(fault.code), message=str(fault))
+        sys.exit(fault.code)
+    send(connection, **facts)
+    if sys.platform != "linux":  # each rank is started anew
+        sys.exit(0)
+    gc.disable()
+    for module in (*_PRELOADED, f"trainer.strategies.{mode.replace('-', '_')}"):
+        importlib.import_module(module)
+    gc.freeze()  # a collection would touch, and so copy, the pages that ranks share
+    gc.enable()
+    send(connection, imported=True)
+    if serve(connection) == "store":
+        _keep_store(connection)
+    connection.close()
+    from trainer.__main__ import train  # noqa: PLC0415  # needs torch
+
+    exit_process(train(is_forked=True))
+
+
+def _check() -> tuple[str, dict[str, object]]:
+    """Refuse here, once, what every rank would refuse; return the mode, and what the launcher needs."""
+    settings = from_environment()
+    contract = resolve(os.environ, devices=_count_devices)
+    sizings = [
+        size(
+            settings,
+            nodes * contract.ranks_per_node,
+            label=variable,
+            uneven=contract.min_nodes != contract.max_nodes,
+        )
+        for nodes in range(contract.min_nodes, contract.max_nodes + 1)
+    ]
+    mode, environment = sizings[-1].mode, {}
+    if choice := auto.choose_on_node(settings, sizings):
+        mode, environment = choice.mode, auto.as_variable(choice)
+    reason = share_cores(contract.ranks_per_node)  # before torch is imported, which reads it then
+    options = {
+        "rendezvous_timeout": settings.rendezvous_timeout,
+        "last_call": settings.last_call,
+        "peer_timeout": settings.peer_timeout,
+        "peer_losses": settings.peer_losses,
+        "health": str(settings.health or ""),
+        "health_limit": settings.health_limit,
+        "run_folder": str(settings.run_folder),
+    }
+    threads = {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]}
+    return mode, {
+        "ranks": contract.ranks_per_node,
+        "environment": environment | threads,
+        "reason": reason,
+        "options": options,
+    }
+
+
+def _count_devices() -> int:
+    """Count accelerators; on Linux in a child, since a driver that was used does not survive a fork."""
+    from trainer.distributed.devices import count  # noqa: PLC0415  # needs torch
+
+    if sys.platform != "linux":
+        return count()
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write_end, str(count()).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, encoding="ascii") as answer:
+        counted = answer.read()
+    os.waitpid(child, 0)
+    if not counted:
+        raise Fault(
+            Exit.MACHINE,
+            "the accelerators of this node cannot be counted: the driver ended the process that "
+            "called it; set PET_NPROC_PER_NODE to the number of ranks",
+        )
+    return int(counted)
+
+
+def _keep_store(connection: socket.socket) -> NoReturn:
+    """Keep the store of a round, which all its ranks connect to, until the launcher ends this process.
+
+    Not in a rank: when that is lost, the others still read from the store why.
+    """
+    from torch.distributed import TCPStore  # noqa: PLC0415
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    send(connection, port=store.port)
+    connection.close()
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

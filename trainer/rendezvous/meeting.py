@@ -1,0 +1,98 @@
+"""How a node gets to the rendezvous: it starts the server if that is its place, else it connects.
+
+A job of fixed size meets at its master's address, where node 0 serves. An elastic one meets at its
+endpoint, where the node that has that address does.
+
+    meeting = Meeting(contract, rules, secret=secret_from(os.environ))
+    client = RendezvousClient(place, meeting.open)
+"""
+
+import contextlib
+import errno
+import socket
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from trainer.config.contract import Contract
+from trainer.config.exits import Exit, Fault
+from trainer.rendezvous.connection import connect
+from trainer.rendezvous.membership import Rules
+from trainer.rendezvous.server import RendezvousServer
+
+SECRET = "MUSTER_RENDEZVOUS_SECRET"  # noqa: S105  # the name
+
+
+class Meeting:
+    """`open` returns a connection to the server, which is `server` if it runs on this node."""
+
+    def __init__(self, contract: Contract, rules: Rules, *, secret: str) -> None:
+        self._contract, self._rules, self.secret = contract, rules, secret
+        self._serves: bool | None = None  # unknown as long as the endpoint's name does not resolve
+        self.server: RendezvousServer | None = None
+
+    def open(self) -> socket.socket:
+        """Connect to the server. Raises OSError when that may work later, and Fault(69) or Fault(71)."""
+        contract = self._contract
+        if self._serves is None:
+            here = _has_address(contract.address) if contract.elastic else contract.node_rank == 0
+            self._serves = here
+        if self._serves and self.server is None:
+            self.server = self._start()
+            if self.server is not None:
+                return self.server.own_socket
+        return connect(contract.address, contract.port)
+
+    def _start(self) -> RendezvousServer | None:
+        """Start the server; None when another launcher on this machine has."""
+        contract = self._contract
+        try:
+            listener = _listen(contract.address, contract.port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            if contract.elastic:
+                self._serves = False
+                return None
+            raise Fault(
+                Exit.PEER, f"port {contract.port} is in use on this machine; set PET_MASTER_PORT"
+            ) from None
+        return RendezvousServer(
+            listener, self._rules, job=contract.rendezvous_id, secret=self.secret
+        )
+
+
+def secret_from(environment: MutableMapping[str, str]) -> str:
+    """Take the shared secret out of the environment, since no rank needs it; "" when there is none.
+
+    It is MUSTER_RENDEZVOUS_SECRET, or the content of the file MUSTER_RENDEZVOUS_SECRET_FILE. Raises
+    Fault(64).
+    """
+    secret, file = environment.pop(SECRET, ""), environment.get(f"{SECRET}_FILE")
+    if secret or not file:
+        return secret
+    try:
+        secret = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Fault(Exit.CONFIG, f"{SECRET}_FILE={file!r}: cannot be read: {error}") from None
+    if not secret:
+        raise Fault(Exit.CONFIG, f"{SECRET}_FILE={file!r}: is empty")
+    return secret
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """Listen on all interfaces, or on loopback when all nodes are on this machine."""
+    if address == "127.0.0.1":
+        return socket.create_server((address, port))
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _has_address(host: str) -> bool:
+    """Return whether `host` is this machine, that is, whether one can bind to its address."""
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False

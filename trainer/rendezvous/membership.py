@@ -1,0 +1,163 @@
+"""Who takes part in a job, and when its ranks start: the decisions of the rendezvous server.
+
+RENDEZVOUS.md has the drawing of the states and the table of the messages. Nothing here waits, reads a
+clock or uses the network, so that every order of events can be tested.
+
+    membership = Membership(rules, send)
+    membership.join(node, now=time.monotonic())
+    membership.start_if_ready(time.monotonic())
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class State(enum.Enum):
+    """WAITING for nodes, RUNNING a round, ENDING one; FINISHED and BROKEN are final."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    ENDING = enum.auto()  # a node has finished, or has left a job of fixed size
+    FINISHED = enum.auto()  # the server's own ranks have finished
+    BROKEN = enum.auto()  # a job of fixed size has lost a node
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is decided by. In seconds: `peer_timeout`, `last_call`."""
+
+    min_nodes: int
+    max_nodes: int
+    elastic: bool
+    peer_timeout: float
+    last_call: float
+
+
+@dataclass(eq=False)
+class Node:
+    """A node that has joined. `own`: the server's. `port`: where its rank 0 or its store listens."""
+
+    number: int
+    ranks: int
+    name: str
+    own: bool = False
+    ready: bool = False
+    in_round: bool = False
+    port: int = 0
+
+
+# Sends a message to nodes: the kind, and its fields.
+Send = Callable[..., None]
+
+
+class Membership:
+    """The nodes of a job and the state of its round; `send(nodes, kind, **fields)` informs them."""
+
+    def __init__(self, rules: Rules, send: Send) -> None:
+        self.state = State.WAITING
+        self.nodes: dict[Node, None] = {}  # in the order of joining
+        self._rules = rules
+        self._send = send
+        self._round = 0  # the number of the newest one
+        self._numbers: set[int] = set()  # of the nodes of a job of fixed size
+        self._not_ready = 0
+        self._last_joined = 0.0
+
+    def join(self, node: Node, *, now: float) -> str:
+        """Admit a node and return "", or return why not. The ranks of a running round stop for it."""
+        rules = self._rules
+        if self.state in (State.ENDING, State.FINISHED, State.BROKEN):
+            return "the run is ending"
+        if not rules.elastic and (self.state is State.RUNNING or node.number in self._numbers):
+            return "a former attempt of this job still runs here"
+        if not rules.elastic and node.number >= rules.max_nodes:
+            return f"this job has {rules.max_nodes} nodes, numbered from 0"
+        if len(self.nodes) >= rules.max_nodes:
+            return f"all {rules.max_nodes} nodes have joined"
+        self._change(f"{node.name} joined", lost=False)
+        self.nodes[node] = None
+        self._numbers.add(node.number)
+        self._not_ready += not node.ready
+        self._last_joined = now
+        return ""
+
+    def ready(self, node: Node, *, clean: bool, port: int) -> None:
+        """Note that the ranks of a node can start. Where they ran, all others go to the next round."""
+        self._not_ready -= not node.ready
+        node.ready, node.port = True, port
+        if node.in_round:
+            node.in_round = False
+            self._change(f"the ranks of {node.name} ended", lost=not clean)
+
+    def leave(self, node: Node, *, done: bool) -> None:
+        """Remove a node that has finished the run, or was stopped.
+
+        It has finished for the others only if it took part, and for the server's node never: only that
+        node's own ranks finish the run.
+        """
+        self._remove(node)
+        ends = node.in_round and (done or not self._rules.elastic)
+        if node.own and done:
+            self.state = State.FINISHED
+        elif ends and self.state in (State.WAITING, State.RUNNING):
+            self.state = State.ENDING
+        elif not ends:
+            self._change(f"{node.name} left", lost=False)
+            return
+        others = [other for other in self.nodes if not (done and other.own)]
+        self._send(others, "peer_finished", reason=f"{node.name} has ended its part")
+
+    def lose(self, node: Node, reason: str, *, silent: bool) -> None:
+        """Remove a node whose connection has ended or is silent."""
+        self._remove(node)
+        if self._rules.elastic:
+            self._change(reason, lost=True)
+        elif self.state is State.RUNNING:
+            self.state = State.BROKEN
+            self._send(self.nodes, "peer_lost", reason=reason, silent=silent)
+
+    def start_if_ready(self, now: float) -> float:
+        """Start a round if enough nodes are ready; return in how many seconds to ask again at most."""
+        rules, nodes = self._rules, self.nodes
+        if self.state is not State.WAITING or self._not_ready or len(nodes) < rules.min_nodes:
+            return float("inf")
+        # Before the first round only: a later one is not worth a wait of all nodes for one more.
+        if self._round == 0 and len(nodes) < rules.max_nodes:
+            left = self._last_joined + rules.last_call - now
+            if left > 0:
+                return left
+        first, *others = sorted(nodes, key=lambda node: (not node.own, node.number))
+        if not first.own:  # it leaves, and the server with it
+            return float("inf")
+        self._round += 1
+        self.state = State.RUNNING
+        self._not_ready = len(nodes)
+        world_size, first_rank = sum(node.ranks for node in nodes), 0
+        for index, node in enumerate([first, *others]):
+            node.ready, node.in_round = False, True
+            self._send(
+                [node],
+                "start",
+                round=self._round,
+                node=index,
+                nodes=len(nodes),
+                first_rank=first_rank,
+                world_size=world_size,
+                port=first.port,
+            )
+            first_rank += node.ranks
+        return float("inf")
+
+    def _change(self, reason: str, *, lost: bool) -> None:
+        """Have the nodes of a running round stop their ranks and get ready for the next one."""
+        if self.state is not State.RUNNING:
+            return
+        self.state = State.WAITING
+        running = [node for node in self.nodes if node.in_round]
+        self._send(running, "membership_changed", reason=reason, lost=lost)
+
+    def _remove(self, node: Node) -> None:
+        del self.nodes[node]
+        self._numbers.discard(node.number)
+        self._not_ready -= not node.ready

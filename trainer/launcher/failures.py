@@ -43,7 +43,7 @@ def read_failure(code: int, error_file: Path, *, now: float) -> Failure:
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         if code == -signal.SIGTERM:  # it had no handler yet, so no step to save
             return Failure(int(Exit.STOPPED), "ended by SIGTERM", "", now)
-        how = f"ended by {signal.Signals(-code).name}" if code < 0 else "ended"
+        how = f"Signal {-code} ({signal.Signals(-code).name})" if code < 0 else "ended"
         return Failure(code, how, "", now)
 
 

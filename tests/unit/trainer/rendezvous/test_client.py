@@ -162,3 +162,25 @@ def test_a_name_that_does_not_resolve_yet_is_waited_for_and_told() -> None:
     with pytest.raises(Fault, match="Name or service not known") as caught:
         next_round(member)
     assert caught.value.code == Exit.PEER
+
+
+def test_a_round_that_ends_before_its_store_answers_is_followed_by_another() -> None:
+    gone = encode("start", **PLACE, port=1) + encode("membership_changed", reason="x", lost=True)
+    with joined(HEARTBEAT, once_ready=gone, has_store=True) as (member, _):
+        asked = []
+        with pytest.raises(Fault, match="in time|no answer"):
+            member.next_round(
+                clean=True,
+                open_port=lambda: len(asked.append(1) or asked),  # type: ignore[func-returns-value]
+                deadline=time.monotonic() + 1,
+                turn=lambda: None,
+            )
+        assert len(asked) > 1
+
+
+def test_only_a_server_with_the_secret_ends_the_run() -> None:
+    with joined(encode("finished"), key="job\nanother") as (member, _):
+        time.sleep(TIMEOUT / 2)
+        assert member.failure is None
+    with joined(encode("finished")) as (member, _):
+        assert wait_for(lambda: member.failure).code == Exit.DONE

@@ -19,8 +19,13 @@ FINAL = (State.ENDING, State.FINISHED, State.BROKEN)
 class Machine(RuleBasedStateMachine):
     """Nodes that join, get ready, leave, are lost and fall silent, and what each has been told."""
 
-    @initialize(low=st.integers(1, NODES), more=st.integers(0, NODES), elastic=st.booleans())
-    def begin(self, low: int, more: int, elastic: bool) -> None:  # noqa: FBT001
+    @initialize(
+        low=st.integers(1, NODES),
+        more=st.integers(0, NODES),
+        elastic=st.booleans(),
+        own=st.integers(0, NODES),
+    )
+    def begin(self, low: int, more: int, elastic: bool, own: int) -> None:  # noqa: FBT001
         high = min(NODES, low + more) if elastic else low
         self.allowed = Rules(low, high, elastic, 3, LAST_CALL)
         self.membership = Membership(self.allowed, self.send)
@@ -29,8 +34,9 @@ class Machine(RuleBasedStateMachine):
         self.messages = 0
         self.running: dict[Node, dict[str, Any]] = {}  # nodes whose ranks run, with their round
         self.told_to_end: set[Node] = set()
-        self.out_of_order: set[Node] = set()
-        self.join(0)
+        self.state = State.WAITING
+        self.own = Node(own if elastic else 0, 1, "the server's node", own=True)
+        assert self.membership.join(self.own, now=0) == ""
 
     def send(self, nodes: Any, kind: str, /, **fields: Any) -> None:
         for node in [*nodes]:
@@ -54,17 +60,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, NODES + 1))
     def join(self, number: int) -> None:
-        own = not self.present and self.rounds == 0
-        node = Node(0 if own else number, 1 + number % 2, f"node {number}", own=own)
-        before, state = len(self.present), self.membership.state
+        node = Node(number, 1 + number % 2, f"node {number}")
+        numbers = {other.number for other in self.present}
+        state, full = self.membership.state, len(self.present) >= self.allowed.max_nodes
         refusal = self.membership.join(node, now=self.now)
-        if refusal:
-            assert node not in self.membership.nodes
-            full = before >= self.allowed.max_nodes
-            fixed = not self.allowed.elastic
-            assert state in FINAL or full or fixed, refusal
-        else:
-            assert state not in FINAL
+        fixed = not self.allowed.elastic
+        late = fixed and (state is State.RUNNING or number in numbers)
+        wrong = fixed and number >= self.allowed.max_nodes
+        assert bool(refusal) == (state in FINAL or full or late or wrong), refusal
 
     @precondition(lambda self: self.present)
     @rule(index=st.integers(0, NODES), clean=st.booleans())
@@ -81,6 +84,14 @@ class Machine(RuleBasedStateMachine):
             if not self.present[index].ready:
                 self.ready(index, clean=True)
         self.tick(LAST_CALL + 1)
+
+    @precondition(lambda self: self.own in self.present)
+    @rule()
+    def fill(self) -> None:
+        """All nodes that are missing join, and a round starts."""
+        for number in range(self.allowed.max_nodes):
+            self.join(number)
+        self.all_ready()
 
     @precondition(lambda self: len(self.present) > 1)
     @rule(index=st.integers(1, NODES), done=st.booleans())
@@ -106,15 +117,30 @@ class Machine(RuleBasedStateMachine):
         if others:
             node = others[index % len(others)]
             self.running.pop(node, None)
+            broken = not self.allowed.elastic and self.membership.state is State.RUNNING
             self.membership.lose(node, f"{node.name} is gone", silent=silent)
+            if broken:
+                assert self.membership.state is State.BROKEN
+                assert {*self.present} <= self.told_to_end
 
-    @precondition(lambda self: any(node.own for node in self.running))
+    @precondition(lambda self: self.own in self.present)
+    @rule()
+    def own_stops(self) -> None:
+        """The server's node is stopped, and the server soon: no round starts without it."""
+        self.running.pop(self.own, None)
+        self.membership.leave(self.own, done=False)
+        for node in self.present:
+            self.running.pop(node, None)
+            self.membership.ready(node, clean=True, port=1)
+        assert self.membership.start_if_ready(self.now + LAST_CALL + 1) == float("inf")
+        assert not self.running
+
+    @precondition(lambda self: self.own in self.running)
     @rule()
     def finish(self) -> None:
         """The ranks of the server's node finish: so does the run, for every node."""
-        own = next(node for node in self.running if node.own)
-        del self.running[own]
-        self.membership.leave(own, done=True)
+        del self.running[self.own]
+        self.membership.leave(self.own, done=True)
         assert self.membership.state is State.FINISHED
         assert {*self.present} <= self.told_to_end
         assert self.membership.start_if_ready(self.now) == float("inf")
@@ -151,9 +177,18 @@ class Machine(RuleBasedStateMachine):
             for rank in range(fields["first_rank"], fields["first_rank"] + node.ranks)
         ]
         assert sorted(ranks) == [*range(world_size)]
-        first = next(node for node in nodes if node.own)
-        assert self.running[first]["node"] == 0
-        assert told[0]["port"] == first.port
+        assert self.running[self.own]["node"] == 0
+        assert told[0]["port"] == self.own.port
+
+    @invariant()
+    def what_is_final_stays(self) -> None:
+        if hasattr(self, "state"):
+            now = self.membership.state
+            if self.state in (State.FINISHED, State.BROKEN):
+                assert now in (self.state, State.FINISHED)
+            if self.state is State.ENDING:
+                assert now in (State.ENDING, State.FINISHED)
+            self.state = now
 
     @invariant()
     def never_more_than_allowed(self) -> None:
@@ -165,6 +200,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Nothing hangs: with enough nodes, ready, a round starts unless the run has ended for all."""
         if not hasattr(self, "membership"):
+            return
+        if self.own not in self.present:
             return
         self.all_ready()
         state = self.membership.state

@@ -1,6 +1,7 @@
 """The rendezvous server and its clients: who may join, who is lost, when a round starts."""
 
 import contextlib
+import resource
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 from trainer.config.contract import Contract, resolve
 from trainer.config.exits import Exit, Fault
 from trainer.rendezvous.client import RendezvousClient, Round
-from trainer.rendezvous.connection import connect
+from trainer.rendezvous.connection import Connection, connect
 from trainer.rendezvous.membership import Rules
 from trainer.rendezvous.messages import encode
 from trainer.rendezvous.server import RendezvousServer
@@ -293,11 +294,74 @@ def test_no_wall_clock_decides(serve: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(rounds(join(0), join(1))) == 2
 
 
-def test_a_peer_that_reads_nothing_is_cut_off_and_costs_no_other_node_anything(serve: Any) -> None:
+def stranger(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT * 3)
+    connection.recv(4096)  # the challenge
+    return connection
+
+
+def test_a_line_that_is_no_message_ends_its_connection_and_nothing_else(serve: Any) -> None:
     join = serve(1, 3)
     member = join(0)
     rounds(member)
-    with socket.create_connection(("127.0.0.1", join.port)) as deaf:
-        deaf.sendall(encode("heartbeat") * 100_000)
-        time.sleep(TIMEOUT / 2)
+    for wrong in (b"nonsense\n", encode("leave", done=True), b"x" * 5000):
+        with stranger(join.port) as connection:
+            connection.sendall(wrong)
+            connection.settimeout(TIMEOUT / 2)  # not as long as a stranger may stay
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(4096) == b""
     assert member.membership_changed is member.peer_lost is None
+
+
+def test_strangers_have_an_absolute_time_to_join_however_much_they_send(serve: Any) -> None:
+    join = serve(1, 3)
+    began = time.monotonic()
+    with stranger(join.port) as connection, contextlib.suppress(OSError):
+        while time.monotonic() < began + TIMEOUT * 5:
+            connection.sendall(b"{")
+            time.sleep(0.05)
+    assert TIMEOUT * 0.8 < time.monotonic() - began < TIMEOUT * 3
+
+
+def test_of_too_many_strangers_the_oldest_goes_and_a_node_still_joins(serve: Any) -> None:
+    join = serve(1, 3)
+    member = join(0)
+    held = [stranger(join.port) for _ in range(300)]  # 256 are allowed for few nodes
+    assert held[0].recv(1) == b""
+    join(1)
+    held[-1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        held[-1].recv(1)
+    assert member.peer_lost is None
+    for one in held:
+        one.close()
+
+
+def test_a_member_that_reads_nothing_is_lost_and_keeps_no_other_waiting(serve: Any) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    with socket.create_connection(listener.getsockname()) as deaf, listener:
+        connection = Connection(listener.accept()[0])
+        began = time.monotonic()
+        while not connection.closed and time.monotonic() < began + 30:
+            connection.send(b"x" * 100_000)
+        assert connection.closed
+        assert time.monotonic() - began < 5
+        deaf.close()
+
+
+def test_more_nodes_than_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"now": (1024, 4096)}
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits["now"])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.update(now=new))
+    rules = Rules(3000, 3000, elastic=False, peer_timeout=3, last_call=5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = RendezvousServer(listener, rules, job="job", secret="")
+        server.close()
+    assert limits["now"] == (4096, 4096)
+    many = Rules(4000, 4000, elastic=False, peer_timeout=3, last_call=5)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(Fault, match="may open 4096 files, and 4000 nodes need 4512") as caught,
+    ):
+        RendezvousServer(listener, many, job="job", secret="")
+    assert caught.value.code == Exit.MACHINE

@@ -18,7 +18,7 @@ from typing import Protocol
 from trainer.launcher import orphans
 from trainer.launcher.failures import Failure, read_failure
 from trainer.launcher.rank_output import RankOutput
-from trainer.rendezvous.client import Round
+from trainer.rendezvous.events import Round
 
 
 class Process(Protocol):

@@ -7,7 +7,6 @@ Everything here is done by the main thread; a signal is only noted, and acted on
 """
 
 import contextlib
-import enum
 import logging
 import os
 import signal
@@ -24,9 +23,11 @@ from trainer.config.contract import Contract
 from trainer.config.exits import Action, Exit, Fault, codes_for
 from trainer.launcher.failures import report_failures
 from trainer.launcher.options import Options
+from trainer.launcher.peers import time_left
 from trainer.launcher.rank_output import RankOutput
 from trainer.launcher.ranks import Process, Ranks, Start
-from trainer.rendezvous.client import MembershipEvent, RendezvousClient, Round
+from trainer.rendezvous.client import RendezvousClient
+from trainer.rendezvous.events import MembershipEvent, Round
 from trainer.rendezvous.interface import choose_interface
 from trainer.rendezvous.meeting import Meeting
 from trainer.watch import peer_losses
@@ -44,19 +45,6 @@ _FINAL = {*codes_for(Action.FAIL), int(Exit.STOPPED), -signal.SIGTERM}
 _RESUMABLE = {int(Exit.STOPPED), int(Exit.PEER), -signal.SIGTERM}
 
 _log = logging.getLogger("launch")
-
-
-class Peers(enum.Enum):
-    """What is known of the other nodes; the value is how long the ranks here may still run, in seconds.
-
-    It lets ranks that are about to end anyway do so with the exit code of the cause.
-    """
-
-    PRESENT = float("inf")
-    FINISHED = 15.0  # the ranks here should be finishing, too
-    LOST = 1.0  # possibly because of a failure here
-    LOST_AFTER_FAILURE = 4.0  # a rank here has reported a failure, and is exiting with it
-    SILENT = 0.0  # not because of a failure here
 
 
 @dataclass(frozen=True)
@@ -217,8 +205,9 @@ class Supervisor:
             event = client.membership_changed
             if event and not self._signals:
                 return self._end_for_next_round(event)
-            peers, event = self._peers()
-            if event and time.monotonic() - event.since >= peers.value:
+            reported = self._ranks.has_reported_failure
+            event, seconds = time_left(client, has_reported_failure=reported)
+            if event and time.monotonic() - event.since >= seconds:
                 self._end_ranks(grace=0)
                 if self._ranks.has_reported_failure:
                     return self._report(self._ranks.poll())
@@ -260,15 +249,6 @@ class Supervisor:
 
     def _report(self, codes: Mapping[int, int]) -> Exit:
         return report_failures(self._ranks.failures(codes), self._oom_kills)
-
-    def _peers(self) -> tuple[Peers, MembershipEvent | None]:
-        client = self._client
-        if event := client.peer_lost:
-            if event.silent:
-                return Peers.SILENT, event
-            reported = self._ranks.has_reported_failure
-            return Peers.LOST_AFTER_FAILURE if reported else Peers.LOST, event
-        return Peers.FINISHED if client.peer_finished else Peers.PRESENT, client.peer_finished
 
     def _count_loss(self, reason: str) -> None:
         """Count a lost peer, after which the job goes on. Raises Fault(70) after too many."""

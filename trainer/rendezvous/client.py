@@ -14,11 +14,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from trainer.config.contract import Contract
 from trainer.config.exits import Exit, Fault
 from trainer.rendezvous.connection import Connection, connect, readable
+from trainer.rendezvous.events import MembershipEvent, Round
 from trainer.rendezvous.messages import (
     FROM_SERVER,
     Message,
@@ -34,29 +34,6 @@ _TURN = 0.1  # seconds; how soon the main thread sees that it is to stop
 _STORE_TIMEOUT = 30.0  # seconds; it listens before the round starts
 
 _log = logging.getLogger("launch")
-
-
-@dataclass(frozen=True)
-class Round:
-    """Round `number` as this node sees it; rank 0, or its store, listens at `address` and `port`."""
-
-    number: int
-    node: int
-    nodes: int
-    first_rank: int
-    world_size: int
-    address: str
-    port: int
-
-
-@dataclass(frozen=True)
-class MembershipEvent:
-    """A reason to stop the ranks here. `lost`: they cannot save, since a rank they need is gone."""
-
-    reason: str
-    lost: bool
-    since: float  # monotonic
-    silent: bool = False  # the peer stopped answering, with its connection still open
 
 
 class RendezvousClient:

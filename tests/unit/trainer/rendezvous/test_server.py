@@ -13,8 +13,9 @@ import pytest
 
 from trainer.config.contract import Contract, resolve
 from trainer.config.exits import Exit, Fault
-from trainer.rendezvous.client import RendezvousClient, Round
+from trainer.rendezvous.client import RendezvousClient
 from trainer.rendezvous.connection import Connection, connect
+from trainer.rendezvous.events import Round
 from trainer.rendezvous.membership import Rules
 from trainer.rendezvous.messages import encode
 from trainer.rendezvous.server import RendezvousServer

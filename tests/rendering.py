@@ -201,7 +201,8 @@ def environment_in_script(values: dict[str, Any], launcher: str, folder: Path) -
     """Return the variables that a rendered script, or compose file, hands to the trainer."""
     if launcher == "compose":
         service = yaml.safe_load(render(values, launcher).text)["services"]["node-0"]
-        return {name: text.replace("$$", "$") for name, text in service["environment"].items()}
+        given = {name: text for name, text in service["environment"].items() if text is not None}
+        return {name: text.replace("$$", "$") for name, text in given.items()}
     code, seen, errors = run_script(render(values, launcher).text, folder)
     assert code == 0, errors
     if launcher == "local":

@@ -84,6 +84,7 @@ def rules(kind: JobKind) -> Iterator[dict[str, Any]]:
     for api_version, other in companion_kinds(kind):
         yield _rule(api_version, other, "list", "create", "patch", "delete")
     yield _rule("v1", "PersistentVolumeClaim", "create", "patch")  # which `delete` keeps
+    yield _rule("v1", "Secret", "create", "patch", "delete")  # the rendezvous'; none is read
     yield _rule("v1", "Pod", "list")
     yield {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
     # a WebSocket is opened by GET, and counts as create from Kubernetes 1.35 on

@@ -10,7 +10,7 @@ from typing import Any
 
 from k8s.base.errors import config_error
 from k8s.base.yaml_text import read, read_text
-from k8s.cluster import jobs, state, wrapped_job
+from k8s.cluster import jobs, rendezvous_secret, state, wrapped_job
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
 
@@ -67,6 +67,12 @@ def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
                 )
     for manifest in [*manifests, *(one for one in inside if one not in manifests)]:
         objects.apply(cluster, manifest, dry_run=True, force=force)
+    # Running pods keep the secret that they started with.
+    labels = job["metadata"].get("labels", {})
+    new = before is None
+    secret = rendezvous_secret.make(cluster, manifests, labels=labels) if new else None
     for manifest in manifests:
-        objects.apply(cluster, manifest, force=force)
+        made = objects.apply(cluster, manifest, force=force)
+        if secret is not None and manifest is root:
+            rendezvous_secret.own(cluster, secret, made)
     return name

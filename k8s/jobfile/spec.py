@@ -31,7 +31,7 @@ class Elastic(Model):
     """Nodes come and go between these numbers, and the job goes on with those there are."""
 
     min: int = Field(ge=1, description="fewest nodes that train")
-    max: int = Field(ge=1, le=100_000, description="most nodes")
+    max: int = Field(ge=1, le=10_000, description="most nodes")
 
     @model_validator(mode="after")
     def _check(self) -> typing.Self:
@@ -45,7 +45,7 @@ def _kind_of_nodes(value: Any) -> str:
 
 
 Nodes = Annotated[
-    Annotated[int, Field(ge=1, le=100_000), Tag("<fixed>")] | Annotated[Elastic, Tag("<elastic>")],
+    Annotated[int, Field(ge=1, le=10_000), Tag("<fixed>")] | Annotated[Elastic, Tag("<elastic>")],
     Discriminator(_kind_of_nodes),
 ]
 

@@ -107,7 +107,9 @@ def environment(pod: Object, spec: Object) -> dict[str, str]:
     variables: dict[str, str] = {}
     for one in spec.get("env", []):
         if "valueFrom" in one:
-            variables[one["name"]] = _field(pod, one["valueFrom"]["fieldRef"]["fieldPath"])
+            # An optional key of a Secret stays unset.
+            if not one["valueFrom"].get("secretKeyRef", {}).get("optional"):
+                variables[one["name"]] = _field(pod, one["valueFrom"]["fieldRef"]["fieldPath"])
         else:
             variables[one["name"]] = expand(one.get("value", ""), variables)
     return variables

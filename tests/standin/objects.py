@@ -13,6 +13,7 @@ GROUPS = {
         "Pod": "pods",
         "Service": "services",
         "ConfigMap": "configmaps",
+        "Secret": "secrets",
         "Event": "events",
         "ResourceQuota": "resourcequotas",
         "PersistentVolumeClaim": "persistentvolumeclaims",

@@ -51,9 +51,16 @@ def test_submit_tries_what_is_wrapped_and_applies_the_wrapper(submitted: Cluster
     writes = [path for method, path in server.requests if method == "PATCH"]
     tried = [path for path in writes if "dryRun=All" in path]
     assert [path.split("?")[0].split("/")[-2] for path in tried] == ["appwrappers", "jobsets"]
-    (applied,) = (path for path in writes if path not in tried)
-    assert "/appwrappers/digits?" in applied
-    assert [*server.objects] == [server.path(*WRAPPER, "digits")]
+    applied = [path.split("?")[0] for path in writes if path not in tried]
+    wrapper, secret = (
+        server.path(*WRAPPER, "digits"),
+        server.path("v1", "Secret", "digits-rendezvous"),
+    )
+    # made before the wrapper makes the job, and then given to the wrapper
+    assert applied == [secret, wrapper, secret]
+    assert {*server.objects} == {wrapper, secret}
+    (owner,) = server.objects[secret]["metadata"]["ownerReferences"]
+    assert owner["kind"] == "AppWrapper"
 
 
 SICK = "Found 1 failed pods"

@@ -4,11 +4,13 @@ By default it is this checkout: the trainer at /workspace as in the built image,
 packages. Or the one that MUSTER_TEST_IMAGE describes, as for tests/image/docker.py.
 """
 
+import base64
 import json
 import os
 import re
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from tests.conftest import ROOT
 from tests.image.container import Container
 from tests.rendering import expand
 from tests.standin.objects import Object
+
+FindSecret = Callable[[str], Object | None]
 
 _FIELD = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
@@ -45,8 +49,13 @@ def _image() -> dict[str, Any]:
     }
 
 
-def container(pod: Object, folder: Path, claims: Path, hosts: Path) -> Container:
-    """Return a pod's only container; its volumes are made below `folder` and `claims`."""
+def container(
+    pod: Object, folder: Path, claims: Path, hosts: Path, *, secret: FindSecret
+) -> Container:
+    """Return a pod's only container; its volumes are made below `folder` and `claims`.
+
+    `secret` returns the Secret of a name, or None.
+    """
     (spec,) = pod["spec"]["containers"]
     assert not pod["spec"].get("initContainers"), "the stand-in runs no init containers"
     image, whole = _image(), pod["spec"].get("securityContext", {})
@@ -65,7 +74,7 @@ def container(pod: Object, folder: Path, claims: Path, hosts: Path) -> Container
     return Container(
         root=image["root"],
         command=[*(spec.get("command") or image["command"]), *spec.get("args", [])],
-        environment=image["environment"] | environment(pod, spec),
+        environment=image["environment"] | environment(pod, spec, secret=secret),
         user=user,
         read_only=security.get("readOnlyRootFilesystem", False),
         shm_bytes=_mebibytes(shm["emptyDir"].get("sizeLimit", "64Mi")) << 20,
@@ -102,16 +111,24 @@ def _mebibytes(text: str) -> int:
     return number * {"Mi": 1, "Gi": 1024}[unit]
 
 
-def environment(pod: Object, spec: Object) -> dict[str, str]:
+def environment(
+    pod: Object, spec: Object, *, secret: FindSecret = lambda _: None
+) -> dict[str, str]:
     """Return the variables of a container as the kubelet sets them."""
     variables: dict[str, str] = {}
     for one in spec.get("env", []):
-        if "valueFrom" in one:
-            # An optional key of a Secret stays unset.
-            if not one["valueFrom"].get("secretKeyRef", {}).get("optional"):
-                variables[one["name"]] = _field(pod, one["valueFrom"]["fieldRef"]["fieldPath"])
-        else:
+        source = one.get("valueFrom")
+        if source is None:
             variables[one["name"]] = expand(one.get("value", ""), variables)
+        elif "fieldRef" in source:
+            variables[one["name"]] = _field(pod, source["fieldRef"]["fieldPath"])
+        else:
+            reference = source["secretKeyRef"]
+            found = secret(reference["name"])
+            assert found or reference.get("optional"), f"no Secret {reference['name']}"
+            if found:
+                value = base64.b64decode(found["data"][reference["key"]])
+                variables[one["name"]] = value.decode()
     return variables
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,8 @@ class Kubelet:
         try:
             pod = one.pod | {"status": {"podIP": host.address}}
             claims = self.folder / "claims" / pod["metadata"]["namespace"]
-            made = container(pod, folder, claims, self._hosts)
+            find = partial(self.server.get, "v1", "Secret", pod["metadata"]["namespace"])
+            made = container(pod, folder, claims, self._hosts, secret=find)
             one.process = subprocess.Popen(
                 made.start(folder / "container.json", "ip", "netns", "exec", host.name),
                 cwd=ROOT,

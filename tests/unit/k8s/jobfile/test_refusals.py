@@ -30,6 +30,7 @@ SETTINGS = [
     (["resources.cpu=-1"], "resources.cpu='-1': must be at least 1m"),
     (["env=[{name: A, value: x}, {name: A, value: y}]"], "env[1].name='A': given twice, first in env[0]"),
     (["nodes=0"], "nodes=0: must be at least 1"),
+    (["nodes=10001"], "nodes=10001: must be at most 10000"),
     (["trainer.mesh=dp_replicate=4"], "trainer.mesh='dp_replicate=4': multiplies to 4, but the world size is 2; dp_replicate=2 would do"),
     # types
     (["nodes='2'"], "nodes='2': must be a whole number"),

@@ -55,6 +55,9 @@ def test_every_launcher_makes_the_same_table_of_ranks(
     assert {one.endpoint for one in seen} == {f"{host(launcher, values, 0)}:29500"}
     assert {one.elastic for one in seen} == {False}
     assert {one.shutdown_timeout for one in seen} == {110}
+    by_name = launcher in ("pytorchjob", "compose")
+    identity = "muster" if nodes == 1 else "a-job" if by_name else UID
+    assert all(one.rendezvous_id.endswith(identity) for one in seen)
     assert {one.local_address for one in seen} == {None if launcher == "compose" else ADDRESS}
     with pytest.raises((AssertionError, KeyError)):
         given(launcher, values, nodes)

@@ -31,13 +31,12 @@ from trainer.launcher.options import Options, from_environment
 from trainer.launcher.ranks import start_command
 from trainer.launcher.supervisor import SIGNALS, Program, Supervisor
 from trainer.rendezvous.meeting import Meeting, secret_from
-from trainer.rendezvous.membership import Rules
 
 _DESCRIPTION = """Starts this node's ranks of a job and ends with one exit code for all of them. Without
 a program it trains as TRAINER_* say: see python -m trainer --help. Where the node stands comes from
 torchrun's own variables: PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR,
 PET_MASTER_PORT (or PET_RDZV_BACKEND=c10d with PET_RDZV_ENDPOINT and PET_RDZV_ID), PET_MAX_RESTARTS,
-PET_LOCAL_ADDR, PET_SHUTDOWN_TIMEOUT; an option stands for the variable of its name."""
+PET_LOCAL_ADDR, PET_SHUTDOWN_TIMEOUT. An option sets the variable of its name."""
 
 # torchrun's options; each is the PET_ variable of its name.
 _OPTIONS = (
@@ -61,16 +60,20 @@ def main() -> int:
     for number in SIGNALS:
         signal.signal(number, _stop_before_start)
     try:
-        name, command = _command_line(sys.argv[1:])
-        offset = _retry_offset(os.environ)
-        with _command(name, command) if command else _trainer() as (contract, options, program):
-            return _launch(contract, options, program, offset)
+        program, is_module = _take_options(sys.argv[1:])
+        name, command = _name_and_command(program, is_module=is_module)
+        offset, secret = _retry_offset(os.environ), secret_from(os.environ)
+        with _command(name, command) if command else _trainer() as (contract, options, ranks):
+            meeting = Meeting(contract, options.rules(contract), secret=secret)
+            return _launch(contract, options, meeting, program=ranks, retry_offset=offset)
     except Fault as fault:
         _log.error("%s (exit %d)", fault, fault.code)
         return fault.code
 
 
-def _launch(contract: Contract, options: Options, program: Program, retry_offset: int) -> int:
+def _launch(
+    contract: Contract, options: Options, meeting: Meeting, *, program: Program, retry_offset: int
+) -> int:
     """Supervise the ranks, with their output kept in the run folder."""
     with log_to_file(Path(options.run_folder) / "logs") as path:
         _log.info("this node's place\n%s", table(contract))
@@ -79,28 +82,16 @@ def _launch(contract: Contract, options: Options, program: Program, retry_offset
         if program.note:
             _log.info(program.note)
         try:
-            code = _supervise(contract, options, program)
+            supervisor = Supervisor(contract, options, meeting, program=program)
+            for number in SIGNALS:
+                signal.signal(number, supervisor.note_signal)
+            code = supervisor.run()
         except Fault as fault:
             _log.error("%s", fault)
             code = fault.code
         final = reported(code, retry_offset)
         _log.info("exit %d%s", final, f" (that is {code})" if final != code else "")
     return final
-
-
-def _supervise(contract: Contract, options: Options, program: Program) -> Exit:
-    rules = Rules(
-        min_nodes=contract.min_nodes,
-        max_nodes=contract.max_nodes,
-        elastic=contract.elastic,
-        peer_timeout=options.peer_timeout,
-        last_call=options.last_call,
-    )
-    meeting = Meeting(contract, rules, secret=secret_from(os.environ))
-    supervisor = Supervisor(contract, options, meeting, program=program)
-    for number in SIGNALS:
-        signal.signal(number, supervisor.note_signal)
-    return supervisor.run()
 
 
 @contextlib.contextmanager
@@ -131,40 +122,47 @@ def _command(name: str, command: Sequence[str]) -> Iterator[tuple[Contract, Opti
     yield contract, options, Program(partial(start_command, command), {}, False, None, reason)
 
 
-def _command_line(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Put torchrun's options into the environment; return the name and the command of the program.
-
-    Without a command it is our trainer. Raises Fault(64).
-    """
-    parser = _Parser("python -m trainer.launch", description=_DESCRIPTION)
-    for option in _OPTIONS:
-        parser.add_argument(f"--{option}", f"--{option.replace('-', '_')}", dest=option)
-    parser.add_argument("-m", "--module", action="store_true", help="the program is a module")
-    parser.add_argument(
-        "program",
-        nargs=argparse.REMAINDER,
-        metavar="script [argument ...], -m module [argument ...], or -- command [argument ...]",
+def _take_options(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """Put torchrun's options into the environment; return the program, and whether it is a module."""
+    parser = _Parser(
+        usage="python -m trainer.launch [option ...] [script | -m module | -- command] [argument ...]",
+        description=_DESCRIPTION,
     )
+    for option in _OPTIONS:
+        names = {f"--{option}", f"--{option.replace('-', '_')}"}
+        parser.add_argument(*sorted(names), dest=option, metavar="X", help=_variable(option))
+    parser.add_argument("--standalone", action="store_true", help="one node: PET_NNODES=1")
+    parser.add_argument("-m", "--module", action="store_true", help="the program is a module")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="what each rank runs")
     found = vars(parser.parse_args(arguments))
     for option in _OPTIONS:
         if found[option] is not None:
-            os.environ[f"PET_{option.replace('-', '_').upper()}"] = found[option]
-    program: list[str] = found["program"]
+            os.environ[_variable(option)] = found[option]
+    if found["standalone"]:
+        os.environ["PET_NNODES"] = "1"
+    return found["program"], found["module"]
+
+
+def _name_and_command(program: Sequence[str], *, is_module: bool) -> tuple[str, list[str]]:
+    """Return the name and the command of a rank; no command: our trainer. Raises Fault(64)."""
     is_command = program[:1] == ["--"]
-    if is_command:
-        program = program[1:]
+    program = program[is_command:]
     if not program:
-        if is_command or found["module"]:
+        if is_command or is_module:
             raise Fault(Exit.CONFIG, f"no program after {'--' if is_command else '-m'}")
         return "", []
     name = Path(program[0]).stem
     if is_command:
-        return name, program
-    if found["module"]:
+        return name, [*program]
+    if is_module:
         return program[0], [sys.executable, "-u", "-m", *program]
     if not Path(program[0]).is_file():
         raise Fault(Exit.CONFIG, f"{program[0]}: no such script; use -- before a command")
     return name, [sys.executable, "-u", *program]
+
+
+def _variable(option: str) -> str:
+    return f"PET_{option.replace('-', '_').upper()}"
 
 
 class _Parser(argparse.ArgumentParser):

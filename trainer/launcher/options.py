@@ -6,7 +6,9 @@ options = from_environment(os.environ, name="train")
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from trainer.config.contract import Contract
 from trainer.config.exits import Exit, Fault
+from trainer.rendezvous.membership import Rules
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,16 @@ class Options:
     health_limit: float = 0  # 0: the launcher's file is never old
     health: str = ""
     run_folder: str = ""
+
+    def rules(self, contract: Contract) -> Rules:
+        """Return what the rendezvous server decides by."""
+        return Rules(
+            min_nodes=contract.min_nodes,
+            max_nodes=contract.max_nodes,
+            elastic=contract.elastic,
+            peer_timeout=self.peer_timeout,
+            last_call=self.last_call,
+        )
 
 
 _NUMBERS = ("rendezvous_timeout", "last_call", "peer_timeout", "peer_losses")

@@ -20,6 +20,8 @@ from trainer.launcher.failures import Failure, read_failure
 from trainer.launcher.rank_output import RankOutput
 from trainer.rendezvous.events import Round
 
+_KILL_TIMEOUT = 30.0  # seconds; a process that waits for a device cannot be killed at once
+
 
 class Process(Protocol):
     """What is used of subprocess.Popen."""
@@ -120,7 +122,8 @@ class Ranks:
         while self.running and time.monotonic() < deadline:
             turn()
         self.kill()
-        while self.running:
+        deadline = time.monotonic() + _KILL_TIMEOUT
+        while self.running and time.monotonic() < deadline:
             turn()
 
 

@@ -149,7 +149,8 @@ class Supervisor:
         if self._meeting.server is None:
             return 0
         if self._store is not None:
-            os.kill(self._store.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._store.pid, signal.SIGKILL)
         world_size = self._contract.max_nodes * self._contract.ranks_per_node
         if self._program.open_store is None or world_size == 1:
             return _free_port()

@@ -174,10 +174,34 @@ FAULTS = [
         f"{TRAINER}/launcher",
     ),
     Fault(
-        "trainer/rendezvous/client.py",
-        "sum(self.ranks[: self.rank])",
-        "sum(self.ranks[self.rank :])",
+        "trainer/rendezvous/membership.py",
+        "first_rank += node.ranks",
+        "first_rank += 1",
         f"{TRAINER}/rendezvous",
+    ),
+    Fault(
+        "trainer/rendezvous/membership.py",
+        "elif ends and self.state in (State.WAITING, State.RUNNING):",
+        "elif ends:",
+        f"{TRAINER}/rendezvous",
+    ),
+    Fault(
+        "trainer/rendezvous/client.py",
+        'proven = equal(message["proof"], theirs)',
+        "proven = True",
+        f"{TRAINER}/rendezvous",
+    ),
+    Fault(
+        "trainer/rendezvous/server.py",
+        "now - oldest.since <= self._silence and",
+        "",
+        f"{TRAINER}/rendezvous",
+    ),
+    Fault(
+        "trainer/launcher/supervisor.py",
+        "not self._signals and not seen & _FINAL",
+        "not self._signals",
+        "launch/test_commands.py",
     ),
     Fault(
         "trainer/distributed/optim.py",

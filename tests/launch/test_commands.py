@@ -174,6 +174,13 @@ def test_failed_ranks_are_restarted_in_place_as_often_as_allowed(
     assert "restarting the ranks, 2 of 3 times" in error
 
 
+def test_ranks_that_would_fail_again_are_not_restarted(start: Any) -> None:
+    final = (sys.executable, "-c", "import sys; sys.exit(65)")
+    code, _, error, _ = launch(start, "--max-restarts", "3", "--", *final)
+    assert code == 65
+    assert "restarting" not in error
+
+
 STAYS = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))

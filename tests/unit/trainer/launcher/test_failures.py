@@ -1,0 +1,62 @@
+"""Which failure of several is told as the cause, and what is told of it."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from trainer.config.exits import Exit
+from trainer.launcher.failures import Failure, read_failure, report_failures
+
+
+def test_the_earliest_cause_comes_first_with_its_traceback(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = {
+        0: Failure(69, "lost a peer", "not shown", 1.0),
+        4: Failure(1, "ValueError: late", "not shown", 3.0),
+        5: Failure(1, "ValueError: first", "one\ntwo", 2.0),
+    }
+    assert report_failures(failures, None) == Exit.CODE
+    assert capsys.readouterr().err == "[rank 5] one\n[rank 5] two\n"
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0] == "rank 5: ValueError: first (exit 1)"
+    assert sorted(told[1:]) == [
+        "rank 0: lost a peer (exit 69)",
+        "rank 4: ValueError: late (exit 1)",
+    ]
+
+
+def test_ranks_that_were_stopped_are_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    assert report_failures({0: Failure(143, "stopped", "", 1.0)}, None) == Exit.STOPPED
+    assert caplog.records == []
+
+
+def record(message: object, file: Path) -> Path:
+    """Write an error file as torch's record does."""
+    file.write_text(json.dumps({"message": message}), encoding="utf-8")
+    return file
+
+
+def test_what_a_rank_has_written_is_read(tmp_path: Path) -> None:
+    more = {"py_callstack": "Traceback", "timestamp": "1"}
+    file = record({"message": "ValueError: x", "extraInfo": more}, tmp_path / "error")
+    found = read_failure(1, file, now=5)
+    assert (found.code, found.message, found.traceback) == (1, "ValueError: x", "Traceback")
+    ours = {"message": "no such mode", "errorCode": 64, "extraInfo": more}
+    assert read_failure(1, record(ours, file), now=5).code == Exit.CONFIG
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff", b"[]", b"{}", b'{"message": "text"}', b'{"message": {"extraInfo": 1}}'],
+)
+def test_without_a_report_the_exit_code_tells(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "error"
+    file.write_bytes(content)
+    assert read_failure(3, file, now=5) == Failure(3, "ended", "", 5)
+    killed = read_failure(-signal.SIGKILL, tmp_path / "none", now=5)
+    assert killed == Failure(-9, "Signal 9 (SIGKILL)", "", 5)
+    # before it had a handler, so with no step to save
+    assert read_failure(-signal.SIGTERM, tmp_path / "none", now=5).code == Exit.STOPPED

@@ -70,9 +70,7 @@ def losses() -> dict[int, float]:
     return {}
 
 
-@pytest.mark.parametrize(
-    ("kind", "killed"), [("fixed", False), ("elastic", False), ("elastic", True)]
-)
+@pytest.mark.parametrize(("kind", "killed"), [("fixed", False), ("elastic", True)])
 def test_a_job_fares_as_without_them(
     kind: str,
     killed: bool,  # noqa: FBT001

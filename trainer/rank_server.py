@@ -24,7 +24,7 @@ from trainer.plan import auto
 from trainer.plan.sizing import size
 
 # What a rank imports before the first step; a user's own model is imported by each rank.
-_PRELOADED = ("trainer.engine.loop", "torch._dynamo", "trainer.__main__")
+_PRELOADED = ("trainer.engine.loop", "trainer.__main__")
 
 
 def main() -> NoReturn:
@@ -44,6 +44,9 @@ def main() -> NoReturn:
     gc.disable()
     for module in (*_PRELOADED, f"trainer.strategies.{mode.replace('-', '_')}"):
         importlib.import_module(module)
+    from trainer.distributed.torch_private import preload  # noqa: PLC0415  # needs torch
+
+    preload()
     gc.freeze()  # a collection would touch, and so copy, the pages that ranks share
     gc.enable()
     send(connection, imported=True)

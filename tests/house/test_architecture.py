@@ -1,6 +1,7 @@
 """The house rules that a machine can check: who imports whom, and how long a file is."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -70,6 +71,79 @@ def test_an_import_against_a_contract_is_seen(
     finally:
         (house / file).write_text(text, encoding="utf-8")
     assert [row for row in said.splitlines() if row.startswith(contract) and "BROKEN" in row], said
+
+
+# What each is found for. The file that may have them is trainer/distributed/torch_private.py.
+PRIVATE_OF_TORCH = [
+    "import torch._dynamo",
+    "from torch.utils._pytree import tree_leaves",
+    "from torch.utils import _pytree",
+    "from torch.nn.modules.batchnorm import _NormBase",
+    "def _():\n    from torch.testing._internal.distributed.fake_pg import FakeStore",
+    "torch._foreach_zero_([])",
+    "torch.ones(1).untyped_storage()._cdata",
+    "def _(x: Tensor) -> bool:\n    return x._is_view()",
+    "class A(nn.Module):\n    def count(self) -> int:\n        return len(self._parameters)",
+    "vars(DeviceMesh)['_concatenate']",
+    "getattr(torch, '_foreach_mul_')",
+    "import_module('torch._dynamo')",
+]
+
+
+def private_of_torch(text: str) -> list[str]:
+    """Return the private names that a file uses and neither defines nor takes from Python's library.
+
+    A private attribute that no class of the file has is torch's, or as bad.
+    """
+    nodes = list(ast.walk(ast.parse(text)))
+    own = _of_classes(nodes)
+    used = []
+    for node in nodes:
+        match node:
+            case ast.Import():
+                used += [alias.name for alias in node.names if alias.name.startswith("torch.")]
+            case ast.ImportFrom() if (node.module or "").partition(".")[0] == "torch":
+                used += [f"{node.module}.{alias.name}" for alias in node.names]
+            case ast.Attribute() if node.attr not in own:
+                if _root(node.value) not in sys.stdlib_module_names:
+                    used.append(f".{node.attr}")
+            case ast.Constant(value=str(value)) if re.fullmatch(r"torch(\.\w+)+", value):
+                used.append(value)
+            case (
+                ast.Subscript(value=ast.Call(func=ast.Name("vars")), slice=ast.Constant(str(name)))
+                | ast.Call(func=ast.Name("getattr"), args=[_, ast.Constant(str(name)), *_])
+            ):
+                holder = node.args[0] if isinstance(node, ast.Call) else node.value
+                if _root(holder) not in sys.stdlib_module_names:
+                    used.append(f".{name}")
+    return [name for name in used if re.search(r"\._(?!_)", name)]
+
+
+def _of_classes(nodes: list[ast.AST]) -> set[str]:
+    """Return the names that classes have, and those that are set on an object."""
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    own = {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
+    for node in nodes:
+        if isinstance(node, ast.ClassDef):
+            own |= {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+            names = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+            own |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    return own
+
+
+def _root(node: ast.AST) -> str:
+    return ast.unparse(node).partition(".")[0]
+
+
+@pytest.mark.parametrize("planted", PRIVATE_OF_TORCH)
+def test_a_private_name_of_torch_is_seen(planted: str) -> None:
+    assert private_of_torch(planted)
+
+
+def test_private_names_of_torch_are_in_one_file() -> None:
+    files = [path for package in ("k8s", "trainer") for path in (ROOT / package).rglob("*.py")]
+    found = {path: private_of_torch(path.read_text(encoding="utf-8")) for path in files}
+    assert [path.name for path, names in found.items() if names] == ["torch_private.py"], found
 
 
 def test_what_is_shared_imports_no_torch() -> None:

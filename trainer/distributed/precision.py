@@ -15,6 +15,7 @@ from torch import nn
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
+from trainer.distributed.torch_private import multiply_all
 
 _FIRST_SCALE = 2.0**16
 _STEPS_TO_DOUBLE = 2000
@@ -71,7 +72,7 @@ class LossScale:
         """Divide the gradients by the scale."""
         if self._adapts:
             gradients = [p.grad for p in parameters if p.grad is not None]
-            torch._foreach_mul_(gradients, 1 / self.value)  # as torch.optim does
+            multiply_all(gradients, 1 / self.value)  # as torch.optim does
 
     def count_success(self) -> None:
         """Count a step with a finite gradient."""

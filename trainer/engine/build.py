@@ -17,6 +17,7 @@ from trainer.config.modes import DATA_AXES, MODES
 from trainer.config.settings import Settings
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime
+from trainer.distributed.torch_private import join_axes
 from trainer.models.batchnorm import synchronise
 from trainer.models.blocks import blocks
 from trainer.models.recompute import recompute_blocks
@@ -76,4 +77,4 @@ def _data_group(mesh: DeviceMesh) -> dist.ProcessGroup:
     axes = [axis for axis in DATA_AXES if mesh[axis].size() > 1]
     if len(axes) == 1:
         return mesh.get_group(axes[0])
-    return mesh[DATA_AXES]._flatten("data").get_group()  # noqa: SLF001  # torch has no public way
+    return join_axes(mesh[DATA_AXES], "data")

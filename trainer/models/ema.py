@@ -71,5 +71,5 @@ class Average:
 def _place(tensor: Tensor) -> object:
     """Return what is equal for two tensors only if they are one."""
     local = local_part(tensor)
-    # the only name of a storage that the fake ones of a dry run have too
-    return local.untyped_storage()._cdata, local.storage_offset(), local.shape  # noqa: SLF001
+    # id: the fake storages of a dry run have no data_ptr; torch keeps one object per storage.
+    return id(local.untyped_storage()), local.storage_offset(), local.shape

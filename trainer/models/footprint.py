@@ -12,13 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from trainer.distributed.tensors import local_part
+from trainer.distributed.tensors import leaves, local_part
+from trainer.distributed.torch_private import TorchDispatchMode, group_size
 
 # What a rank of n sends for one byte of the larger of input and output, with a ring or in pairs
 # (Thakur et al., 2005). An operator's name contains the word, with or without the underscore.
@@ -66,14 +63,14 @@ class Footprint(TorchDispatchMode):
             if word is not None:
                 size = max(_largest(args), _largest(out))
                 self.sent[word] += round(size * _SENT[word](_group_size(args)))
-        for value in tree_leaves(out):
+        for value in leaves(out):
             if isinstance(value, Tensor):
                 self._add(value.untyped_storage())
         self.peak = max(self.peak, self.now)
         return out
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key = _key(storage)
+        key = id(storage)  # fake ones have no data_ptr; torch keeps one object per storage
         if key not in self._live:
             self._live[key] = weakref.ref(storage, lambda _: self._live.pop(key, None))
 
@@ -92,10 +89,10 @@ class Activations:
 
         def keep(tensor: Tensor) -> "_Kept":
             storage = local_part(tensor).untyped_storage()
-            own = {_key(local_part(p).untyped_storage()) for p in module.parameters()}
+            own = {id(local_part(p).untyped_storage()) for p in module.parameters()}
             # Detached: an output that its own node keeps would keep the node, if no backward pass came.
             kept = _Kept(tensor.detach())
-            if (key := _key(storage)) not in own:
+            if (key := id(storage)) not in own:
                 size = storage.nbytes()
                 self._hold(key, size)
                 weakref.finalize(kept, self._release, key, size)
@@ -125,17 +122,11 @@ class _Kept:
         self.tensor = tensor
 
 
-def _key(storage: torch.UntypedStorage) -> int:
-    # the only name of a storage that fake ones have too
-    key: int = storage._cdata  # noqa: SLF001
-    return key
-
-
 def _largest(values: object) -> int:
     """Return the bytes of the largest tensor, or list of tensors, among `values`."""
     items = values if isinstance(values, (tuple, list)) else [values]
     sizes = [
-        sum(t.numel() * t.element_size() for t in tree_leaves(item) if isinstance(t, Tensor))
+        sum(t.numel() * t.element_size() for t in leaves(item) if isinstance(t, Tensor))
         for item in items
     ]
     return max(sizes, default=0)
@@ -147,6 +138,4 @@ def _group_size(args: Any) -> int:
         if isinstance(value, torch.ScriptObject):
             with contextlib.suppress(RuntimeError):  # an operation such as SUM is an object too
                 return dist.ProcessGroup.unbox(value).size()
-    name = GroupName(next(value for value in reversed(args) if isinstance(value, str)))
-    size: int = distributed_c10d._get_group_size_by_name(name)  # noqa: SLF001  # no public way
-    return size
+    return group_size(next(value for value in reversed(args) if isinstance(value, str)))

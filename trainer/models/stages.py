@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.config.exits import Exit, Fault
+from trainer.distributed.torch_private import is_view
 from trainer.models.chain import Piece, pieces_of
 from trainer.models.footprint import Activations
 from trainer.plan.partition import partition, shares
@@ -162,7 +163,7 @@ class Stage(nn.Module):
                 x = run(x)
         x = x.to(self._dtype or x.dtype).contiguous()
         # A zero-bubble schedule detaches the output in place, which a view, such as an LSTM's, refuses.
-        return x.clone() if x._is_view() else x  # noqa: SLF001  # torch documents it, with the underscore
+        return x.clone() if is_view(x) else x
 
 
 def keep_pieces(model: nn.Module, kept: Sequence[Piece], pieces: Sequence[Piece]) -> None:

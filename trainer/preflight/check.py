@@ -15,8 +15,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch.utils._pytree import tree_leaves
-
 from trainer import tasks
 from trainer.config.environment import from_environment
 from trainer.config.exits import Exit, Fault
@@ -24,6 +22,7 @@ from trainer.config.log import log_to_stderr
 from trainer.config.settings import Settings
 from trainer.data.sets import Data, InMemory
 from trainer.distributed.runtime import Runtime, as_fault, from_all, join
+from trainer.distributed.tensors import leaves
 from trainer.preflight.links import Exchange, exchange, find_faulty
 from trainer.preflight.machine import Finding, check_device, check_machine
 
@@ -100,7 +99,7 @@ def _batch_bytes(runtime: Runtime, data: Data) -> int:
         sample = data[0]
     except Exception:  # noqa: BLE001  # a bad sample is reported when it is used
         return 0
-    arrays = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(sample))
+    arrays = sum(getattr(leaf, "nbytes", 0) for leaf in leaves(sample))
     return runtime.sizing.batches.micro * arrays
 
 

@@ -20,13 +20,23 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.nn.modules.batchnorm import _NormBase
 
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed.precision import half
 from trainer.models.blocks import blocks
 from trainer.strategies import Context, Strategy, accumulate, broadcast_buffers, single
+
+# Those that keep running statistics.
+_NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
@@ -69,7 +79,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     if dtype := half(settings):
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     # Running statistics stay float32, and a norm's weights must have their type.
-    norms = [m for m in model.modules() if dtype and isinstance(m, _NormBase) and m.affine]
+    norms = [m for m in model.modules() if dtype and isinstance(m, _NORMS) and m.affine]
     offload = OffloadPolicy()
     if settings.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")

@@ -22,6 +22,7 @@ from torch.optim import SGD, Optimizer
 
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
+from trainer.distributed.torch_private import divide_all, zero_all
 from trainer.strategies import Context, Strategy, accumulate, single
 
 
@@ -125,7 +126,7 @@ class Period:
             # Not AdamW's step count: it is the same everywhere, and on the CPU, where NCCL cannot send.
             _average((value for name, value in tensors if name != "step"), self.group)
         else:
-            torch._foreach_zero_([value for _, value in tensors])
+            zero_all([value for _, value in tensors])
         self.steps = 0
 
 
@@ -136,4 +137,4 @@ def _average(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
     for work in works:
         if work is not None:
             work.wait()
-    torch._foreach_div_(real, dist.get_world_size(group))
+    divide_all(real, dist.get_world_size(group))

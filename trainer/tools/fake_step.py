@@ -11,10 +11,6 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer import strategies, tasks
 from trainer.config.modes import MODES
@@ -25,6 +21,7 @@ from trainer.data.sets import Batch, tokens_of
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime, place
 from trainer.distributed.tensors import local_part
+from trainer.distributed.torch_private import FakeTensorMode, forget_shardings, joining_meshes
 from trainer.models.ema import Average
 from trainer.models.footprint import Activations, Footprint
 from trainer.models.recompute import recompute_blocks
@@ -46,7 +43,7 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
     task = tasks.load(settings)
     batches = _micro_batches(settings, task, runtime)
     with (
-        _joining_meshes(),
+        joining_meshes(),
         FakeTensorMode(allow_non_fake_inputs=True) as fake,
         Footprint() as footprint,
     ):
@@ -116,26 +113,6 @@ def measure(
 
 
 @contextlib.contextmanager
-def _joining_meshes() -> Iterator[None]:
-    """Have meshes joined with real tensors, as fully_shard does for what tp has split.
-
-    It searches them for its own rank, and a fake tensor has no elements (torch 2.15).
-    """
-    join = DeviceMesh._concatenate  # noqa: SLF001
-
-    def joined(meshes: list[DeviceMesh]) -> DeviceMesh:
-        with unset_fake_temporarily():
-            return join(meshes)
-
-    before = vars(DeviceMesh)["_concatenate"]
-    setattr(DeviceMesh, "_concatenate", joined)  # noqa: B010  # mypy forbids to assign a method
-    try:
-        yield
-    finally:
-        setattr(DeviceMesh, "_concatenate", before)  # noqa: B010
-
-
-@contextlib.contextmanager
 def _fake_world(sizing: Sizing, rank: int) -> Iterator[Runtime]:
     """Yield the place of rank `rank` in a process group without other processes."""
     cpu = torch.device("cpu")
@@ -143,8 +120,8 @@ def _fake_world(sizing: Sizing, rank: int) -> Iterator[Runtime]:
         yield Runtime(0, 0, cpu, "fake", sizing, None, None, 0)
         return
     # DTensor remembers results by equal meshes, and with them the names of groups that are gone.
-    _clear_sharding_prop_cache()
-    dist.init_process_group("fake", rank=rank, world_size=sizing.world_size, store=FakeStore())
+    forget_shardings()
+    dist.init_process_group("fake", rank=rank, world_size=sizing.world_size)
     try:
         mesh, share = place(sizing, cpu)
         yield Runtime(rank, 0, cpu, "fake", sizing, mesh, None, share)

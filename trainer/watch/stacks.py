@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from trainer.distributed.torch_private import flight_recorder
+
 log = logging.getLogger("trainer")
 
 _SIGNAL = signal.SIGURG  # ignored by default: one that arrives late does nothing
@@ -63,12 +65,7 @@ def write_dump(folder: Path, *, rank: int, device: str) -> dict[str, int]:
     The second is torch's flight recorder, from torch 2.15 on. A folder that cannot be written costs
     the files only.
     """
-    try:
-        from torch._C._distributed_c10d import _dump_fr_trace_json  # noqa: PLC0415
-
-        recorded = bytes(_dump_fr_trace_json(backend="nccl" if device == "cuda" else "gloo"))
-    except (ImportError, TypeError):
-        recorded = b"{}"
+    recorded = flight_recorder(device)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_stacks(folder / f"rank-{rank}.stack")

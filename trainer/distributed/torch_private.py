@@ -1,0 +1,96 @@
+"""Every private name of torch that the trainer uses, and why: no other file may use one.
+
+Tried with torch 2.11, 2.13 and 2.15.
+
+    divide_all(gradients, 2)
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "FakeTensorMode",  # a dry run's tensors have no elements; torch documents it under this path only
+    "TorchDispatchMode",  # sees each operation; torch documents it under this path only
+]
+
+
+def multiply_all(tensors: list[Tensor], factor: float) -> None:
+    """Multiply in place, in a few kernels: public are only loops, with a kernel for each tensor."""
+    torch._foreach_mul_(tensors, factor)
+
+
+def divide_all(tensors: list[Tensor], divisor: float) -> None:
+    """Divide in place, in a few kernels: see multiply_all."""
+    torch._foreach_div_(tensors, divisor)
+
+
+def zero_all(tensors: list[Tensor]) -> None:
+    """Set to zero, in a few kernels: see multiply_all."""
+    torch._foreach_zero_(tensors)
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Return whether autograd holds `tensor` for a view; torch documents it with the underscore."""
+    return tensor._is_view()
+
+
+def join_axes(mesh: DeviceMesh, name: str) -> ProcessGroup:
+    """Return one group for all axes of `mesh`; public is only a group for one axis."""
+    return mesh._flatten(name).get_group()
+
+
+def group_size(name: str) -> int:
+    """Return the size of the group that a collective's operation names; public is no look-up by name."""
+    size: int = distributed_c10d._get_group_size_by_name(GroupName(name))
+    return size
+
+
+def forget_shardings() -> None:
+    """Clear what DTensor remembers by equal meshes, with groups that are gone; nothing public does."""
+    _clear_sharding_prop_cache()
+
+
+@contextlib.contextmanager
+def joining_meshes() -> Iterator[None]:
+    """Have meshes joined with real tensors, as fully_shard does for what tp has split.
+
+    It searches them for its own rank, and a fake tensor has no elements. No public way leaves fake mode
+    for that, nor changes how meshes are joined.
+    """
+    join = DeviceMesh._concatenate
+
+    def joined(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with unset_fake_temporarily():
+            return join(meshes)
+
+    before = vars(DeviceMesh)["_concatenate"]
+    setattr(DeviceMesh, "_concatenate", joined)  # noqa: B010  # mypy forbids to assign a method
+    try:
+        yield
+    finally:
+        setattr(DeviceMesh, "_concatenate", before)  # noqa: B010
+
+
+def flight_recorder(device: str) -> bytes:
+    """Return the collectives issued, as JSON; `{}` before torch 2.15. No public name returns them."""
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace_json  # noqa: PLC0415
+
+        return bytes(_dump_fr_trace_json(backend="nccl" if device == "cuda" else "gloo"))
+    except (ImportError, TypeError):
+        return b"{}"
+
+
+def preload() -> None:
+    """Import what the first optimiser imports, for all forked ranks; it has no public name."""
+    importlib.import_module("torch._dynamo")

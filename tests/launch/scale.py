@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from tests.conftest import ROOT, clean_environment
-from tests.launch.strangers import raise_file_limit
+from tests.launch.strangers import connect, raise_file_limit
 from trainer.rendezvous.connection import Connection
 from trainer.rendezvous.membership import Rules
 from trainer.rendezvous.messages import FROM_SERVER, decode, encode, heartbeat_interval, proof
@@ -191,7 +191,7 @@ class _Nodes:
 def _simulate(port: int, first: int, count: int) -> None:
     raise_file_limit(count + 100)
     began = time.monotonic()
-    sockets = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(count)]
+    sockets = [connect(("127.0.0.1", port), timeout=60) for _ in range(count)]
     nodes = _Nodes(sockets, first=first + 1)
     started = nodes.run_until("start")
     counted = {"messages": nodes.messages, "bytes": nodes.bytes}

@@ -22,15 +22,19 @@ _NONCE = "0" * 32
 _FILES = 3 * DRIPPING
 
 
-def _connect(to: Address) -> socket.socket:
-    connection = socket.create_connection(to, timeout=2)
+def connect(to: Address, *, timeout: float = 2) -> socket.socket:
+    """Connect so that the port taken on this side can still be listened at, as other tests do."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    connection.settimeout(timeout)
+    connection.connect(to)
     connection.settimeout(0.5)
     return connection
 
 
 def _send(to: Address, *lines: bytes) -> None:
     """Send lines at once, and read until the other end has had enough."""
-    with _connect(to) as connection:
+    with connect(to) as connection:
         connection.sendall(b"".join(lines))
         while connection.recv(65536):
             pass
@@ -52,7 +56,7 @@ def huge_numbers(to: Address) -> None:
 def wrong_secret(to: Address) -> None:
     """A proof, but made with another secret, job or attempt."""
     for key in ("job\n", "job\nguess", "muster\n", "former attempt\nsecret"):
-        with _connect(to) as connection:
+        with connect(to) as connection:
             challenge = json.loads(connection.recv(4096))["nonce"]
             wrong = proof(key, "join", challenge, _NONCE, 1, 1)
             connection.sendall(_join(proof=wrong) + encode("ready", clean=True, port=1))
@@ -61,7 +65,7 @@ def wrong_secret(to: Address) -> None:
 
 def replayed(to: Address) -> None:
     """The proof of one connection on another."""
-    with _connect(to) as first, _connect(to) as second:
+    with connect(to) as first, connect(to) as second:
         challenge = json.loads(first.recv(4096))["nonce"]
         right_once = proof("job\nsecret", "join", challenge, _NONCE, 1, 1)
         second.sendall(_join(proof=right_once))
@@ -96,7 +100,7 @@ def random_bytes(to: Address) -> None:
 
 def no_line_end(to: Address) -> None:
     """100 MB without the end of a line."""
-    with _connect(to) as connection:
+    with connect(to) as connection:
         for _ in range(100):
             connection.sendall(b"x" * 1_000_000)
 
@@ -123,7 +127,7 @@ def dripping(to: Address, count: int = DRIPPING) -> Iterator[None]:
         while not stop.wait(0.05):
             with contextlib.suppress(OSError):
                 while len(held) < count and not stop.is_set():
-                    held.append(_connect(to))
+                    held.append(connect(to))
             for connection in random.sample(held, min(100, len(held))):
                 try:
                     connection.send(b"{")

@@ -129,7 +129,7 @@ def test_an_elastic_job_whose_ranks_lose_each_other_repeatedly_is_70(
     }
     nodes = [start("-m", "trainer.launch", **(QUICK | variables)) for _ in range(2)]
     endings = [node.end() for node in nodes]
-    assert sorted(ended.code for ended in endings) == [69, 70], endings
+    assert sorted(ended.code for ended in endings) == [69, 70], [e.stderr for e in endings]
     (server,) = [ended for ended in endings if ended.code == 70]
     assert "in a row without a new checkpoint: 1, of which TRAINER_PEER_LOSSES=0" in server.stderr
 

@@ -26,4 +26,4 @@ def test_silence_is_judged_later_only_where_heartbeats_would_take_a_core() -> No
         nodes: silence_limit(Rules(nodes, nodes, elastic=False, peer_timeout=3, last_call=5))
         for nodes in (1, 1000, 5000, 10_000)
     }
-    assert limits == {1: 3, 1000: 3, 5000: 3, 10_000: pytest.approx(6)}
+    assert limits == {1: 3, 1000: 3, 5000: pytest.approx(4.5), 10_000: pytest.approx(9)}

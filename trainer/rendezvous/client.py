@@ -147,6 +147,8 @@ class RendezvousClient:
             fault = Fault(Exit.CODE, f"the rendezvous failed: {type(error).__name__}: {error}")
             with self._changed:
                 self.failure = error if isinstance(error, Fault) else fault
+                if self.joined:  # the ranks here may run
+                    self.peer_lost = MembershipEvent(str(self.failure), True, time.monotonic())
                 self._changed.notify_all()
 
     def _join(self, deadline: float) -> None:

@@ -35,7 +35,7 @@ from trainer.rendezvous.messages import (
 BACKLOG = 4096  # connections that wait to be accepted; the kernel may allow fewer
 
 _HEARTBEAT = encode("heartbeat").rstrip()
-_SECONDS_PER_HEARTBEAT = 100e-6  # of a core, with its answer: seven times what was measured
+_SECONDS_PER_HEARTBEAT = 150e-6  # of a core, with its answer: several times what was measured
 _ACCEPTED_AT_ONCE = 100  # then the nodes that are there have their turn
 _SPARE_FILES = 512  # descriptors for all but the nodes
 

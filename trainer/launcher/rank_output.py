@@ -72,7 +72,7 @@ class RankOutput:
             (rank, target): _new_stream(target) for rank in range(ranks) for target in targets
         }
         self._forwarding = threading.Lock()
-        self._closing = threading.Event()
+        self._closing, self._close = os.pipe()  # readable when closed
         self._thread = threading.Thread(target=self._forward, name="output", daemon=True)
         self._thread.start()
 
@@ -109,9 +109,10 @@ class RankOutput:
     def close(self) -> None:
         """Forward what is left, and close the pipes."""
         self.drain()
-        self._closing.set()
+        os.close(self._close)
         self._thread.join(_TIMEOUT)
         if not self._thread.is_alive():
+            os.close(self._closing)
             for stream in self._streams.values():
                 os.close(stream.read_end)
                 os.close(stream.write_end)
@@ -120,8 +121,11 @@ class RankOutput:
         with selectors.DefaultSelector() as ready:
             for stream in self._streams.values():
                 ready.register(stream.read_end, selectors.EVENT_READ, stream)
-            while not self._closing.is_set():
-                for key, _ in ready.select(timeout=0.2):
+            ready.register(self._closing, selectors.EVENT_READ)
+            while True:
+                for key, _ in ready.select():
+                    if key.data is None:
+                        return
                     with self._forwarding:
                         key.data.forward()
 

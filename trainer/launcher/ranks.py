@@ -7,6 +7,7 @@ ranks.end(grace=30)
 
 import contextlib
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from trainer.launcher import orphans
 from trainer.launcher.failures import Failure, read_failure
 from trainer.launcher.rank_output import RankOutput
 from trainer.rendezvous.events import Round
@@ -131,8 +131,11 @@ def start_command(
     command: Sequence[str], environment: Mapping[str, str], *, stdout: int, stderr: int
 ) -> Process:
     """Start a rank of any program. It dies with this process (Linux)."""
-    linux = sys.platform == "linux"
-    wrapper = [sys.executable, "-IS", orphans.__file__, str(os.getpid())] if linux else []
+    wrapper = []
+    if sys.platform == "linux":
+        # By its source, since this package may be a zip.
+        source = pkgutil.get_data("trainer.launcher", "orphans.py") or b""
+        wrapper = [sys.executable, "-ISc", source.decode(), str(os.getpid())]
     return subprocess.Popen(
         [*wrapper, *command], env=environment, stdout=stdout, stderr=stderr, start_new_session=True
     )

@@ -33,8 +33,6 @@ from trainer.rendezvous.meeting import Meeting
 from trainer.watch import peer_losses
 from trainer.watch.cgroup import oom_kills
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
 _TURN = 0.03  # seconds
 _LAST_NODE_TIMEOUT = 30.0  # seconds; nodes end within seconds of each other
 

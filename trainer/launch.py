@@ -27,8 +27,15 @@ def main() -> int:
     for number in STOP_SIGNALS:
         signal.signal(number, _stop_before_start)
     try:
-        if len(sys.argv) > 1:
-            from trainer.launcher.command_line import parse  # noqa: PLC0415  # often not needed
+        is_told = len(sys.argv) > 1
+        if os.environ.get("MUSTER_CODE"):
+            from trainer.launcher.program.code_archive import unpack  # noqa: PLC0415  # rarely needed
+
+            folder = unpack(os.environ)
+            if folder and is_told:
+                os.chdir(folder)
+        if is_told:
+            from trainer.launcher.program.command_line import parse  # noqa: PLC0415  # often not needed
 
             name, command = parse(sys.argv[1:])
         else:

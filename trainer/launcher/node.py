@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from trainer.config.contract import Contract, resolve, table
 from trainer.config.exits import STOP_SIGNALS, Action, Exit, Fault, codes_for
 from trainer.launcher.cores import share_cores
 from trainer.launcher.fork_server import ForkServer
-from trainer.launcher.log_file import log_to_file
-from trainer.launcher.options import Options, from_environment
+from trainer.launcher.output.log_file import log_to_file
+from trainer.launcher.output.patterns import Patterns
+from trainer.launcher.program.options import Options, from_environment
 from trainer.launcher.ranks import start_command
 from trainer.launcher.supervisor import Program, Supervisor
 from trainer.rendezvous.meeting import Meeting, secret_from
@@ -53,7 +54,7 @@ def _trainer(server: ForkServer) -> tuple[Contract, Options, Program]:
         start, open_store = server.fork, server.fork_store
     else:
         start, open_store = partial(start_command, [sys.executable, "-m", "trainer"]), None
-    program = Program(start, facts["environment"], True, open_store, facts["reason"])
+    program = Program(start, lambda: facts["environment"], True, open_store, facts["reason"])
     return contract, Options(**facts["options"]), program
 
 
@@ -62,7 +63,22 @@ def _command(name: str, command: Sequence[str]) -> tuple[Contract, Options, Prog
     contract = resolve(os.environ, devices=_count_devices)
     options = from_environment(os.environ, name=name)
     reason = share_cores(contract.ranks_per_node)
-    return contract, options, Program(partial(start_command, command), {}, False, None, reason)
+    out = Path(options.run_folder).absolute()
+
+    def variables() -> dict[str, str]:
+        checkpoints = out / "checkpoints"
+        with suppress(OSError):  # seen when the program writes
+            checkpoints.mkdir(parents=True, exist_ok=True)
+        is_restart = checkpoints.is_dir() and any(checkpoints.iterdir())
+        return {
+            "TRAINER_OUT": str(out),
+            "MUSTER_CHECKPOINTS": str(checkpoints),
+            "MUSTER_RESTART": str(int(is_restart)),
+        }
+
+    read = Patterns(options.patterns, out).read if options.patterns else None
+    start = partial(start_command, command)
+    return contract, options, Program(start, variables, False, None, reason, read)
 
 
 def _supervise(

@@ -38,7 +38,7 @@ def _become_command() -> None:
         os.execvp(command[0], command)  # noqa: S606  # what the user has asked for
     except OSError as error:
         print(f"launch: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
-        os._exit(64)
+        os._exit(126)  # as a shell does
 
 
 if __name__ == "__main__":

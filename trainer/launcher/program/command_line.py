@@ -5,6 +5,7 @@ name, command = parse(["--nproc-per-node", "2", "train.py", "--epochs", "3"])
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,16 +47,22 @@ def parse(arguments: Sequence[str]) -> tuple[str, list[str]]:
             os.environ[_variable(option)] = found[option]
     if found["standalone"]:
         os.environ["PET_NNODES"] = "1"
-    is_command = found["program"][:1] == ["--"]
-    program = found["program"][is_command:]
+    return _command(found["program"], is_module=found["module"])
+
+
+def _command(program: list[str], *, is_module: bool) -> tuple[str, list[str]]:
+    is_command = program[:1] == ["--"]
+    program = program[is_command:]
     if not program:
-        if is_command or found["module"]:
+        if is_command or is_module:
             raise Fault(Exit.CONFIG, f"no program after {'--' if is_command else '-m'}")
         return "", []
     name = Path(program[0]).stem
     if is_command:
+        if shutil.which(program[0]) is None:
+            raise Fault(Exit.CONFIG, f"{program[0]}: no such command, or it may not be run")
         return name, program
-    if found["module"]:
+    if is_module:
         return program[0], [sys.executable, "-u", "-m", *program]
     if not Path(program[0]).is_file():
         raise Fault(Exit.CONFIG, f"{program[0]}: no such script; use -- before a command")

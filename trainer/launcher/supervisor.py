@@ -97,7 +97,10 @@ class Supervisor:
         self._interface: dict[str, str] | None = None
 
     def note_signal(self, number: int, _: FrameType | None) -> None:
-        """Note a signal. The first stops the ranks, a second Ctrl-C kills them."""
+        """Note a signal. The first stops the ranks, a second Ctrl-C kills them.
+
+        A second SIGTERM, too, unless it is our trainer, which is sure to save and end.
+        """
         self._signals.append(number)
 
     def run(self) -> Exit:
@@ -290,7 +293,8 @@ class Supervisor:
         if self._signals and self._kill_at == float("inf"):
             self._kill_at = time.monotonic() + self._contract.shutdown_timeout
             self._ranks.terminate()
-        if signal.SIGINT in self._signals[1:] or time.monotonic() >= self._kill_at:
+        kills = {signal.SIGINT} if self._program.is_trainer else {signal.SIGINT, signal.SIGTERM}
+        if kills.intersection(self._signals[1:]) or time.monotonic() >= self._kill_at:
             self._ranks.kill()
         time.sleep(_TURN)
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -25,7 +25,7 @@ from trainer.launcher.failures import report_failures
 from trainer.launcher.output.rank_output import RankOutput
 from trainer.launcher.peers import time_left
 from trainer.launcher.program.options import Options
-from trainer.launcher.ranks import Process, Ranks, Start
+from trainer.launcher.ranks import Process, Program, Ranks
 from trainer.launcher.stall import Stall
 from trainer.rendezvous.client import RendezvousClient
 from trainer.rendezvous.events import MembershipEvent, Round
@@ -45,21 +45,6 @@ _FINAL = {*codes_for(Action.FAIL), int(Exit.STOPPED), -signal.SIGTERM}
 _RESUMABLE = {int(Exit.STOPPED), int(Exit.PEER), -signal.SIGTERM}
 
 _log = logging.getLogger("launch")
-
-
-@dataclass(frozen=True)
-class Program:
-    """What is run: how a rank is started, with which variables besides torchrun's.
-
-    `open_store` returns the process and the port of a new store; None: rank 0 keeps the store.
-    """
-
-    start: Start
-    variables: Callable[[], Mapping[str, str]]
-    is_trainer: bool
-    open_store: Callable[[], tuple[Process, int]] | None
-    note: str = ""  # a choice made for it, for the log
-    read: Callable[[str], str] | None = None  # returns the event that a line of rank 0 tells, or ""
 
 
 @dataclass(frozen=True)

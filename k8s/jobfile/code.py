@@ -141,7 +141,10 @@ _IMAGES = {
 
 
 # The commands may need the code before the launcher unpacks it.
-_UNPACK = 'echo "$MUSTER_CODE_SHA256  $MUSTER_CODE" | sha256sum -c && tar -xzf "$MUSTER_CODE"'
+_UNPACK = (
+    'echo "$MUSTER_CODE_SHA256  $MUSTER_CODE" | sha256sum -c',
+    'tar -xzf "$MUSTER_CODE"',
+)
 
 
 def steps(
@@ -153,7 +156,7 @@ def steps(
     if pull is not None:
         yield _copy(pull, data)
     if setup:
-        unpack = [_UNPACK] if code is not None and code.travels else []
+        unpack = _UNPACK if code is not None and code.travels else ()
         script = "\n".join(["set -euo pipefail", f"cd {CODE}", *unpack, *setup, ""])
         environment = {"PIP_TARGET": PACKAGES}
         yield Step("setup", image, ("bash", "-c", script), environment, whole=True)

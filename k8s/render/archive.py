@@ -38,6 +38,7 @@ class Archive:
 
 def pack(folder: Path, *, label: str) -> Archive:
     """Pack a folder. Raises Fault(64), its text beginning with `label`."""
+    folder = folder.resolve()
     try:
         found = sorted(set(_list(folder)), key=os.fsencode)
         kept = [path for path in found if not _looks_like_a_key(path)]
@@ -157,7 +158,7 @@ def _add(archive: tarfile.TarFile, folder: Path, path: str, label: str) -> None:
     if stat.S_ISLNK(status.st_mode):
         entry.type, entry.mode, entry.linkname = tarfile.SYMTYPE, 0o777, str(place.readlink())
         target = Path(os.path.realpath(place))
-        if Path(entry.linkname).is_absolute() or not target.is_relative_to(folder.resolve()):
+        if Path(entry.linkname).is_absolute() or not target.is_relative_to(folder):
             raise config_error(
                 f"{label}: {path} is a link to {entry.linkname}, out of the folder; make it a file, or "
                 "name it in .gitignore"

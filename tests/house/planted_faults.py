@@ -129,7 +129,6 @@ FAULTS = [
         "False",
         f"{K8S}/render/test_archive.py",
     ),
-    Fault("k8s/render/launch_zip.py", "_OLDEST)", ")", f"{K8S}/render/test_launch_zip.py"),
     Fault(
         "k8s/render/launch_zip.py",
         "wanted += _imported(found[place])",

@@ -66,6 +66,11 @@ def _run(asked: argparse.Namespace) -> int:
 
         print_migrated(asked.migrate)
         return Exit.DONE
+    if asked.from_torchrun:
+        from k8s.cli.from_torchrun import print_from_torchrun  # noqa: PLC0415  # rarely used
+
+        print_from_torchrun(asked.jobs)
+        return Exit.DONE
     options.check_together(asked)
     profiles = [load.profile(name) for name in asked.profile]
     if not asked.each:

@@ -18,6 +18,7 @@ from k8s.render import archive, launch_zip
 from k8s.render.manifests import Rendered
 from tests.cluster_objects import Run
 from tests.rendering import (
+    AWKWARD,
     CLUSTER,
     LAUNCHERS,
     environment_in_pod,
@@ -32,9 +33,8 @@ from tests.rendering import (
 )
 from tests.standin.server import Server
 
-AWKWARD = 'it\'s $HOME $(PET_NNODES) "quoted"'
-RUN = {"script": "train.py", "args": ["--name", AWKWARD]}
-WORDS = ["train.py", "--name", AWKWARD]
+RUN = {"script": "train.py", "args": ["--name", *AWKWARD]}
+WORDS = ["train.py", "--name", *AWKWARD]
 
 
 @pytest.fixture

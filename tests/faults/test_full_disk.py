@@ -73,7 +73,7 @@ def test_events_without_room_are_missing_and_no_others_are_torn(
 SPEAKING = """
 import sys
 from pathlib import Path
-from trainer.launcher.log_file import log_to_file
+from trainer.launcher.output.log_file import log_to_file
 with log_to_file(Path("logs")) as log:
     for number in range(3000):
         print(number)

@@ -195,7 +195,7 @@ FAULTS = [
         f"{TRAINER}/plan",
     ),
     Fault(
-        "trainer/launcher/rank_output.py",
+        "trainer/launcher/output/rank_output.py",
         "if len(self.incomplete) > _MAX_LINE:",
         "if False:",
         f"{TRAINER}/launcher",

@@ -21,12 +21,12 @@ pytestmark = pytest.mark.slow
 SHOW = """
 import json, os, sys
 names = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMP_", "MUSTER_")
-print(json.dumps({
+sys.stdout.write(json.dumps({
     "arguments": sys.argv[1:],
     "variables": {name: value for name, value in os.environ.items() if name.startswith(names)},
     "packages": sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "numpy"}),
     "leads": os.getsid(0) == os.getpid(),
-}))
+}) + "\\n")
 """
 
 
@@ -137,13 +137,15 @@ def test_the_rank_that_failed_is_told_with_its_traceback_and_the_others_are_ende
     script.write_text(RAISES, encoding="utf-8")
     code, _, error, _ = launch(start, "--nproc-per-node=2", str(script))
     assert code == 70
-    assert "launch: rank 1: ValueError: out of order (exit 1)" in error
+    assert "launch: rank 1: ValueError: out of order with its own code 1 (exit 70)" in error
     assert "rank 0:" not in error  # ended by the launcher, which is no failure
 
 
 CODES = [
     ("import sys; sys.exit(3)", 70),
-    ("import sys; sys.exit(65)", 65),
+    ("import sys; sys.exit(65)", 70),
+    ("import sys; sys.exit(4)", 65),
+    ("import sys; sys.exit(5)", 0),
     ("import sys; sys.exit(143)", 143),
     ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 70),
     ("import os; os.kill(os.getppid(), 15); import time; time.sleep(60)", 143),
@@ -152,7 +154,8 @@ CODES = [
 
 @pytest.mark.parametrize(("script", "code"), CODES, ids=[text[11:40] for text, _ in CODES])
 def test_its_exit_code_is_one_of_the_table(script: str, code: int, start: Any) -> None:
-    found, _, error, _ = launch(start, "--", sys.executable, "-c", script)
+    means = {"MUSTER_EXIT_CODES": "4=65,5=0"}
+    found, _, error, _ = launch(start, "--", sys.executable, "-c", script, **means)
     assert found == code, error
 
 
@@ -175,8 +178,9 @@ def test_failed_ranks_are_restarted_in_place_as_often_as_allowed(
 
 
 def test_ranks_that_would_fail_again_are_not_restarted(start: Any) -> None:
-    final = (sys.executable, "-c", "import sys; sys.exit(65)")
-    code, _, error, _ = launch(start, "--max-restarts", "3", "--", *final)
+    final = (sys.executable, "-c", "import sys; sys.exit(3)")
+    means = {"MUSTER_EXIT_CODES": "3=65"}
+    code, _, error, _ = launch(start, "--max-restarts", "3", "--", *final, **means)
     assert code == 65
     assert "restarting" not in error
 
@@ -219,8 +223,16 @@ REFUSED = [
     (("-m",), "no program after -m"),
     (("--nproc", "x", "y"), "unrecognized arguments|ambiguous option"),
     (("--nproc-per-node", "two", "--", "true"), "PET_NPROC_PER_NODE='two'"),
-    (("--", "no-such-command"), "no-such-command: No such file or directory"),
-    (("--", "true"), "TRAINER_PEER_TIMEOUT='-1': must be a number, at least 0"),
+    (("--", "no-such-command"), "no-such-command: no such command"),
+    (("TRAINER_PEER_TIMEOUT=-1",), "TRAINER_PEER_TIMEOUT='-1': must be a number, at least 0"),
+    (("MUSTER_STALL=soon",), "MUSTER_STALL='soon': must be a number, at least 0"),
+    (("MUSTER_EXIT_CODES=3:65",), "MUSTER_EXIT_CODES='3:65': must be as in 3=65,4=69"),
+    (("MUSTER_EXIT_CODES=3=66",), "MUSTER_EXIT_CODES='3=66': 66 is none of 0, 64"),
+    (("MUSTER_PATTERNS=[",), "MUSTER_PATTERNS='[': Expecting value"),
+    (("MUSTER_PATTERNS=[]",), "MUSTER_PATTERNS='[]': "),
+    (('MUSTER_PATTERNS={"loss": "("}',), "MUSTER_PATTERNS=.*unterminated|missing )"),
+    (('MUSTER_PATTERNS={"loss": "x"}',), "MUSTER_PATTERNS: loss='x': must be one of step, loss"),
+    (("MUSTER_CODE=/none",), "set MUSTER_CODE_SHA256 and MUSTER_CODE_FOLDER, too"),
 ]
 
 
@@ -228,8 +240,11 @@ REFUSED = [
 def test_a_wrong_command_line_is_64_in_one_line(
     arguments: tuple[str, ...], reason: str, start: Any
 ) -> None:
-    wrong = {"TRAINER_PEER_TIMEOUT": "-1"} if arguments == ("--", "true") else {}
-    code, _, error, _ = launch(start, *arguments, **wrong)
+    name, _, value = arguments[0].partition("=")
+    if value:
+        code, _, error, _ = launch(start, "--", "true", **{name: value})
+    else:
+        code, _, error, _ = launch(start, *arguments)
     assert code == 64
     assert any(part in error for part in reason.split("|")), error
     assert "Traceback" not in error

@@ -30,7 +30,9 @@ def report_fault(fault: Fault, error: BaseException | None) -> int:
         details = {"py_callstack": trace, "timestamp": str(int(time.time()))}
         report = {"message": str(fault), "errorCode": int(fault.code), "extraInfo": details}
         with contextlib.suppress(OSError):  # a full disk must not change the exit code
-            Path(file).write_text(json.dumps({"message": report}), encoding="utf-8")
+            new = Path(f"{file}.new")  # a rank that is killed meanwhile leaves no half of it
+            new.write_text(json.dumps({"message": report}), encoding="utf-8")
+            new.replace(file)
     if "MUSTER_LAUNCHER" not in os.environ:  # trainer.launch reports it, once for all its ranks
         rank = f" rank {os.environ['RANK']}" if "RANK" in os.environ else ""
         print(f"{trace}trainer:{rank} {fault} (exit {fault.code})", file=sys.stderr, flush=True)

@@ -5,9 +5,13 @@ Imports neither torch nor kubernetes.
     python -m trainer; echo $?
 """
 
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+
+# Each asks a process to stop in order, with 143.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Action(str, Enum):  # noqa: UP042  # the launcher runs on Python 3.10, which has no StrEnum

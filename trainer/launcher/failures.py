@@ -7,7 +7,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,16 +20,24 @@ _log = logging.getLogger("launch")
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rank failed; `when` is in seconds of this machine's clock."""
+    """How a rank failed; `when` is in seconds of this machine's clock.
+
+    `is_told`: the rank has told why; else `message` says only how it ended.
+    """
 
     code: int
     message: str
     traceback: str
     when: float
+    is_told: bool = False
 
 
-def read_failure(code: int, error_file: Path, *, now: float) -> Failure:
+def read_failure(
+    code: int, error_file: Path, *, now: float, own_code: int | None = None
+) -> Failure:
     """Return what a rank has written about its failure, or what its exit code shows.
+
+    `own_code` is the program's own, which means `code`; None: the same.
 
     The file has the form of torch.distributed.elastic.multiprocessing.errors.record; the trainer adds
     its exit code to it (trainer/config/ending.py).
@@ -37,18 +45,29 @@ def read_failure(code: int, error_file: Path, *, now: float) -> Failure:
     try:
         report = json.loads(error_file.read_text(encoding="utf-8"))["message"]
         more = report["extraInfo"]
-        own_code = int(report.get("errorCode", code))
+        told = int(report.get("errorCode", code)) if own_code in (None, code) else code
         when = error_file.stat().st_mtime
-        return Failure(own_code, str(report["message"]), str(more.get("py_callstack", "")), when)
+        trace = str(more.get("py_callstack", ""))
+        own = "" if own_code in (None, code) else f" with its own code {own_code}"
+        return Failure(told, str(report["message"]) + own, trace, when, is_told=True)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         if code == -signal.SIGTERM:  # it had no handler yet, so no step to save
             return Failure(int(Exit.STOPPED), "ended by SIGTERM", "", now)
         how = f"Signal {-code} ({signal.Signals(-code).name})" if code < 0 else "ended"
+        how += f" with its own code {own_code}" if own_code not in (None, code) else ""
         return Failure(code, how, "", now)
 
 
-def report_failures(failures: Mapping[int, Failure], oom_kills_before: int | None) -> Exit:
-    """Write each rank's failure to stderr, the earliest cause first; return one code for all ranks."""
+def report_failures(
+    failures: Mapping[int, Failure],
+    oom_kills_before: int | None,
+    *,
+    last_lines: Callable[[int], list[str]],
+) -> Exit:
+    """Write each rank's failure to stderr, the earliest cause first; return one code for all ranks.
+
+    `last_lines` returns what a rank wrote last to its stderr; it is told where there is no traceback.
+    """
     code = combine(failure.code for failure in failures.values())
     if code == Exit.STOPPED:
         return code
@@ -57,8 +76,12 @@ def report_failures(failures: Mapping[int, Failure], oom_kills_before: int | Non
     for rank in sorted(failures, key=lambda rank: rank != first):
         failure = failures[rank]
         if rank == first:
-            for line in failure.traceback.splitlines():
+            lines = failure.traceback.splitlines()
+            if not lines and not failure.is_told and (lines := last_lines(rank)):
+                _log.error("rank %d failed first; its last lines:", rank)
+            for line in lines:
                 print(rank_prefix(rank) + line, file=sys.stderr, flush=True)
         oom = explain_sigkill(oom_kills_before) if failure.code == -signal.SIGKILL else ""
-        _log.error("rank %d: %s%s (exit %d)", rank, failure.message, oom, failure.code)
+        after = "" if rank == first or first is None else f", after rank {first} had failed"
+        _log.error("rank %d: %s%s%s (exit %d)", rank, failure.message, oom, after, failure.code)
     return code

@@ -26,7 +26,6 @@ from typing import Any
 from trainer.config.exits import Exit, Fault
 
 _FORK_TIMEOUT = 60.0  # seconds; it takes milliseconds
-_CLOSE_TIMEOUT = 5.0  # seconds
 _CHUNK = 65536
 
 
@@ -87,13 +86,9 @@ class ForkServer:
         return self._codes.get(pid, -signal.SIGKILL if self._gone else None)
 
     def close(self) -> None:
-        """End the server and all that it has forked."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        try:
-            self._process.wait(_CLOSE_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        """End the server and all that it has forked, which die with it."""
+        self._process.kill()
+        self._process.wait()
         self._socket.close()
 
     def _started(self) -> dict[str, Any]:

@@ -16,16 +16,16 @@ import signal
 import socket
 import sys
 
+from trainer.config.exits import STOP_SIGNALS
 from trainer.launcher.orphans import die_with_parent
 
 _PR_SET_NAME = 15  # linux/prctl.h
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CHUNK = 65536
 
 
 def block_signals() -> None:
     """Let signals wait: they are for the ranks, each of which has its own handlers soon."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def serve(connection: socket.socket) -> str:
@@ -52,7 +52,7 @@ def serve(connection: socket.socket) -> str:
                     os.close(file)
                 _become(request, files)
                 die_with_parent(server)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
                 return str(request["fork"])
             for file in files:
                 os.close(file)
@@ -92,7 +92,7 @@ def _report_ended(connection: socket.socket) -> None:
 def _become(request: dict[str, object], files: list[int]) -> None:
     """Take the session, signal handlers, files and variables that a new process would have."""
     os.setsid()
-    for number in (*_SIGNALS, signal.SIGCHLD):
+    for number in (*STOP_SIGNALS, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for target, file in enumerate(files, start=1):

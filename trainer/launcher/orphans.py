@@ -1,9 +1,9 @@
 """Have the kernel kill a process with its parent: an orphaned rank would keep its GPU and train on.
 
 A rank of our trainer calls `die_with_launcher` before anything else. For a command of another kind the
-launcher starts this file, which then becomes the command:
+launcher starts this file's text, which then becomes the command:
 
-    python orphans.py PARENT_PID COMMAND ARGUMENT...
+    python -c SOURCE PARENT_PID COMMAND ARGUMENT...
 """
 
 import ctypes
@@ -38,7 +38,7 @@ def _become_command() -> None:
         os.execvp(command[0], command)  # noqa: S606  # what the user has asked for
     except OSError as error:
         print(f"launch: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
-        os._exit(64)
+        os._exit(126)  # as a shell does
 
 
 if __name__ == "__main__":

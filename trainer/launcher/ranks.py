@@ -7,6 +7,7 @@ ranks.end(grace=30)
 
 import contextlib
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from trainer.launcher import orphans
+from trainer.config.exits import Exit
 from trainer.launcher.failures import Failure, read_failure
-from trainer.launcher.rank_output import RankOutput
+from trainer.launcher.output.rank_output import RankOutput
 from trainer.rendezvous.events import Round
 
 _KILL_TIMEOUT = 30.0  # seconds; a process that waits for a device cannot be killed at once
@@ -40,11 +41,13 @@ class Start(Protocol):
 class Ranks:
     """This node's ranks in a round. Without any, everything has ended."""
 
-    def __init__(self, first_rank: int = 0) -> None:
-        self._first_rank = first_rank
+    def __init__(self, first_rank: int = 0, exit_codes: Mapping[int, int] | None = None) -> None:
+        self.first_rank = first_rank
+        self._exit_codes = exit_codes
         self._processes: list[Process] = []
         self._error_files: list[Path] = []
         self._codes: dict[int, int] = {}  # of those that have ended, by local rank
+        self._own_codes: dict[int, int] = {}  # before they were understood
         self._ended_at: dict[int, float] = {}
 
     @classmethod
@@ -57,9 +60,13 @@ class Ranks:
         variables: Mapping[str, str],
         output: RankOutput,
         folder: Path,
+        exit_codes: Mapping[int, int] | None,
     ) -> "Ranks":
-        """Start the ranks of a round with torchrun's variables, and `variables`."""
-        found = cls(place.first_rank)
+        """Start the ranks of a round with torchrun's variables, and `variables`.
+
+        `exit_codes`: what the program's own codes mean; 0 and 143 are as they are, all else is 70.
+        """
+        found = cls(place.first_rank, exit_codes)
         files = output.files(place.first_rank, place.world_size)
         for local in range(ranks):
             error_file = folder / f"round-{place.number}-rank-{local}.json"
@@ -74,8 +81,17 @@ class Ranks:
         """Return the exit codes of the ranks that have ended, by local rank."""
         for local, process in enumerate(self._processes):
             if local not in self._codes and (code := process.poll()) is not None:
-                self._codes[local], self._ended_at[local] = code, time.time()
+                self._own_codes[local], self._ended_at[local] = code, time.time()
+                own = self._exit_codes
+                if own is not None and code > 0 and code != Exit.STOPPED:
+                    code = own.get(code, int(Exit.CODE))
+                self._codes[local] = code
         return self._codes
+
+    @property
+    def processes(self) -> list[int]:
+        """The numbers of the ranks' processes, which lead sessions."""
+        return [process.pid for process in self._processes]
 
     @property
     def running(self) -> bool:
@@ -90,19 +106,22 @@ class Ranks:
     def failures(self, codes: Mapping[int, int]) -> dict[int, Failure]:
         """Return why ranks have failed, by global rank."""
         return {
-            self._first_rank + local: read_failure(
-                code, self._error_files[local], now=self._ended_at[local]
+            self.first_rank + local: read_failure(
+                code,
+                self._error_files[local],
+                now=self._ended_at[local],
+                own_code=self._own_codes[local],
             )
             for local, code in codes.items()
             if code
         }
 
-    def terminate(self) -> None:
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Ask the ranks to end. Not their groups: ranks still need their loader workers."""
         for local, process in enumerate(self._processes):
             if local not in self._codes:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGTERM)
+                    os.kill(process.pid, number)
 
     def kill(self) -> None:
         """Kill the ranks, and what they have started."""
@@ -114,10 +133,16 @@ class Ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
 
-    def end(self, *, grace: float, turn: Callable[[], None]) -> None:
+    def end(
+        self,
+        *,
+        grace: float,
+        turn: Callable[[], None],
+        number: signal.Signals = signal.SIGTERM,
+    ) -> None:
         """Ask the ranks to end, kill them after `grace` seconds; call `turn` meanwhile."""
-        self.signal_groups(signal.SIGCONT)  # a suspended one would not notice the SIGTERM
-        self.terminate()
+        self.signal_groups(signal.SIGCONT)  # a suspended one would not notice the signal
+        self.terminate(number)
         deadline = time.monotonic() + grace
         while self.running and time.monotonic() < deadline:
             turn()
@@ -131,8 +156,11 @@ def start_command(
     command: Sequence[str], environment: Mapping[str, str], *, stdout: int, stderr: int
 ) -> Process:
     """Start a rank of any program. It dies with this process (Linux)."""
-    linux = sys.platform == "linux"
-    wrapper = [sys.executable, "-IS", orphans.__file__, str(os.getpid())] if linux else []
+    wrapper = []
+    if sys.platform == "linux":
+        # By its source, since this package may be a zip.
+        source = pkgutil.get_data("trainer.launcher", "orphans.py") or b""
+        wrapper = [sys.executable, "-ISc", source.decode(), str(os.getpid())]
     return subprocess.Popen(
         [*wrapper, *command], env=environment, stdout=stdout, stderr=stderr, start_new_session=True
     )

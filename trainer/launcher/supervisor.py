@@ -22,10 +22,11 @@ from trainer import health
 from trainer.config.contract import Contract
 from trainer.config.exits import Action, Exit, Fault, codes_for
 from trainer.launcher.failures import report_failures
-from trainer.launcher.options import Options
+from trainer.launcher.output.rank_output import RankOutput
 from trainer.launcher.peers import time_left
-from trainer.launcher.rank_output import RankOutput
+from trainer.launcher.program.options import Options
 from trainer.launcher.ranks import Process, Ranks, Start
+from trainer.launcher.stall import Stall
 from trainer.rendezvous.client import RendezvousClient
 from trainer.rendezvous.events import MembershipEvent, Round
 from trainer.rendezvous.interface import choose_interface
@@ -33,9 +34,8 @@ from trainer.rendezvous.meeting import Meeting
 from trainer.watch import peer_losses
 from trainer.watch.cgroup import oom_kills
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
 _TURN = 0.03  # seconds
+_ABORT_GRACE = 5.0  # seconds to write the stacks
 _LAST_NODE_TIMEOUT = 30.0  # seconds; nodes end within seconds of each other
 
 # Exit codes after which restarting the ranks in place can not help.
@@ -55,10 +55,11 @@ class Program:
     """
 
     start: Start
-    variables: Mapping[str, str]
+    variables: Callable[[], Mapping[str, str]]
     is_trainer: bool
     open_store: Callable[[], tuple[Process, int]] | None
     note: str = ""  # a choice made for it, for the log
+    read: Callable[[str], str] | None = None  # returns the event that a line of rank 0 tells, or ""
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,10 @@ class Supervisor:
         ending = Exit.CODE
         with (
             tempfile.TemporaryDirectory(prefix="muster-") as folder,
-            contextlib.closing(RankOutput(self._contract.ranks_per_node)) as output,
+            contextlib.closing(self._open_output()) as self._output,
         ):
             try:
-                ending = self._run_rounds(output, Path(folder))
+                ending = self._run_rounds(Path(folder))
                 if ending == Exit.PEER:
                     raise Fault(Exit.PEER, "the ranks lost a peer")  # noqa: TRY301  # counted below
             except Fault as fault:
@@ -116,12 +117,16 @@ class Supervisor:
                 raise counted from None
             finally:
                 self._ranks.kill()  # loader workers that a killed rank left behind
-                output.drain()  # so that the launcher's own last lines come last
+                self._output.drain()  # so that the launcher's own last lines come last
                 self._client.leave(ending)
                 self._wait_for_last_node(ending)
         return ending
 
-    def _run_rounds(self, output: RankOutput, folder: Path) -> Exit:
+    def _open_output(self) -> RankOutput:
+        is_read, read = self._options.stall > 0, self._program.read
+        return RankOutput(self._contract.ranks_per_node, is_read=is_read, read=read)
+
+    def _run_rounds(self, folder: Path) -> Exit:
         """Meet the other nodes and run the ranks, until they have ended for good."""
         following, restarts = NextRound(), 0
         timeout, most_restarts = self._options.rendezvous_timeout, self._contract.max_restarts
@@ -133,10 +138,10 @@ class Supervisor:
                 deadline=time.monotonic() + timeout,
                 turn=self._raise_if_stopped,
             )
-            self._ranks = self._start(place, restarts, output, folder)
+            self._ranks = self._start(place, restarts, folder)
             outcome = self._watch(can_restart=restarts < most_restarts)
             self._ranks.kill()  # loader workers
-            output.drain()
+            self._output.drain()
             if isinstance(outcome, Exit):
                 return outcome
             following = outcome
@@ -157,7 +162,7 @@ class Supervisor:
         self._store, port = self._program.open_store()
         return port
 
-    def _start(self, place: Round, restarts: int, output: RankOutput, folder: Path) -> Ranks:
+    def _start(self, place: Round, restarts: int, folder: Path) -> Ranks:
         contract, program = self._contract, self._program
         for local in range(contract.ranks_per_node):  # it may hang before it renews its own
             if program.is_trainer:
@@ -170,7 +175,7 @@ class Supervisor:
             replace(place, address=server.address) if server else place,
             ranks=contract.ranks_per_node,
             variables={
-                **program.variables,
+                **program.variables(),
                 **self._choose_interface(),
                 "TORCHELASTIC_RUN_ID": contract.rendezvous_id,
                 "TORCHELASTIC_RESTART_COUNT": str(restarts),
@@ -181,8 +186,9 @@ class Supervisor:
                 ),
                 "MUSTER_LAUNCHER": str(os.getpid()),  # ranks leave it to us to report their errors
             },
-            output=output,
+            output=self._output,
             folder=folder,
+            exit_codes=self._options.exit_codes,
         )
 
     def _choose_interface(self) -> dict[str, str]:
@@ -197,6 +203,7 @@ class Supervisor:
     def _watch(self, *, can_restart: bool) -> Exit | NextRound:
         """Watch the ranks until they have ended, or have to; return what follows. Raises Fault."""
         client = self._client
+        stall = Stall(self._options.stall, output=lambda: self._output.bytes)
         while True:
             ended = self._ranks.poll()
             if any(ended.values()):
@@ -213,6 +220,14 @@ class Supervisor:
                 if self._ranks.has_reported_failure:
                     return self._report(self._ranks.poll())
                 raise Fault(Exit.PEER, f"lost a peer: {event.reason}")
+            if stall.limit and stall.seconds(self._ranks.processes) >= stall.limit:
+                # faulthandler, where the program has it on, writes the stacks.
+                self._ranks.end(grace=_ABORT_GRACE, turn=self._turn, number=signal.SIGABRT)
+                raise Fault(
+                    Exit.PEER,
+                    f"the ranks hang: no output and no processor time for {stall.limit:.0f} s "
+                    "(run.stall, MUSTER_STALL)",
+                )
             self._turn()
 
     def _end_after_failure(self, *, can_restart: bool) -> Exit | NextRound:
@@ -249,7 +264,12 @@ class Supervisor:
         self._ranks.end(grace=grace, turn=self._turn)
 
     def _report(self, codes: Mapping[int, int]) -> Exit:
-        return report_failures(self._ranks.failures(codes), self._oom_kills)
+        self._output.drain()
+        return report_failures(
+            self._ranks.failures(codes),
+            self._oom_kills,
+            last_lines=lambda rank: self._output.last_lines(rank - self._ranks.first_rank),
+        )
 
     def _count_loss(self, reason: str) -> None:
         """Count a lost peer, after which the job goes on. Raises Fault(70) after too many."""

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from trainer.config.contract import Contract
 from trainer.config.exits import Exit, Fault
@@ -95,7 +96,7 @@ class RendezvousClient:
                     self._round, reported = None, True
                     self._send("ready", clean=clean, port=port)
             with self._changed:
-                self._changed.wait_for(lambda: self._round or self._is_over(), timeout=_TURN)
+                self._changed.wait_for(partial(self._can_go_on, reported), timeout=_TURN)
                 found = self._round
             self._raise_if_over(turn)
             if found is not None:
@@ -264,6 +265,9 @@ class RendezvousClient:
             case "peer_finished":
                 self.peer_finished = MembershipEvent(reason, False, now)
         self._changed.notify_all()
+
+    def _can_go_on(self, reported: bool) -> bool:  # noqa: FBT001  # a condition's predicate
+        return bool(self._round or self._is_over() or (self.joined and not reported))
 
     def _is_over(self) -> bool:
         """Return whether this node takes part in no further round."""

@@ -9,6 +9,7 @@ decides what follows. RENDEZVOUS.md describes the protocol.
 """
 
 import logging
+import os
 import resource
 import secrets
 import selectors
@@ -86,7 +87,8 @@ class RendezvousServer:
         self.address = "127.0.0.1"  # of this node, as the latest other node has reached it
         self.own_socket, own = socket.socketpair()
         self._welcome(own, own=True)
-        self._closing = threading.Event()
+        self._closing, self._close = os.pipe()  # readable when closed
+        self._selector.register(self._closing, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
         self._thread.start()
 
@@ -97,15 +99,17 @@ class RendezvousServer:
 
     def close(self) -> None:
         """Stop serving; nodes that are still connected lose their peer."""
-        self._closing.set()
+        os.close(self._close)
         self._thread.join(timeout=5)
 
     def _serve(self) -> None:
         try:
             last_turn = next_heartbeat = time.monotonic()
             timeout = 0.0
-            while not self._closing.is_set():
+            while True:
                 for key, events in self._selector.select(timeout):
+                    if key.fd == self._closing:
+                        return
                     if key.data is None:
                         self._accept()
                     else:
@@ -128,6 +132,7 @@ class RendezvousServer:
                 peer.connection.close()
             self._listener.close()
             self._selector.close()
+            os.close(self._closing)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):

@@ -18,7 +18,7 @@ from tests.rendering import (
     render,
 )
 from trainer.config.exits import MEANINGS, Action, Exit
-from trainer.launch import reported
+from trainer.launcher.node import reported
 
 # The words of this table: "fail" at once, "retry" counted, "free" not counted, "peer" not more than once
 # for all nodes.

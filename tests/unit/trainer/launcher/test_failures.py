@@ -18,18 +18,19 @@ def test_the_earliest_cause_comes_first_with_its_traceback(
         4: Failure(1, "ValueError: late", "not shown", 3.0),
         5: Failure(1, "ValueError: first", "one\ntwo", 2.0),
     }
-    assert report_failures(failures, None) == Exit.CODE
+    assert report_failures(failures, None, last_lines=lambda _: []) == Exit.CODE
     assert capsys.readouterr().err == "[rank 5] one\n[rank 5] two\n"
     told = [record.getMessage() for record in caplog.records]
     assert told[0] == "rank 5: ValueError: first (exit 1)"
     assert sorted(told[1:]) == [
-        "rank 0: lost a peer (exit 69)",
-        "rank 4: ValueError: late (exit 1)",
+        "rank 0: lost a peer, after rank 5 had failed (exit 69)",
+        "rank 4: ValueError: late, after rank 5 had failed (exit 1)",
     ]
 
 
 def test_ranks_that_were_stopped_are_no_failure(caplog: pytest.LogCaptureFixture) -> None:
-    assert report_failures({0: Failure(143, "stopped", "", 1.0)}, None) == Exit.STOPPED
+    stopped = {0: Failure(143, "stopped", "", 1.0)}
+    assert report_failures(stopped, None, last_lines=lambda _: ["line"]) == Exit.STOPPED
     assert caplog.records == []
 
 
@@ -46,6 +47,21 @@ def test_what_a_rank_has_written_is_read(tmp_path: Path) -> None:
     assert (found.code, found.message, found.traceback) == (1, "ValueError: x", "Traceback")
     ours = {"message": "no such mode", "errorCode": 64, "extraInfo": more}
     assert read_failure(1, record(ours, file), now=5).code == Exit.CONFIG
+    own = read_failure(65, file, now=5, own_code=3)
+    assert (own.code, own.message) == (65, "no such mode with its own code 3")
+
+
+def test_without_a_report_the_last_lines_are_told(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = {0: Failure(70, "ended", "", 2.0), 1: Failure(70, "ended", "", 1.0)}
+    assert report_failures(failures, None, last_lines=lambda rank: [f"of {rank}"]) == Exit.CODE
+    assert capsys.readouterr().err == "[rank 1] of 1\n"
+    assert [record.getMessage() for record in caplog.records] == [
+        "rank 1 failed first; its last lines:",
+        "rank 1: ended (exit 70)",
+        "rank 0: ended, after rank 1 had failed (exit 70)",
+    ]
 
 
 @pytest.mark.parametrize(

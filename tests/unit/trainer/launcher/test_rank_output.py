@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, clean_environment
-from trainer.launcher.rank_output import RankOutput
+from trainer.launcher.output.rank_output import RankOutput
 
 
 def run(output: RankOutput, script: str, *, ranks: tuple[int, ...] = (0, 1)) -> None:
@@ -67,7 +67,7 @@ def test_a_line_that_never_ends_is_broken(capfd: pytest.CaptureFixture[str]) -> 
 
 
 BEGIN = (
-    "import contextlib, subprocess, sys; from trainer.launcher.rank_output import RankOutput\n"
+    "import contextlib, subprocess, sys; from trainer.launcher.output.rank_output import RankOutput\n"
     "with contextlib.closing(RankOutput(1)) as one: "
 )
 FILES = "print([file > 2 for file in one.files(2, WORLD_SIZE)[0]], file=sys.stderr)"

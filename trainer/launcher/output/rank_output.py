@@ -13,14 +13,17 @@ import selectors
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from trainer.config.lines import EVENT, rank_prefix
-from trainer.launcher.log_file import write_all
+from trainer.launcher.output.log_file import write_all
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")  # a progress bar ends its lines with \r
 _PIPE_SIZE = 65536  # bytes, as on Linux
 _MAX_LINE = 1 << 20  # bytes, after which a line without an end is broken
+_LAST_LINES = 10  # kept of each stream
 _TIMEOUT = 5.0  # seconds to write what is left when our own stdout or stderr is not read
 
 
@@ -34,13 +37,15 @@ class _Stream:
     prefix: bytes = b""
     unprefixed: bytes | None = None  # a line that begins with this gets no prefix
     incomplete: bytes = b""
+    last: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
+    on_line: Callable[[str], str] | None = None  # what it returns is forwarded, too
 
-    def forward(self) -> bool:
-        """Forward what has arrived; return whether there was anything."""
+    def forward(self) -> int:
+        """Forward what has arrived; return the number of bytes."""
         try:
             data = os.read(self.read_end, _PIPE_SIZE)
         except BlockingIOError:
-            return False
+            return 0
         start, lines = 0, []
         for end in _LINE_END.finditer(data):
             lines.append(self._prefixed(self.incomplete + data[start : end.end()]))
@@ -49,7 +54,7 @@ class _Stream:
         write_all(self.target, b"".join(lines))  # without a reader it is lost; training goes on
         if len(self.incomplete) > _MAX_LINE:
             self.end_line()
-        return True
+        return len(data)
 
     def end_line(self) -> None:
         """Forward an incomplete line, with an end."""
@@ -58,21 +63,31 @@ class _Stream:
         self.incomplete = b""
 
     def _prefixed(self, line: bytes) -> bytes:
+        self.last.append(line)
+        if self.on_line and (told := self.on_line(line.decode(errors="replace"))):
+            write_all(sys.stdout.fileno(), f"{told}\n".encode())
         plain = self.unprefixed and line.startswith(self.unprefixed)
         return line if plain else self.prefix + line
 
 
 class RankOutput:
-    """Pipes for up to `ranks` local ranks, read by a thread. A terminal is left to the ranks."""
+    """Pipes for up to `ranks` local ranks, read by a thread. A terminal is left to the ranks.
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-        targets = [stream.fileno() for stream in (sys.stdout, sys.stderr) if not stream.isatty()]
+    Unless each line is to be seen here: `read` returns the event that a line of rank 0 tells, or "".
+    """
+
+    def __init__(
+        self, ranks: int, *, is_read: bool = False, read: Callable[[str], str] | None = None
+    ) -> None:
+        self._ranks, self._is_read, self._read = ranks, is_read or read is not None, read
+        self.bytes = 0  # that the ranks have written
+        streams = (sys.stdout, sys.stderr)
+        targets = [one.fileno() for one in streams if self._is_read or not one.isatty()]
         self._streams = {
             (rank, target): _new_stream(target) for rank in range(ranks) for target in targets
         }
         self._forwarding = threading.Lock()
-        self._closing = threading.Event()
+        self._closing, self._close = os.pipe()  # readable when closed
         self._thread = threading.Thread(target=self._forward, name="output", daemon=True)
         self._thread.start()
 
@@ -83,11 +98,15 @@ class RankOutput:
         """
         self.drain()
         for (local, target), stream in self._streams.items():
-            stream.prefix = rank_prefix(first_rank + local).encode()
-            has_events = target == sys.stdout.fileno() and first_rank + local == 0
+            is_first = first_rank + local == 0
+            stream.prefix = rank_prefix(first_rank + local).encode() if world_size > 1 else b""
+            stream.on_line = self._read if is_first else None
+            stream.last.clear()
+            has_events = target == sys.stdout.fileno() and is_first
             stream.unprefixed = EVENT.encode() if has_events else None
         own = sys.stdout.fileno(), sys.stderr.fileno()
-        ends = {key: stream.write_end for key, stream in self._streams.items() if world_size > 1}
+        is_piped = self._is_read or world_size > 1
+        ends = {key: stream.write_end for key, stream in self._streams.items() if is_piped}
         return {
             local: (ends.get((local, own[0]), own[0]), ends.get((local, own[1]), own[1]))
             for local in range(self._ranks)
@@ -100,18 +119,24 @@ class RankOutput:
         try:
             end = time.monotonic() + _TIMEOUT
             for stream in self._streams.values():
-                while stream.forward() and time.monotonic() < end:
-                    pass
+                while (count := stream.forward()) and time.monotonic() < end:
+                    self.bytes += count
                 stream.end_line()
         finally:
             self._forwarding.release()
 
+    def last_lines(self, local: int) -> list[str]:
+        """Return what a rank has written last to its stderr, where that went through a pipe."""
+        stream = self._streams.get((local, sys.stderr.fileno()))
+        return [line.decode(errors="replace").rstrip() for line in stream.last] if stream else []
+
     def close(self) -> None:
         """Forward what is left, and close the pipes."""
         self.drain()
-        self._closing.set()
+        os.close(self._close)
         self._thread.join(_TIMEOUT)
         if not self._thread.is_alive():
+            os.close(self._closing)
             for stream in self._streams.values():
                 os.close(stream.read_end)
                 os.close(stream.write_end)
@@ -120,10 +145,13 @@ class RankOutput:
         with selectors.DefaultSelector() as ready:
             for stream in self._streams.values():
                 ready.register(stream.read_end, selectors.EVENT_READ, stream)
-            while not self._closing.is_set():
-                for key, _ in ready.select(timeout=0.2):
+            ready.register(self._closing, selectors.EVENT_READ)
+            while True:
+                for key, _ in ready.select():
+                    if key.data is None:
+                        return
                     with self._forwarding:
-                        key.data.forward()
+                        self.bytes += key.data.forward()
 
 
 def _new_stream(target: int) -> _Stream:

@@ -1,0 +1,180 @@
+"""What the launcher adds to a program of any kind: where to save, events, hangs, code that travels."""
+
+import gzip
+import hashlib
+import io
+import json
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.test_commands import launch
+
+pytestmark = pytest.mark.slow
+
+SAVES = """
+import os, pathlib
+folder = pathlib.Path(os.environ["MUSTER_CHECKPOINTS"])
+print("restart", os.environ["MUSTER_RESTART"], [path.name for path in folder.iterdir()], flush=True)
+(folder / "one").touch()
+print("out", os.environ["TRAINER_OUT"])
+"""
+
+
+def test_a_program_knows_where_to_save_and_whether_something_is_there(
+    start: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    for said in ("restart 0 []", "restart 1 ['one']"):
+        command = ("--", sys.executable, "-c", SAVES)
+        code, written, error, _ = launch(start, *command, TRAINER_OUT=str(out))
+        assert code == 0, error
+        assert written.splitlines() == [said, f"out {out}"]
+
+
+FAILS = """
+import os, sys, time
+if os.environ["RANK"] == "0":
+    time.sleep(0.5)
+    sys.exit("the connection was closed by a peer")
+for number in range(30):
+    print("line", number, file=sys.stderr)
+sys.exit("the cause")
+"""
+
+
+def test_the_rank_that_failed_first_is_told_with_its_last_lines_and_the_other_as_its_victim(
+    start: Any, tmp_path: Path
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS, encoding="utf-8")
+    wait = {"PET_SHUTDOWN_TIMEOUT": "5"}
+    code, _, error, _ = launch(start, "--nproc-per-node", "2", str(script), **wait)
+    assert code == 70
+    lines = error.splitlines()
+    told = lines.index("launch: rank 1 failed first; its last lines:")
+    assert lines[told + 1] == "[rank 1] line 21"
+    assert lines[told + 10] == "[rank 1] the cause"
+    assert lines[told + 11] == "launch: rank 1: ended with its own code 1 (exit 70)"
+
+
+TRAINS = """
+import sys
+for step in range(1, 4):
+    print(f"step={step} loss={1 / step} samples_per_second=10", file=sys.stderr)
+print("checkpoint=/out/three")
+print("loss=soon step=many")
+"""
+PATTERNS = {
+    "step": r"step=(\d+)",
+    "loss": r"loss=(?P<value>\S+)",
+    "samples_per_second": r"samples_per_second=(\S+)",
+    "checkpoint": r"checkpoint=(\S+)",
+}
+
+
+def test_events_are_read_out_of_the_lines_of_rank_0(start: Any, tmp_path: Path) -> None:
+    script = tmp_path / "trains.py"
+    script.write_text(TRAINS, encoding="utf-8")
+    variables = {"MUSTER_PATTERNS": json.dumps(PATTERNS), "TRAINER_OUT": str(tmp_path / "run")}
+    for ranks in ("1", "2"):
+        ended = launch(start, "--nproc-per-node", ranks, str(script), **variables)
+        code, out, error, _ = ended
+        assert code == 0, error
+        events = [json.loads(line) for line in out.splitlines() if line.startswith('{"event"')]
+        kept = (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        assert [json.loads(line) for line in kept[-4:]] == events
+        for event in events:
+            event.pop("time")
+        steps = [
+            {"event": "step", "step": step, "loss": 1 / step, "samples_per_s": 10}
+            for step in range(1, 4)
+        ]
+        assert sorted(events, key=str) == sorted(
+            [*steps, {"event": "checkpoint", "action": "saved", "path": "/out/three"}], key=str
+        )
+        assert "step=3" in error  # the lines themselves are there, too
+
+
+HANGS = """
+import faulthandler, sys, time
+faulthandler.enable()
+def wait_for_nothing():
+    time.sleep(600)
+print("hangs now", flush=True)
+wait_for_nothing()
+"""
+WORKS = """
+import sys, time
+end = time.monotonic() + 4
+while time.monotonic() < end:
+    {}
+"""
+
+
+def test_ranks_that_hang_are_69_with_their_stacks(start: Any) -> None:
+    code, _, error, _ = launch(start, "--", sys.executable, "-c", HANGS, MUSTER_STALL="2")
+    assert code == 69, error
+    assert "in wait_for_nothing" in error
+    assert "the ranks hang: no output and no processor time for 2 s" in error
+
+
+@pytest.mark.parametrize("work", ["pass", "print(1, flush=True); time.sleep(0.5)"])
+def test_who_computes_or_writes_does_not_hang(work: str, start: Any) -> None:
+    command = ("--", sys.executable, "-c", WORKS.format(work))
+    code, _, error, _ = launch(start, *command, MUSTER_STALL="2")
+    assert code == 0, error
+
+
+def archive(files: dict[str, str]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    return gzip.compress(made.getvalue())
+
+
+def test_code_that_travelled_is_unpacked_where_it_runs(start: Any, tmp_path: Path) -> None:
+    file, folder = tmp_path / "code.tar.gz", tmp_path / "code"
+    data = archive({"package/__init__.py": "", "package/own.py": "print('from afar')"})
+    file.write_bytes(data)
+    variables = {
+        "MUSTER_CODE": str(file),
+        "MUSTER_CODE_SHA256": hashlib.sha256(data).hexdigest(),
+        "MUSTER_CODE_FOLDER": str(folder),
+    }
+    for _ in range(2):  # a container that starts again finds it there
+        code, out, error, _ = launch(start, "-m", "package.own", **variables)
+        assert code == 0, error
+        assert out == "from afar\n"
+    file.write_bytes(archive({"package/own.py": "print('another')"}))
+    code, out, error, _ = launch(start, "-m", "package.own", **variables)
+    assert code == 65
+    assert "has the hash" in error
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "No such file"), (b"no archive", "cannot be unpacked"), (b"", "cannot be unpacked")],
+)
+def test_an_archive_that_is_none_is_65(
+    content: bytes | None, reason: str, start: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "code.tar.gz"
+    if content is not None:
+        file.write_bytes(content)
+    variables = {
+        "MUSTER_CODE": str(file),
+        "MUSTER_CODE_SHA256": hashlib.sha256(content or b"").hexdigest(),
+        "MUSTER_CODE_FOLDER": str(tmp_path / "code"),
+    }
+    code, _, error, _ = launch(start, "--", "true", **variables)
+    assert code == 65, error
+    assert reason in error
+    assert "Traceback" not in error

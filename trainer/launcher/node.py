@@ -1,0 +1,137 @@
+"""A node's part of a job, from the variables it is given to its exit code.
+
+code = run(ForkServer(), name="", command=[])               # our trainer
+code = run(None, name="train", command=["python", "train.py"])
+"""
+
+import logging
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+
+from trainer.config.contract import Contract, resolve, table
+from trainer.config.exits import STOP_SIGNALS, Action, Exit, Fault, codes_for
+from trainer.launcher.cores import share_cores
+from trainer.launcher.fork_server import ForkServer
+from trainer.launcher.output.log_file import log_to_file
+from trainer.launcher.output.patterns import Patterns
+from trainer.launcher.program.options import Options, from_environment
+from trainer.launcher.ranks import start_command
+from trainer.launcher.supervisor import Program, Supervisor
+from trainer.rendezvous.meeting import Meeting, secret_from
+
+_COUNT_TIMEOUT = 120.0  # seconds; it imports torch
+
+# The codes that MUSTER_RETRY_EXIT_OFFSET moves. 143 with 128 added would reach a controller as 15.
+_MOVED_CODES = set(
+    codes_for(Action.RETRY, Action.RETRY_ELSEWHERE, Action.RETRY_PEER, Action.RETRY_FREE)
+) - {Exit.STOPPED}
+
+_log = logging.getLogger("launch")
+
+
+def run(server: ForkServer | None, *, name: str, command: Sequence[str]) -> int:
+    """Run a command's ranks, or our trainer's forked by `server`; return the exit code. Raises Fault."""
+    with closing(server) if server else nullcontext():
+        offset, secret = _retry_offset(os.environ), secret_from(os.environ)
+        contract, options, program = _trainer(server) if server else _command(name, command)
+        meeting = Meeting(contract, options.rules(contract), secret=secret)
+        return _supervise(contract, options, meeting, program=program, retry_offset=offset)
+
+
+def _trainer(server: ForkServer) -> tuple[Contract, Options, Program]:
+    """Return what is needed to run our trainer, whose settings were checked by `server`."""
+    facts = server.facts()
+    contract = resolve(os.environ, devices=lambda: int(facts["ranks"]))
+    if sys.platform == "linux":
+        server.wait_until_imported()
+        start, open_store = server.fork, server.fork_store
+    else:
+        start, open_store = partial(start_command, [sys.executable, "-m", "trainer"]), None
+    program = Program(start, lambda: facts["environment"], True, open_store, facts["reason"])
+    return contract, Options(**facts["options"]), program
+
+
+def _command(name: str, command: Sequence[str]) -> tuple[Contract, Options, Program]:
+    """Return what is needed to run any other program."""
+    contract = resolve(os.environ, devices=_count_devices)
+    options = from_environment(os.environ, name=name)
+    reason = share_cores(contract.ranks_per_node)
+    out = Path(options.run_folder).absolute()
+
+    def variables() -> dict[str, str]:
+        checkpoints = out / "checkpoints"
+        with suppress(OSError):  # seen when the program writes
+            checkpoints.mkdir(parents=True, exist_ok=True)
+        is_restart = checkpoints.is_dir() and any(checkpoints.iterdir())
+        return {
+            "TRAINER_OUT": str(out),
+            "MUSTER_CHECKPOINTS": str(checkpoints),
+            "MUSTER_RESTART": str(int(is_restart)),
+        }
+
+    read = Patterns(options.patterns, out).read if options.patterns else None
+    start = partial(start_command, command)
+    return contract, options, Program(start, variables, False, None, reason, read)
+
+
+def _supervise(
+    contract: Contract, options: Options, meeting: Meeting, *, program: Program, retry_offset: int
+) -> int:
+    """Supervise the ranks, with their output kept in the run folder."""
+    with log_to_file(Path(options.run_folder) / "logs") as path:
+        _log.info("this node's place\n%s", table(contract))
+        if path:
+            _log.info("the output of this node is also written to %s", path)
+        if program.note:
+            _log.info(program.note)
+        try:
+            supervisor = Supervisor(contract, options, meeting, program=program)
+            for number in STOP_SIGNALS:
+                signal.signal(number, supervisor.note_signal)
+            code = supervisor.run()
+        except Fault as fault:
+            _log.error("%s", fault)
+            code = fault.code
+        final = reported(code, retry_offset)
+        _log.info("exit %d%s", final, f" (that is {code})" if final != code else "")
+    return final
+
+
+def reported(code: Exit, retry_offset: int) -> int:
+    """Return the exit code for a controller that judges by range.
+
+    PyTorchJob's ExitCode takes 1-127 for permanent and retries 128-255: codes to retry are moved by 128.
+    """
+    return code + retry_offset if code in _MOVED_CODES else int(code)
+
+
+def _retry_offset(environment: Mapping[str, str]) -> int:
+    text = environment.get("MUSTER_RETRY_EXIT_OFFSET") or "0"
+    if not text.isdecimal() or int(text) > 128:
+        raise Fault(Exit.CONFIG, f"MUSTER_RETRY_EXIT_OFFSET={text!r}: must be 0 to 128")
+    return int(text)
+
+
+def _count_devices() -> int:
+    """Count the accelerators, in another process; 0 where there is no torch."""
+    # By its source, since this package may be a zip.
+    source = pkgutil.get_data("trainer.distributed", "devices.py") or b""
+    command = [sys.executable, "-c", source.decode()]
+    try:
+        counted = subprocess.run(
+            command, stdout=subprocess.PIPE, timeout=_COUNT_TIMEOUT, check=True, text=True
+        )
+    except (subprocess.SubprocessError, OSError) as error:
+        raise Fault(
+            Exit.MACHINE,
+            f"the accelerators of this node cannot be counted: {error}; set PET_NPROC_PER_NODE to "
+            "the number of ranks",
+        ) from None
+    return int(counted.stdout)

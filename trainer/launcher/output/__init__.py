@@ -1,0 +1,1 @@
+"""Where what the ranks write goes: prefixed, kept in the run folder, read for events."""

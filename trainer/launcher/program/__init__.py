@@ -1,0 +1,1 @@
+"""What a launcher is told: a command line, variables, the code that travelled with the job."""

@@ -1,0 +1,51 @@
+"""Unpacks the working folder that travelled with the job: a tar.gz whose hash the manifest names.
+
+    unpack(os.environ)          # MUSTER_CODE, MUSTER_CODE_SHA256, MUSTER_CODE_FOLDER
+
+`render.py` makes the archive (`code.path` of a job file). One that was changed since is refused.
+"""
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer.config.exits import Exit, Fault
+
+
+def unpack(environment: Mapping[str, str]) -> Path | None:
+    """Unpack the archive and return its folder; None without one. Raises Fault(64), (65) or (71)."""
+    file = environment.get("MUSTER_CODE")
+    if not file:
+        return None
+    wanted, folder = environment.get("MUSTER_CODE_SHA256"), environment.get("MUSTER_CODE_FOLDER")
+    if not wanted or not folder:
+        raise Fault(
+            Exit.CONFIG,
+            f"MUSTER_CODE={file!r}: set MUSTER_CODE_SHA256 and MUSTER_CODE_FOLDER, too",
+        )
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise Fault(Exit.DATA, f"MUSTER_CODE={file!r}: {error.strerror}") from None
+    found = hashlib.sha256(data).hexdigest()
+    if found != wanted:
+        raise Fault(
+            Exit.DATA,
+            f"MUSTER_CODE={file!r}: has the hash {found}, and not {wanted} of MUSTER_CODE_SHA256; "
+            "render and submit the job again",
+        )
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+            if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4; the hash is right anyway
+                archive.extractall(folder, filter="data")
+            else:
+                archive.extractall(folder)  # noqa: S202
+    except tarfile.TarError as error:
+        raise Fault(Exit.DATA, f"MUSTER_CODE={file!r}: cannot be unpacked: {error}") from None
+    except OSError as error:
+        raise Fault(
+            Exit.MACHINE, f"MUSTER_CODE_FOLDER={folder!r}: cannot be written: {error}"
+        ) from None
+    return Path(folder)

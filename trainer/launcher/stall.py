@@ -1,0 +1,52 @@
+"""Finds ranks that hang: for so long no output, and hardly any processor time.
+
+    stall = Stall(600, output=lambda: output.bytes)
+    stall.seconds([process.pid])        # since when; 0 while there is a sign of work
+
+Processor time is that of a rank and all it has started (Linux). A rank that waits for another in a
+collective of NCCL computes: it looks busy, and torch's own time-out is the one that finds it.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+_BUSY = 0.01  # of a core: threads that only wait for something take less
+_CHECKS = 20  # in the time allowed
+
+
+class Stall:
+    """Judges the ranks of a node together: one that waits for another one here does not hang."""
+
+    def __init__(self, limit: float, *, output: Callable[[], int]) -> None:
+        self.limit = limit
+        self._output = output
+        self._interval = max(limit / _CHECKS, 0.2)
+        self._seen_output, self._seen_time = -1, 0.0
+        self._checked = self._worked = time.monotonic()
+
+    def seconds(self, leaders: Collection[int]) -> float:
+        """Return for how long the sessions of these processes have shown no sign of work."""
+        now = time.monotonic()
+        passed = now - self._checked
+        if passed >= self._interval:
+            self._checked = now
+            output, used = self._output(), _processor_time(leaders)
+            if output != self._seen_output or abs(used - self._seen_time) > _BUSY * passed:
+                self._worked = now
+            self._seen_output, self._seen_time = output, used
+        return now - self._worked
+
+
+def _processor_time(leaders: Collection[int]) -> float:
+    """Return the seconds of a core that all processes of these sessions have used."""
+    ticks = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # See proc(5); a name may hold spaces and brackets.
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) in leaders:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -30,7 +30,8 @@ def build_environment(
         environment |= _metrics_and_tensorboard(spec, settings)
     if launcher.runs_in is not RunsIn.PROCESS and (spec.code is not None or spec.setup):
         own = spec.code.python_path if spec.code else f"{code.PACKAGES}:{code.CODE}"
-        environment["PYTHONPATH"] = own
+        # An image of others may have a PYTHONPATH of its own, which the launcher puts behind this.
+        environment["MUSTER_PYTHONPATH" if spec.run is not None else "PYTHONPATH"] = own
     if launcher.runs_in is not RunsIn.PROCESS:
         environment["HOME"] = "/tmp"  # noqa: S108  # the only writable folder of the pod's own
     if launcher.runs_in is RunsIn.POD and spec.resources.cpu is not None:

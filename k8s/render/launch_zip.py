@@ -25,8 +25,12 @@ _ROOTS = (
     "trainer.distributed.devices",
 )
 
-_MAIN = """import runpy
+_MAIN = """import os
+import runpy
 
+if first := os.environ.pop("MUSTER_PYTHONPATH", ""):
+    rest = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{first}:{rest}" if rest else first
 runpy.run_module("trainer.launch", run_name="__main__", alter_sys=True)
 """
 _OLDEST = (1980, 1, 1, 0, 0, 0)  # a zip file's first moment

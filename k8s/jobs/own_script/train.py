@@ -22,7 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps
-    file = Path(os.environ.get("TRAINER_OUT", ".")) / "model.pt"
+    file = Path(os.environ.get("MUSTER_CHECKPOINTS", ".")) / "model.pt"
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(1, 1))

@@ -38,7 +38,7 @@ exec docker run --rm $terminal \
     --env PET_MAX_RESTARTS=3 \
     --env PET_SHUTDOWN_TIMEOUT=110 \
     --env TRAINER_OUT=/out/own-script \
-    --env PYTHONPATH=/code/.packages:/code \
+    --env MUSTER_PYTHONPATH=/code/.packages:/code \
     --env HOME=/tmp \
     --env MUSTER_EXIT_CODES=3=72 \
     --env 'MUSTER_PATTERNS={"step": "\\bstep=([0-9]+)", "loss": "\\bloss=([-+]?(?:[0-9]+\\.?[0-9]*|\\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf)", "samples_per_second": "\\bsamples_per_second=([-+]?(?:[0-9]+\\.?[0-9]*|\\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf)", "checkpoint": "\\bcheckpoint=(\\S+)"}' \

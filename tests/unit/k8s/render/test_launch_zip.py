@@ -76,6 +76,27 @@ def test_it_runs_alone(launcher: Path) -> None:
     assert "none.py: no such script" in wrong.stderr
 
 
+@pytest.mark.parametrize(
+    ("of_image", "wanted"), [("/opt/a:/opt/b", "/code:/opt/a:/opt/b"), ("", "/code")]
+)
+def test_the_code_stands_before_the_images_own_path(
+    of_image: str, wanted: str, launcher: Path
+) -> None:
+    code = "import os; print(os.environ['PYTHONPATH'], os.environ.get('MUSTER_PYTHONPATH'))"
+    done = subprocess.run(
+        [sys.executable, str(launcher), "--", sys.executable, "-c", code],
+        cwd=launcher.parent,
+        env=clean_environment(
+            PYTHONPATH=of_image, MUSTER_PYTHONPATH="/code", PET_NPROC_PER_NODE="1"
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(f"{wanted} None")
+
+
 def test_every_module_in_it_can_be_imported_alone(launcher: Path) -> None:
     with zipfile.ZipFile(launcher) as opened:
         names = [name for name in opened.namelist() if name.startswith("trainer/")]

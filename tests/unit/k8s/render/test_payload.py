@@ -101,7 +101,9 @@ def test_the_container_runs_the_program_under_the_launcher(launcher: str, folder
         assert words == ["python3", "/muster/launch.pyz", *WORDS]
         assert "args" not in container
         assert "workingDir" not in container
-        assert environment_in_pod(pod)["PYTHONPATH"] == "/code/.packages:/code"
+        environment = environment_in_pod(pod)
+        assert environment["MUSTER_PYTHONPATH"] == "/code/.packages:/code"
+        assert "PYTHONPATH" not in environment  # the image's own
 
 
 @pytest.mark.parametrize("launcher", CLUSTER)

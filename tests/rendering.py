@@ -16,7 +16,6 @@ import yaml
 from k8s import launchers
 from k8s.cli import command
 from k8s.jobfile import load, validate
-from k8s.plan import make
 from k8s.plan.launcher import RunsIn
 from k8s.plan.model import Plan
 from k8s.render import manifests
@@ -26,6 +25,7 @@ kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.sche
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "k8s" / "jobs" / "02-digits-ddp.yaml"
+OWN_SCRIPT = ROOT / "k8s" / "jobs" / "13-own-script.yaml"
 LAUNCHERS = launchers.known()
 CLUSTER = [name for name in LAUNCHERS if launchers.find(name).runs_in is RunsIn.POD]
 GOLDEN = ROOT / "tests" / "golden"
@@ -90,6 +90,8 @@ def without(launcher: str, path: Path) -> list[str]:
             continue
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
+        if key == "code" and isinstance(value, dict) and "git" not in value:
+            continue  # a machine has the folder
         settings += [f"{key}="] if value is not None else []
     return settings
 
@@ -100,7 +102,7 @@ def everything(launcher: str, path: Path = EVERYTHING) -> dict[str, Any]:
 
 
 def planned(values: dict[str, Any], launcher: str = "job") -> Plan:
-    return make.make(validate.validate(values), launchers.find(launcher))
+    return render(values, launcher).plan
 
 
 def pods(rendered: manifests.Rendered) -> list[dict[str, Any]]:

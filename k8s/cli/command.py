@@ -21,15 +21,17 @@ from k8s.cli.schema import json_schema
 from k8s.jobfile import load
 from k8s.jobfile.spec import JobSpec
 from k8s.jobfile.validate import validate
+from k8s.plan.model import Payload
 from k8s.render import files, manifests
 from k8s.render.manifests import Rendered
+from k8s.render.payload import make_payload
 from trainer.config.exits import Exit, Fault
 
 _MANY = 100  # job files in one call; from here on several processes are faster
 
 Files = tuple[
-    str, list[tuple[str, str]]
-]  # a job's name, and the path and text of each of its files
+    str, list[tuple[str, str | bytes]]
+]  # a job's name, and the path and content of each of its files
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +65,11 @@ def _run(asked: argparse.Namespace) -> int:
         from k8s.cli.migrate import print_migrated  # noqa: PLC0415  # rarely used
 
         print_migrated(asked.migrate)
+        return Exit.DONE
+    if asked.from_torchrun:
+        from k8s.cli.from_torchrun import print_from_torchrun  # noqa: PLC0415  # rarely used
+
+        print_from_torchrun(asked.jobs)
         return Exit.DONE
     options.check_together(asked)
     profiles = [load.profile(name) for name in asked.profile]
@@ -101,25 +108,28 @@ def _render(paths: list[str], asked: argparse.Namespace) -> list[Rendered]:
     job = load.read(paths, asked.set)
     try:
         spec = validate(job.values)
+        payload = make_payload(spec, job.folder_of("code.path"))
         if asked.all:
-            rendered = _render_all(spec, job)
+            rendered = _render_all(spec, job, payload)
         else:
             names = dict.fromkeys(asked.launcher or [spec.launcher])
-            rendered = [manifests.render(spec, launchers.find(name)) for name in names]
+            rendered = [manifests.render(spec, launchers.find(name), payload) for name in names]
     except Fault as fault:
         raise _with_origin(fault, job, from_option=bool(asked.launcher)) from None
+    for warning in payload.warnings:
+        print(f"render.py: warning: {_in_one_line(warning)}", file=sys.stderr)
     if asked.owner is None:
         return rendered
     return [manifests.owned(one, asked.owner) for one in rendered]
 
 
-def _render_all(spec: JobSpec, job: load.JobFile) -> list[Rendered]:
+def _render_all(spec: JobSpec, job: load.JobFile, payload: Payload) -> list[Rendered]:
     """Render for every launcher; skip those that refuse the job, unless all do."""
     rendered: list[Rendered] = []
     refusals: dict[str, Fault] = {}
     for name in launchers.known():
         try:
-            rendered.append(manifests.render(spec, launchers.find(name)))
+            rendered.append(manifests.render(spec, launchers.find(name), payload))
         except Fault as refusal:
             refusals[name] = refusal
     if not rendered:
@@ -145,10 +155,10 @@ def _check_names(names: list[str], paths: list[str]) -> None:
             raise config_error(f"{path}: name={name!r}: taken, first in {first[name]}")
 
 
-def _files(rendered: list[Rendered], asked: argparse.Namespace) -> list[tuple[str, str]]:
+def _files(rendered: list[Rendered], asked: argparse.Namespace) -> list[tuple[str, str | bytes]]:
     found = [file for one in rendered for file in files.files(one, split=asked.split)]
     folder = f"{rendered[0].plan.name}/" if asked.each else ""
-    return [(folder + name, text) for name, text in found]
+    return [(folder + name, content) for name, content in found]
 
 
 def _output(rendered: list[Rendered], asked: argparse.Namespace) -> int:

@@ -47,14 +47,16 @@ class Estimate:
 
 def estimate(plan: Plan) -> Estimate | str:
     """Return the estimate, or the reason why there is none and how to get one."""
-    remedy = _UNKNOWN.format(ranks=plan.sizing.world_size)
+    if plan.program:
+        return "not known of a program of one's own"
+    remedy = _UNKNOWN.format(ranks=plan.ranks)
     if find_spec("torch") is None:
         return f"not known, torch is not installed here; {remedy}"
     device = _device(plan)
     try:
         found = dry_run_of_job(
             plan.settings,
-            plan.sizing.world_size,
+            plan.ranks,
             f"{plan.size.min_nodes}:{plan.size.nodes}" if plan.size.elastic else "",
             plan.container.environment.get("OMP_NUM_THREADS", "1"),
             device if plan.resources.gpu else None,

@@ -21,15 +21,20 @@ from trainer.config.exits import Fault
 def print_migrated(path: Path) -> None:
     """Print the job file of a manifest, and notes on stderr. Raises Fault(64)."""
     values, notes = migrate(*_read(path))
+    print_job_file(values, notes, head=f"From {path.name}. Not migrated:")
+
+
+def print_job_file(values: dict[str, Any], notes: list[str], *, head: str) -> None:
+    """Print a job file made of something else, once it was rendered, and notes on stderr."""
     try:
         spec = validate(values)
         render(spec, launchers.find(spec.launcher))
     except Fault as fault:
-        notes.append(f"to be corrected by hand: {fault}")
+        notes = [*notes, f"to be corrected by hand: {fault}"]
     notes = [" ".join(note.split()) for note in notes]
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    print(f"# From {path.name}. Not migrated:")
+    print(f"# {' '.join(head.split())}")
     print("\n".join(f"#   {note}" for note in notes) or "#   nothing")
     print(dump([values]), end="")
 

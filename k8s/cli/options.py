@@ -30,6 +30,8 @@ _EXAMPLES = """examples:
   render.py job.yaml --split -o build                 one file per object, and a kustomization.yaml
   render.py job.yaml --diff build/job.yaml            what would change
   render.py --migrate pytorchjob.yaml > job.yaml      a job file from a PyTorchJob
+  render.py --from-torchrun -- torchrun --nproc-per-node 8 train.py > job.yaml
+                                                      a job file from a command line
   render.py job.yaml --rbac user:jane                 the Role that `python -m k8s` takes on it, for jane
   render.py --explain scheduling.queue                what a key means
   render.py --schema > job.schema.json                for an editor
@@ -95,6 +97,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--explain", metavar="KEY", help="print what a key means, e.g. scheduling.queue")
     add("--migrate", metavar="FILE", type=Path, help="print the job file that a PyTorchJob is")
+    add(
+        "--from-torchrun",
+        action="store_true",
+        help="print the job file that a command line is: -- torchrun ...",
+    )
     add("--check", action="store_true", help="render everything, write nothing, print ok")
     add("--schema", action="store_true", help="print the JSON Schema of a job file")
     return made

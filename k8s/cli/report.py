@@ -7,6 +7,7 @@ These print it:
 """
 
 import json
+import shlex
 import sys
 
 from k8s.base import quantity
@@ -16,6 +17,7 @@ from k8s.plan.launcher import RunsIn
 from k8s.plan.model import Plan
 from k8s.render.manifests import Rendered
 from trainer.plan.mesh import mesh_sizes
+from trainer.plan.sizing import Batches
 
 
 def print_plans(jobs: list[Rendered], *, as_json: bool) -> None:
@@ -32,40 +34,56 @@ def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
     """Return the plan as pairs of a label and a text."""
     plan, launcher = rendered.plan, rendered.launcher
     size, life, storage, meet = plan.size, plan.lifetime, plan.storage, plan.rendezvous
-    mode = memory if isinstance(memory, Estimate) else plan.sizing
     too_much = isinstance(memory, Estimate) and memory.is_too_much
     in_process = launcher.runs_in is RunsIn.PROCESS
-    sizes = mesh_sizes(plan.settings.mesh, mode.mode, plan.sizing.world_size, label=str)
-    mesh = " x ".join(f"{axis} {n}" for axis, n in sizes.items() if n > 1)
     found = [
         ("launcher", f"{launcher.name}: {launcher.summary}"),
         ("objects", ", ".join(f"{o['kind']} {o['metadata']['name']}" for o in rendered.objects)),
         ("image", plan.container.image or ""),
         ("nodes", f"{size.min_nodes} to {size.nodes}" if size.elastic else f"{size.nodes}"),
         ("hosts", f"up to {meet.longest_host}" if rendered.objects else ""),
-        ("ranks", f"{plan.sizing.world_size}, {size.procs} per node"),
-        ("mode", f"{mode.mode} ({mode.reason})"),
-        ("mesh", mesh or "one rank"),
-        ("batch", _batch(plan)),
+        ("ranks", f"{plan.ranks}, {size.procs} per node"),
+        *_training(plan, memory),
+        ("carried", ", ".join(f"{one.name} {one.sha256[:10]}" for one in plan.payload.files)),
         ("rendezvous", f"{meet.master}:{meet.port}" if rendered.objects else "on this machine"),
         ("queue", plan.scheduled.queue or "" if rendered.objects else ""),
         ("each node", _amounts(_each(plan)) or "nothing asked for"),
         ("in all", _amounts(totals(plan)) if size.nodes > 1 else ""),
         ("shared memory", "this machine's" if in_process else plan.resources.shm),
-        ("data", storage.data or "the task's own"),
+        ("data", storage.data or ("" if plan.program else "the task's own")),
         ("run folder", storage.host_out if in_process else storage.out),
         (
             "to stop",
             f"{life.grace} s, of which {life.shutdown} s to save{_rate(memory, life.shutdown)}",
         ),
-        ("restarts", launcher.restarts(plan)),
-        ("rank's memory", estimate.as_text(memory)),
+        ("restarts", _restarts(rendered)),
+        ("rank's memory", "" if plan.program else estimate.as_text(memory)),
         ("deadline", f"{life.deadline} s" if life.deadline and rendered.objects else "none"),
         ("GPU hours", _gpu_hours_text(plan) if rendered.objects else ""),
         *(("warning", warning) for warning in plan.warnings),
         ("warning", "more memory than the device has" if too_much else ""),
     ]
     return [(label, text) for label, text in found if text]
+
+
+def _training(plan: Plan, memory: Estimate | str) -> list[tuple[str, str]]:
+    """Return what runs: a program of the user's own, or the trainer's mode, mesh and batch."""
+    if plan.sizing is None:
+        return [("runs", shlex.join(plan.program))]
+    mode = memory if isinstance(memory, Estimate) else plan.sizing
+    sizes = mesh_sizes(plan.settings.mesh, mode.mode, plan.ranks, label=str)
+    mesh = " x ".join(f"{axis} {n}" for axis, n in sizes.items() if n > 1)
+    return [
+        ("mode", f"{mode.mode} ({mode.reason})"),
+        ("mesh", mesh or "one rank"),
+        ("batch", _batch(plan.sizing.batches)),
+    ]
+
+
+def _restarts(rendered: Rendered) -> str:
+    life = rendered.plan.lifetime
+    in_place = f"of the ranks in place, {life.max_restarts} at most; then " * life.restart_ranks
+    return in_place + rendered.launcher.restarts(rendered.plan)
 
 
 def _rate(memory: Estimate | str, seconds: int) -> str:
@@ -76,8 +94,7 @@ def _rate(memory: Estimate | str, seconds: int) -> str:
     return f" a rank's {size}, so at {estimate.binary(memory.saved // seconds)}/s at least"
 
 
-def _batch(plan: Plan) -> str:
-    batches = plan.sizing.batches
+def _batch(batches: Batches) -> str:
     accumulated = f" x {batches.accumulation} accumulated" if batches.accumulation > 1 else ""
     return (
         f"{batches.global_batch} samples a step = {batches.micro}{accumulated} "

@@ -61,9 +61,11 @@ def status_as_dict(
 
 
 def progress_text(progress: Progress) -> str:
-    parts = [f"step {progress.step} of {progress.steps}"]
+    of = "" if progress.steps is None else f" of {progress.steps}"
+    parts = [f"step {progress.step}{of}"]
     parts += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
-    parts.append(f"{progress.samples_per_s:.4g} samples/s")
+    if progress.samples_per_s is not None:
+        parts.append(f"{progress.samples_per_s:.4g} samples/s")
     if progress.seconds_left is not None:
         parts.append(f"{timedelta(seconds=round(progress.seconds_left))} left")
     return ", ".join(parts)

@@ -25,12 +25,15 @@ _TIMEOUT = 5.0  # seconds for all these logs; the log of a lost machine never co
 
 @dataclass(frozen=True)
 class Progress:
-    """The main rank's newest step event; `seconds_left` is an estimate."""
+    """The main rank's newest step event; `seconds_left` is an estimate.
+
+    Of a program of the user's own only what its lines say is known.
+    """
 
     step: int
-    steps: int
+    steps: int | None
     loss: float | None
-    samples_per_s: float
+    samples_per_s: float | None
     seconds_left: float | None
 
 
@@ -90,11 +93,16 @@ def newest_events(lines: list[str]) -> LogEvents:
     return LogEvents(_progress(step) if step else None, ranks)
 
 
-def _progress(event: dict[str, Any]) -> Progress:
-    done, rate = event["step"], event["samples_per_s"]
-    left = event["steps"] - done
-    seconds = event["samples"] / done * left / rate if done and rate else None
-    return Progress(done, event["steps"], event["loss"], rate, seconds)
+def _progress(event: dict[str, Any]) -> Progress | None:
+    names = ("step", "steps", "samples", "samples_per_s", "loss")
+    values = (event.get(name) for name in names)
+    done, steps, samples, rate, loss = (v if isinstance(v, (int, float)) else None for v in values)
+    if done is None:
+        return None
+    seconds = None
+    if done and rate and steps is not None and samples is not None:
+        seconds = samples / done * (steps - done) / rate
+    return Progress(int(done), None if steps is None else int(steps), loss, rate, seconds)
 
 
 def _event(line: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What happens in a pod before the trainer starts: code from git, data from a bucket, setup commands.
 
-Each is an init container, so the first command that fails fails the pod.
+Each is an init container, so the first command that fails fails the pod. A folder that travels with the
+job needs none: the launcher unpacks it.
 
 render.py job.yaml --set 'code={git: "https://github.com/me/models", revision: 4f2c1e...}'
 """
@@ -20,6 +21,8 @@ from k8s.jobfile.volumes import Pull
 # Where the pod has the code; what setup installs with pip lies below it.
 CODE = "/code"
 PACKAGES = f"{CODE}/.packages"
+# Where the pod has the archive of a folder.
+ARCHIVE = "/muster-code/code.tar.gz"
 _SECRET = "/etc/git-secret"  # noqa: S105  # a folder
 _GIT_IMAGE = "docker.io/alpine/git:2.49.1"
 
@@ -55,17 +58,23 @@ _revision = matching(
 )
 
 
-class Code(Model):
-    """A git repository, checked out at /code, which stands on PYTHONPATH."""
+_PATH_IN_GIT = re.compile(r"[A-Za-z0-9_][-._/A-Za-z0-9]*")
 
-    git: Annotated[str, AfterValidator(_repository)] = Field(description="the repository's address")
-    revision: Annotated[str, AfterValidator(_revision)] = Field(
-        description="the commit; a tag or a branch may be another commit tomorrow"
+
+class Code(Model):
+    """Code at /code, which stands on PYTHONPATH: a git repository, or a folder that travels."""
+
+    git: Annotated[str, AfterValidator(_repository)] | None = Field(
+        None, description="the repository's address; without it `path` travels with the job"
+    )
+    revision: Annotated[str, AfterValidator(_revision)] | None = Field(
+        None, description="the commit; a tag or a branch may be another commit tomorrow"
     )
     path: str | None = Field(
         None,
-        pattern=r"^[A-Za-z0-9_][-._/A-Za-z0-9]*$",
-        description="folder in it to stand on PYTHONPATH",
+        min_length=1,
+        description="without git: a folder, seen from the job file's own, whose files travel with the "
+        "job; with git: folder in the repository to stand on PYTHONPATH",
     )
     secret: Subdomain | None = Field(
         None,
@@ -76,13 +85,35 @@ class Code(Model):
 
     @model_validator(mode="after")
     def _check(self) -> typing.Self:
+        if self.git is None:
+            given = sorted(self.model_fields_set - {"git", "path"})
+            if given:
+                raise ValueError(f"code.{given[0]}: goes with code.git")
+            if self.path is None:
+                raise ValueError("code: must have git, or path without git; has none")
+            return self
+        if self.revision is None:
+            raise ValueError("code.revision: missing; it is the commit to check out")
+        if self.path is not None and not _PATH_IN_GIT.fullmatch(self.path):
+            raise ValueError(
+                f"code.path={self.path!r}: must be a folder in the repository, e.g. src"
+            )
         if self.ssh and self.secret is None:
             raise ValueError("code.secret: missing; ssh needs ssh-privatekey and known_hosts")
         return self
 
     @property
     def ssh(self) -> bool:
-        return not self.git.startswith("https://")
+        return self.git is not None and not self.git.startswith("https://")
+
+    @property
+    def travels(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return self.git is None
+
+    @property
+    def python_path(self) -> str:
+        return f"{PACKAGES}:{CODE}{f'/{self.path}' if self.git and self.path else ''}"
 
 
 @dataclass(frozen=True)
@@ -109,21 +140,29 @@ _IMAGES = {
 }
 
 
+# The commands may need the code before the launcher unpacks it.
+_UNPACK = (
+    'echo "$MUSTER_CODE_SHA256  $MUSTER_CODE" | sha256sum -c',
+    'tar -xzf "$MUSTER_CODE"',
+)
+
+
 def steps(
     *, code: Code | None, pull: Pull | None, setup: list[str], image: str, data: str
 ) -> Iterator[Step]:
     """Yield what runs before the trainer, in order."""
-    if code is not None:
-        yield _clone(code)
+    if code is not None and code.git is not None:
+        yield _clone(code, code.git, code.revision or "")
     if pull is not None:
         yield _copy(pull, data)
     if setup:
-        script = "\n".join(["set -euo pipefail", f"cd {CODE}", *setup, ""])
+        unpack = _UNPACK if code is not None and code.travels else ()
+        script = "\n".join(["set -euo pipefail", f"cd {CODE}", *unpack, *setup, ""])
         environment = {"PIP_TARGET": PACKAGES}
         yield Step("setup", image, ("bash", "-c", script), environment, whole=True)
 
 
-def _clone(code: Code) -> Step:
+def _clone(code: Code, repository: str, revision: str) -> Step:
     mounts: list[dict[str, object]] = [{"name": "code", "mountPath": CODE}]
     if code.secret is not None:
         mounts.append({"name": "git", "mountPath": _SECRET, "readOnly": True})
@@ -133,8 +172,8 @@ def _clone(code: Code) -> Step:
         mounts.append(passwd | {"readOnly": True})
     environment = {
         "CODE_FOLDER": CODE,
-        "CODE_REPOSITORY": code.git,
-        "CODE_REVISION": code.revision,
+        "CODE_REPOSITORY": repository,
+        "CODE_REVISION": revision,
         "GIT_TERMINAL_PROMPT": "0",
     }
     return Step("code", code.image, ("sh", "-c", GIT), environment, tuple(mounts))
@@ -163,5 +202,5 @@ def _copy(pull: Pull, data: str) -> Step:
 
 
 def warnings(code: Code | None) -> Iterator[str]:
-    if code is not None and not re.fullmatch(r"[0-9a-f]{40}", code.revision):
+    if code is not None and code.git and not re.fullmatch(r"[0-9a-f]{40}", code.revision or ""):
         yield f"code.revision: {code.revision} may be another commit tomorrow; name one, 40 digits"

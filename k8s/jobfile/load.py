@@ -37,6 +37,14 @@ class JobFile:
             path = re.sub(r"(\.[^.\[\]]*|\[[^\]]*\]|^[^.\[\]]*)$", "", path)
         return self.default_origin
 
+    def folder_of(self, key: str) -> Path:
+        """Return what a path is relative to: its file's folder; for an option or a pipe the current."""
+        origin = self.origin_of(f"{key}:")
+        return Path(origin).parent if origin != OPTION and Path(origin).is_file() else Path()
+
+
+OPTION = "--set"
+
 
 def read(paths: Sequence[str], settings: Sequence[str] = ()) -> JobFile:
     """Read and merge job files, then apply `settings`, each KEY=VALUE. Raises Fault(64)."""
@@ -102,6 +110,9 @@ def _check(value: Any, *, at: str, where: str) -> None:
     match value:
         case dict():
             for key, item in value.items():
+                # run.exitCodes is a map of numbers.
+                if isinstance(key, int) and (at or where).endswith("exitCodes"):
+                    continue
                 if not isinstance(key, str):
                     raise config_error(
                         f"{where}: {_join(at, str(key))}: the key must be text, in quotes"
@@ -177,7 +188,7 @@ def _set(values: dict[str, Any], setting: str, origins: dict[str, str]) -> None:
             if isinstance(holder, dict) and holder.get(key) is None:
                 holder[key] = [] if re.fullmatch(r"\[[0-9]+\]", following) else {}
             holder = holder[key]
-    _record(canonical, "--set", origins)
+    _record(canonical, OPTION, origins)
 
 
 def _record(path: str, origin: str, origins: dict[str, str]) -> None:

@@ -62,8 +62,8 @@ _SET_ELSEWHERE = {
     "activeDeadlineSeconds": "set faults.deadline",
 }
 _OF_THE_CONTAINER = {
-    "command": "the launcher's contract is with the image's entrypoint",
-    "args": "the launcher's contract is with the image's entrypoint",
+    "command": "it is the launcher; set run",
+    "args": "they are the launcher's; set run.args",
     "image": "set image",
     "ports": "the launcher's rendezvous is there",
 }

@@ -55,6 +55,8 @@ def ranks(resources: Resources, procs: int | None) -> int:
         )
     if procs is None:
         return resources.gpu or 1
+    if procs == 0:
+        return 1
     if resources.gpu and procs > resources.gpu:
         raise config_error(
             f"procsPerNode={procs}: more ranks than the {resources.gpu} of resources.gpu, and two on "

@@ -17,6 +17,7 @@ from k8s.jobfile.env import EnvFrom, EnvVar, check_environment
 from k8s.jobfile.nccl import Nccl
 from k8s.jobfile.pod_patch import PodPatch
 from k8s.jobfile.resources import Resources
+from k8s.jobfile.run import Run
 from k8s.jobfile.scheduling import Scheduling
 from k8s.jobfile.services import Metrics, Network, TensorBoard
 from k8s.jobfile.volumes import CheckpointVolume, DataVolume, Volume, check_volumes
@@ -54,6 +55,12 @@ class Faults(Model):
     """What happens when something fails. Seconds, where it is about time."""
 
     max_restarts: Count = Field(3, description="counted failures that are retried")
+    restarts: Literal["ranks", "node"] = Field(
+        "node",
+        description="what is restarted when a rank fails. ranks: the ranks of all nodes, in place, "
+        "maxRestarts times before a node ends; an elastic job always does so. node: the node ends, and "
+        "the job's controller restarts what it restarts",
+    )
     deadline: Positive | None = Field(None, description="the job is stopped after this time")
     ttl: Count | None = Field(None, description="a job that ended is deleted after")
     grace_period: Positive = Field(
@@ -112,18 +119,28 @@ class JobSpec(Model):
     )
     nodes: Nodes = Field(1, description="machines, or pods; {min, max}: as many as there are")
     procs_per_node: int | None = Field(
-        None, ge=1, le=100_000, description="ranks per node (default: one per GPU, else one)"
+        None,
+        ge=0,
+        le=100_000,
+        description="ranks per node (default: one per GPU, else one); 0, with run.command: one process, "
+        "which starts the others itself",
     )
     resources: Resources = _section(Resources, "what one node has")
     nccl: Nccl = _section(Nccl, "how GPUs of several nodes talk")
     trainer: dict[str, str | bool | int | float | None] = Field(
         {}, description="what is trained and how: the TRAINER_* settings in lower camel case"
     )
+    run: Run | None = Field(
+        None, description="a script, module or command of your own, in place of `trainer`"
+    )
     env: list[EnvVar] = Field([], description="more environment variables")
     env_from: list[EnvFrom] = Field(
         [], description="ConfigMaps and Secrets whose every key is a variable"
     )
-    code: Code | None = Field(None, description="code from git, for the task")
+    code: Code | None = Field(
+        None,
+        description="code for the task or the script: from git, or a folder that travels along",
+    )
     setup: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
         description="bash commands that each pod runs before the trainer, in the trainer's image and at "

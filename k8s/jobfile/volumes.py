@@ -11,9 +11,15 @@ from k8s.base.model import DataKey, DnsLabel, HostPath, Image, Model, OneOf, Siz
 from k8s.base.names import matching
 
 # What the pod has already.
-TAKEN = ("/", "/dev/shm", "/tmp", "/data", "/out", "/code", "/etc/muster")  # noqa: S108
+TAKEN = (
+    *("/", "/dev/shm", "/tmp", "/data", "/out", "/code"),  # noqa: S108
+    *("/etc/muster", "/muster", "/muster-code"),
+)
 
-TAKEN_NAMES = ("shm", "tmp", "data", "out", "code", "git", "git-user", "topology", "job-file")
+TAKEN_NAMES = (
+    *("shm", "tmp", "data", "out", "code", "git", "git-user", "topology", "job-file"),
+    *("muster-launch", "muster-code"),
+)
 
 _ACCESS = Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod"]
 

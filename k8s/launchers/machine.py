@@ -4,9 +4,9 @@ from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
 from k8s.plan.model import Plan
 
-# What no machine has: nothing runs there before the trainer.
+# What no machine has: nothing runs there before the trainer. A folder that travels is there already.
 LACKED_BY_A_MACHINE = {
-    "code": "nothing runs on this machine before the trainer; check it out yourself, and set PYTHONPATH",
+    "code": "no git runs before the trainer there; check it out, and name the folder in code.path",
     "setup": "nothing runs on this machine before the trainer; run the commands yourself",
 }
 

@@ -1,4 +1,4 @@
-"""The objects made with a job: network policy, claims, TensorBoard, metrics, budget, job file.
+"""The objects made with a job: network policy, claims, TensorBoard, metrics, budget, what travels.
 
 Each is one template in `k8s/launchers/shared/extras/`.
 
@@ -11,10 +11,10 @@ from k8s.base.errors import config_error
 from k8s.base.yaml_text import dump
 from k8s.jobfile.spec import JobSpec
 from k8s.plan import storage
-from k8s.plan.model import Extra
+from k8s.plan.model import Extra, Payload
 
 
-def extra_objects(spec: JobSpec) -> Iterator[Extra]:
+def extra_objects(spec: JobSpec, payload: Payload) -> Iterator[Extra]:
     """Yield the objects that a job file asks for, other than the job. Raises Fault(64)."""
     if spec.network.isolate:
         yield _network_policy(spec)
@@ -23,6 +23,9 @@ def extra_objects(spec: JobSpec) -> Iterator[Extra]:
     if spec.mount_job_file:
         text = dump([spec.model_dump(by_alias=True, exclude_unset=True)])
         yield Extra("jobfile", "-job-file", {"text": text})
+    for one in payload.files:
+        labels = {f"muster/{one.role}-hash": one.sha256[:10]}
+        yield Extra("carried", one.suffix, {"file": one.name, "role": one.role, "labels": labels})
     if spec.tensorboard is not None:
         yield _tensorboard(spec)
     if spec.metrics is not None:
@@ -34,7 +37,7 @@ def extra_objects(spec: JobSpec) -> Iterator[Extra]:
 def _network_policy(spec: JobSpec) -> Extra:
     egress = [{"cidr": one.cidr, "ports": one.ports} for one in spec.network.egress]
     fetches = set()
-    if spec.code is not None:
+    if spec.code is not None and not spec.code.travels:
         fetches.add(22 if spec.code.ssh else 443)
     if spec.data is not None and spec.data.pull is not None:
         fetches.add(443)

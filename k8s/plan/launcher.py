@@ -12,6 +12,7 @@ from typing import Any
 from pydantic.alias_generators import to_snake
 
 from k8s.base.errors import config_error
+from k8s.jobfile.code import Code
 from k8s.jobfile.spec import JobSpec
 from k8s.plan.job_kind import JobKind, Object
 from k8s.plan.model import Plan
@@ -62,6 +63,8 @@ class Launcher:
             value: object = spec
             for part in key.split("."):
                 value = getattr(value, to_snake(part), None)
+            if isinstance(value, Code) and value.travels:
+                continue
             if value is not None and value is not False and value not in ([], {}):
                 seen = f"={value!r}" if isinstance(value, (int, str)) else ""
                 raise config_error(f"{key}{seen}: not on launcher {self.name}; {reason}")

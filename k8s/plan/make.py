@@ -18,6 +18,7 @@ from k8s.jobfile.scheduling import Scheduled, schedule
 from k8s.jobfile.spec import DATA, JobSpec
 from k8s.jobfile.validate import label, settings_of
 from k8s.plan import extras as extra
+from k8s.plan import own_program
 from k8s.plan import storage as volumes
 from k8s.plan.extras import extra_objects
 from k8s.plan.launcher import Launcher, RunsIn
@@ -27,6 +28,7 @@ from k8s.plan.model import (
     Identity,
     Lifetime,
     NodeResources,
+    Payload,
     Plan,
     Rendezvous,
     Size,
@@ -43,25 +45,31 @@ from trainer.plan.sizing import Sizing, size
 MARGIN = 10
 
 
-def make(spec: JobSpec, launcher: Launcher) -> Plan:
+def make(spec: JobSpec, launcher: Launcher, payload: Payload) -> Plan:
     """Plan a job for a launcher. Raises Fault(64), its text beginning with the key's path."""
     if spec.image is None and launcher.runs_in is not RunsIn.PROCESS:
         raise config_error(
             f"image: missing; launcher {launcher.name} runs it, e.g. image: ghcr.io/me/trainer:1.0"
         )
     launcher.refuse(spec)
-    settings = settings_of(spec)
+    own_program.check(spec, launcher)
+    settings = settings_of(spec) if spec.run is None else Settings()
     procs = resources.ranks(spec.resources, spec.procs_per_node)
     node = _node_resources(spec)
-    storage = plan_storage(spec, settings, launcher, shm=node.shm)
+    storage = plan_storage(spec, settings, launcher, shm=node.shm, payload=payload)
     environment = build_environment(spec, settings, launcher, procs=procs, out=storage.out)
+    environment |= own_program.environment(spec, launcher, payload)
     scheduled = schedule(spec.scheduling, spec.name)
-    extras = tuple(extra_objects(spec)) if launcher.runs_in is RunsIn.POD else ()
+    extras = tuple(extra_objects(spec, payload)) if launcher.runs_in is RunsIn.POD else ()
     return Plan(
         name=spec.name,
         launcher=launcher.name,
         settings=settings,
-        sizing=_size(spec, settings, procs),
+        sizing=_size(spec, settings, procs) if spec.run is None else None,
+        program=spec.run.words if spec.run is not None else (),
+        working_folder=own_program.working_folder(spec),
+        payload=payload,
+        beside=own_program.beside(launcher, payload),
         identity=_identity(spec, scheduled),
         size=Size(
             nodes=spec.most_nodes,
@@ -85,13 +93,18 @@ def make(spec: JobSpec, launcher: Launcher) -> Plan:
             ttl=spec.faults.ttl,
             suspend=spec.faults.suspend,
             clean_pod_policy=spec.faults.clean_pod_policy or "Running",
+            restart_ranks=spec.faults.restarts == "ranks",
         ),
         scheduled=scheduled,
         extras=extras,
         metrics_port=spec.metrics.port if spec.metrics else None,
         app_wrapper=spec.app_wrapper,
         pod_patch=spec.pod_patch,
-        warnings=(*_warnings(spec, procs, launcher), *launcher.check(spec)),
+        warnings=(
+            *_warnings(spec, procs, launcher),
+            *launcher.check(spec),
+            *payload.warnings,
+        ),
     )
 
 

@@ -1,5 +1,7 @@
 """The plan's data: a job on one launcher, as templates and reports read it."""
 
+import base64
+import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -8,6 +10,8 @@ from k8s.jobfile.pod_patch import PodPatch
 from k8s.jobfile.scheduling import Scheduled
 from trainer.config.settings import Settings
 from trainer.plan.sizing import Sizing
+
+LAUNCHER = "/muster/launch.pyz"  # where a pod or container has the launcher that travels
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Container:
 class Mount:
     """A volume of the pod: `source` is Kubernetes' own description of it.
 
-    `inside`: it is mounted in the trainer's container, and not only in an init container.
+    `inside`: it is mounted in the trainer's container, and not only in an init container. `carried` is
+    the name of the file in it that travels with the job.
     """
 
     name: str
@@ -80,6 +85,7 @@ class Mount:
     read_only: bool = False
     sub_path: str | None = None
     inside: bool = True
+    carried: str | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,42 @@ class Lifetime:
     ttl: int | None
     suspend: bool
     clean_pod_policy: str
+    restart_ranks: bool
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A file that travels with the job, in a ConfigMap whose name has the hash of the file."""
+
+    role: str
+    name: str
+    content: bytes
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def suffix(self) -> str:
+        return f"-{self.role}-{self.sha256[:10]}"
+
+    @property
+    def base64(self) -> str:
+        return base64.b64encode(self.content).decode()
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What travels with the job. `folder` is where the code is on this machine."""
+
+    launcher: Carried | None = None
+    code: Carried | None = None
+    folder: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[Carried, ...]:
+        return tuple(one for one in (self.launcher, self.code) if one is not None)
 
 
 @dataclass(frozen=True)
@@ -120,12 +162,20 @@ class Extra:
 
 @dataclass(frozen=True)
 class Plan:
-    """A job on one launcher. `sizing` is for the largest number of nodes."""
+    """A job on one launcher. `sizing` is for the largest number of nodes, None without our trainer.
+
+    `program` is what the launcher is given to run, nothing for our trainer, and `working_folder` where.
+    What travels is in ConfigMaps on a cluster; on a machine it is `beside` the file.
+    """
 
     name: str
     launcher: str
     settings: Settings
-    sizing: Sizing
+    sizing: Sizing | None
+    program: tuple[str, ...]
+    working_folder: str | None
+    payload: Payload
+    beside: tuple[Carried, ...]
     identity: Identity
     size: Size
     rendezvous: Rendezvous
@@ -139,6 +189,25 @@ class Plan:
     app_wrapper: bool
     pod_patch: PodPatch
     warnings: tuple[str, ...]
+
+    @property
+    def command(self) -> list[str]:
+        """Return the container's command for a program of the user's own."""
+        return ["python3", LAUNCHER, *self.program]
+
+    @property
+    def probe(self) -> list[str]:
+        """Return the command of the liveness probe."""
+        if not self.program:
+            return ["python", "-m", "trainer.health"]
+        # -I: a package of the user's own may be named trainer too.
+        code = f"import sys; sys.path.insert(0, {LAUNCHER!r}); from trainer import health"
+        return ["python3", "-I", "-c", f"{code}; sys.exit(health.main())"]
+
+    @property
+    def ranks(self) -> int:
+        """Return the world size with the most nodes."""
+        return self.size.nodes * self.size.procs
 
     @property
     def job_metadata(self) -> dict[str, object]:
@@ -161,4 +230,6 @@ class Plan:
         groups = ("identity", "size", "rendezvous", "resources", "container", "storage", "lifetime")
         for name, value in asdict(self).items():
             found |= value if name in groups else {name: value}
+        del found["payload"], found["beside"]  # files
+        found["carried"] = {one.name: one.sha256 for one in self.payload.files}
         return found

@@ -19,7 +19,7 @@ def build_environment(
     """Return the variables that are the same on every node; templates add paths and PET_*."""
     paths = (variable("data"), variable("out"))
     environment = {k: v for k, v in environment_of(settings).items() if k not in paths}
-    if spec.resources.gpu and "devices" not in spec.trainer:
+    if spec.resources.gpu and spec.run is None and "devices" not in spec.trainer:
         # The preflight checks that the devices are there. Not on a developer's own machine (`local`).
         whole = spec.most_nodes if launcher.runs_in is RunsIn.CONTAINER else 1
         if launcher.runs_in is not RunsIn.PROCESS:
@@ -28,10 +28,10 @@ def build_environment(
         environment |= nccl.environment(spec.nccl, out)
     if launcher.runs_in is RunsIn.POD:
         environment |= _metrics_and_tensorboard(spec, settings)
-    if spec.code is not None or spec.setup:
-        folder = spec.code.path if spec.code else None
-        parts = [code.PACKAGES, f"{code.CODE}/{folder}" if folder else code.CODE]
-        environment["PYTHONPATH"] = ":".join(parts)
+    if launcher.runs_in is not RunsIn.PROCESS and (spec.code is not None or spec.setup):
+        own = spec.code.python_path if spec.code else f"{code.PACKAGES}:{code.CODE}"
+        # An image of others may have a PYTHONPATH of its own, which the launcher puts behind this.
+        environment["MUSTER_PYTHONPATH" if spec.run is not None else "PYTHONPATH"] = own
     if launcher.runs_in is not RunsIn.PROCESS:
         environment["HOME"] = "/tmp"  # noqa: S108  # the only writable folder of the pod's own
     if launcher.runs_in is RunsIn.POD and spec.resources.cpu is not None:
@@ -56,7 +56,8 @@ def _check_port(spec: JobSpec, environment: dict[str, str], launcher: Launcher) 
 
 def _metrics_and_tensorboard(spec: JobSpec, settings: Settings) -> dict[str, str]:
     """Return the settings with which the trainer serves metrics and writes TensorBoard's files."""
-    found = {variable("tensorboard"): "True"} if spec.tensorboard is not None else {}
+    writes = spec.tensorboard is not None and spec.run is None  # a program writes its own
+    found = {variable("tensorboard"): "True"} if writes else {}
     if spec.metrics is not None:
         if settings.metrics_port not in (None, spec.metrics.port):
             raise config_error(

@@ -9,19 +9,21 @@ from typing import Any
 
 from k8s.base.errors import config_error
 from k8s.jobfile import nccl
-from k8s.jobfile.code import CODE
+from k8s.jobfile.code import ARCHIVE, CODE
 from k8s.jobfile.spec import DATA, JOB_FILE, OUT, JobSpec
 from k8s.jobfile.volumes import Claim, Csi
 from k8s.plan.launcher import Launcher, RunsIn
-from k8s.plan.model import Mount, Storage
+from k8s.plan.model import LAUNCHER, Mount, Payload, Storage
 from trainer.config.settings import Settings
 
 
-def plan_storage(spec: JobSpec, settings: Settings, launcher: Launcher, *, shm: str) -> Storage:
+def plan_storage(
+    spec: JobSpec, settings: Settings, launcher: Launcher, *, shm: str, payload: Payload
+) -> Storage:
     """Return the paths and volumes of a job. Raises Fault(64)."""
     data, host_data = _data(spec, settings)
     out, host_out = _out(spec, settings, launcher)
-    return Storage(data, out, host_data, host_out, tuple(_mounts(spec, shm)))
+    return Storage(data, out, host_data, host_out, tuple(_mounts(spec, shm, payload)))
 
 
 def _data(spec: JobSpec, settings: Settings) -> tuple[str | None, str | None]:
@@ -56,7 +58,7 @@ def _out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, st
     return str(inside), f"build/{spec.name}/{folder}"
 
 
-def _mounts(spec: JobSpec, shm: str) -> Iterator[Mount]:
+def _mounts(spec: JobSpec, shm: str, payload: Payload) -> Iterator[Mount]:
     """Yield the pod's volumes. Raises Fault(64) for one that only one node can mount."""
     yield Mount("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": shm}}, "/dev/shm")  # noqa: S108
     yield Mount("tmp", {"emptyDir": {}}, "/tmp")  # noqa: S108
@@ -72,6 +74,12 @@ def _mounts(spec: JobSpec, shm: str) -> Iterator[Mount]:
         source = volume_source(spec, one, f"volumes[{index}]")
         yield Mount(one.name, source, one.path, one.read_only, one.sub_path)
     yield from _own(spec)
+    for carried in payload.files:
+        source = {"configMap": {"name": f"{spec.name}{carried.suffix}"}}
+        file = PurePosixPath(LAUNCHER if carried.role == "launch" else ARCHIVE)
+        yield Mount(
+            f"muster-{carried.role}", source, str(file.parent), read_only=True, carried=file.name
+        )
 
 
 def _own(spec: JobSpec) -> Iterator[Mount]:

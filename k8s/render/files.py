@@ -15,9 +15,13 @@ from k8s.base.yaml_text import dump
 from k8s.render.manifests import Rendered
 
 
-def files(rendered: Rendered, *, split: bool) -> Iterator[tuple[str, str]]:
-    """Yield (name below the folder, text): one for the launcher, or one for each object."""
+def files(rendered: Rendered, *, split: bool) -> Iterator[tuple[str, str | bytes]]:
+    """Yield (name below the folder, content): one for the launcher, or one for each object.
+
+    On a machine, where there is no ConfigMap, what travels with the job stands beside it.
+    """
     name = rendered.launcher.name
+    yield from ((one.name, one.content) for one in rendered.plan.beside)
     if not split or not rendered.objects:
         yield f"{name}{rendered.launcher.suffix}", rendered.text
         return
@@ -29,19 +33,19 @@ def files(rendered: Rendered, *, split: bool) -> Iterator[tuple[str, str]]:
     yield f"{name}/kustomization.yaml", dump([index | {"resources": names}])
 
 
-def write(folder: Path, wanted: Sequence[tuple[str, str]]) -> None:
-    """Write texts to files in `folder`, all or none. Raises Fault(64)."""
+def write(folder: Path, wanted: Sequence[tuple[str, str | bytes]]) -> None:
+    """Write contents to files in `folder`, all or none. Raises Fault(64)."""
     moves: list[tuple[Path, Path]] = []
     with contextlib.ExitStack() as cleanup:
         try:
-            for place, text in wanted:
+            for place, content in dict(wanted).items():
                 target = folder / place
                 target.parent.mkdir(parents=True, exist_ok=True)
                 handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.")
                 cleanup.callback(Path(name).unlink, missing_ok=True)
-                with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                    file.write(text)
-                Path(name).chmod(0o644 if target.suffix == ".yaml" else 0o755)
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content if isinstance(content, bytes) else content.encode())
+                Path(name).chmod(0o755 if target.suffix == ".sh" else 0o644)
                 moves.append((Path(name), target))
             for source, target in moves:
                 source.replace(target)

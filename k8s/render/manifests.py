@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
@@ -20,8 +21,9 @@ from k8s.jobfile import pod_patch
 from k8s.jobfile.spec import JobSpec
 from k8s.plan import make
 from k8s.plan.launcher import Launcher, RunsIn
-from k8s.plan.model import Extra, Mount, Plan
+from k8s.plan.model import Extra, Mount, Payload, Plan
 from k8s.render import app_wrapper
+from k8s.render.payload import make_payload
 from trainer.config.exits import Action, codes_for
 
 
@@ -35,10 +37,13 @@ class Rendered:
     objects: tuple[dict[str, Any], ...] = ()
 
 
-def render(spec: JobSpec, launcher: Launcher) -> Rendered:
-    """Plan a job for a launcher and render it. Raises Fault(64)."""
+def render(spec: JobSpec, launcher: Launcher, payload: Payload | None = None) -> Rendered:
+    """Plan a job for a launcher and render it. Raises Fault(64).
+
+    Without a payload, the code that travels is looked for in the current folder.
+    """
     launchers.check_labels(spec)
-    plan = make.make(spec, launcher)
+    plan = make.make(spec, launcher, payload or make_payload(spec, Path()))
     if launcher.runs_in is RunsIn.CONTAINERS:
         text = _environment(as_json).get_template(launcher.template).render(plan=plan)
         return Rendered(plan, launcher, dump(parse(text)))

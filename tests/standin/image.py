@@ -20,6 +20,7 @@ from tests.rendering import expand
 from tests.standin.objects import Object
 
 FindSecret = Callable[[str], Object | None]
+FindConfigMap = Callable[[str], Object | None]
 
 _FIELD = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
@@ -50,11 +51,17 @@ def _image() -> dict[str, Any]:
 
 
 def container(
-    pod: Object, folder: Path, claims: Path, hosts: Path, *, secret: FindSecret
+    pod: Object,
+    folder: Path,
+    claims: Path,
+    hosts: Path,
+    *,
+    secret: FindSecret,
+    config_map: FindConfigMap,
 ) -> Container:
     """Return a pod's only container; its volumes are made below `folder` and `claims`.
 
-    `secret` returns the Secret of a name, or None.
+    `secret` returns the Secret of a name, or None, and `config_map` the ConfigMap.
     """
     (spec,) = pod["spec"]["containers"]
     assert not pod["spec"].get("initContainers"), "the stand-in runs no init containers"
@@ -64,6 +71,9 @@ def container(
     if "runAsUser" in security:
         user = f"{security['runAsUser']}:{security.get('runAsGroup', security['runAsUser'])}"
     places = {v["name"]: _volume(v, folder, claims, whole.get("fsGroup")) for v in _volumes(pod)}
+    for volume in _volumes(pod):
+        if "configMap" in volume:
+            _fill(folder / volume["name"], config_map(volume["configMap"]["name"]))
     mounts = [
         (str(place), one["mountPath"], one.get("readOnly", False))
         for one in spec.get("volumeMounts", [])
@@ -96,7 +106,8 @@ def _volume(volume: Object, folder: Path, claims: Path, group: int | None) -> Pa
     elif volume.get("emptyDir", {}).get("medium") == "Memory":
         return None
     else:
-        assert "emptyDir" in volume, f"the stand-in has no volume like {volume}"
+        known = {"emptyDir", "configMap"} & set(volume)
+        assert known, f"the stand-in has no volume like {volume}"
         place = folder / volume["name"]
     place.mkdir(parents=True, exist_ok=True)
     place.chmod(0o755 if "persistentVolumeClaim" in volume else 0o777)
@@ -104,6 +115,15 @@ def _volume(volume: Object, folder: Path, claims: Path, group: int | None) -> Pa
         os.chown(place, -1, group)
         place.chmod(place.stat().st_mode | 0o2070)
     return place
+
+
+def _fill(place: Path, config_map: Object | None) -> None:
+    assert config_map, f"no ConfigMap for {place.name}"
+    texts = {key: text.encode() for key, text in config_map.get("data", {}).items()}
+    files = {key: base64.b64decode(text) for key, text in config_map.get("binaryData", {}).items()}
+    for key, content in (texts | files).items():
+        (place / key).write_bytes(content)
+        (place / key).chmod(0o644)
 
 
 def _mebibytes(text: str) -> int:

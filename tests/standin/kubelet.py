@@ -154,8 +154,15 @@ class Kubelet:
         try:
             pod = one.pod | {"status": {"podIP": host.address}}
             claims = self.folder / "claims" / pod["metadata"]["namespace"]
-            find = partial(self.server.get, "v1", "Secret", pod["metadata"]["namespace"])
-            made = container(pod, folder, claims, self._hosts, secret=find)
+            namespace = pod["metadata"]["namespace"]
+            made = container(
+                pod,
+                folder,
+                claims,
+                self._hosts,
+                secret=partial(self.server.get, "v1", "Secret", namespace),
+                config_map=partial(self.server.get, "v1", "ConfigMap", namespace),
+            )
             one.process = subprocess.Popen(
                 made.start(folder / "container.json", "ip", "netns", "exec", host.name),
                 cwd=ROOT,

@@ -74,7 +74,7 @@ def test_one_launcher_refused_is_all_refused(
         (
             "docker",
             "code={git: 'https://h/a', revision: b}",
-            "code: not on launcher docker; nothing",
+            "code: not on launcher docker; no git",
         ),
         ("compose", "setup=[make]", "setup: not on launcher compose"),
         ("trainjob", "nodes={min: 1, max: 2}", "nodes.min=1: not on launcher trainjob; Kubeflow"),

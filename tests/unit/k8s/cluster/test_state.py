@@ -1,11 +1,13 @@
 """Every launcher's own words for how a job is, folded into one state."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from k8s.cli.tables import progress_text
 from k8s.cluster.job_progress import newest_events
 from k8s.cluster.state import CANCELLED, exit_code, find_job_manifest, pod, read
 from k8s.launchers import job_kinds
@@ -179,6 +181,22 @@ def test_progress_is_the_newest_step_among_other_words() -> None:
     assert found is not None
     assert (found.step, found.seconds_left) == (2, 4.0)
     assert newest_events(["nothing"]).progress is None
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ({"step": 3, "loss": 0.5}, "step 3, loss 0.5"),
+        ({"step": 3}, "step 3"),
+        ({"step": 3, "samples_per_s": 90.0}, "step 3, 90 samples/s"),
+        ({"step": 3, "steps": 9, "samples_per_s": 90.0}, "step 3 of 9, 90 samples/s"),
+        ({"step": "third", "loss": 0.5}, None),
+        ({}, None),
+    ],
+)
+def test_a_program_of_ones_own_tells_what_it_tells(event: dict[str, Any], text: str | None) -> None:
+    found = newest_events([json.dumps({"event": "step", **event})]).progress
+    assert (progress_text(found) if found else None) == text
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from k8s import launchers
 from k8s.cli import command
 from k8s.jobfile import load, validate
 from k8s.plan import make
+from k8s.plan.model import Payload
 from tests.rendering import CLUSTER, EXAMPLE, ROOT, render
 
 PROFILES = sorted(path.stem for path in load.PROFILES.glob("*.yaml"))
@@ -53,7 +54,7 @@ def test_gpus_of_a_profile_make_ranks(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("{name: a, image: 'b:1', nodes: 2, trainer: {globalBatch: 64}}")
     spec = validate.validate(load.read([load.profile("gke-a3"), str(job)]).values)
-    made = make.make(spec, launchers.find("job"))
+    made = make.make(spec, launchers.find("job"), Payload())
     assert (made.size.procs, made.sizing.world_size) == (8, 16)
 
 

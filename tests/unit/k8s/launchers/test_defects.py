@@ -13,6 +13,7 @@ import yaml
 from k8s.cli.schema import json_schema
 from k8s.jobfile import validate
 from k8s.plan import make
+from k8s.plan.model import Payload
 from tests.controllers import UID, given
 from tests.rendering import (
     AWKWARD,
@@ -184,7 +185,7 @@ def test_nemo_run_a_worker_with_no_replicas() -> None:
 @pytest.mark.parametrize("key", ["image", "nodes", "resources", "trainer", "scheduling", "labels"])
 def test_nemo_run_validates_the_kind_of_job_alone(key: str) -> None:
     with pytest.raises(Fault, match=f"^{key}"):
-        make.make(validate.validate(job(**{key: object()})), None)  # type: ignore[arg-type]
+        make.make(validate.validate(job(**{key: object()})), None, Payload())  # type: ignore[arg-type]
 
 
 # --- SageMaker HyperPod's hyp

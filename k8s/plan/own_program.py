@@ -1,0 +1,55 @@
+"""A program of the user's own (`run`) and code that travels: rules between keys, and the environment.
+
+render.py k8s/jobs/13-own-script.yaml --plan
+"""
+
+from k8s.base.errors import config_error
+from k8s.jobfile.code import ARCHIVE, CODE
+from k8s.jobfile.spec import JobSpec
+from k8s.plan.launcher import Launcher, RunsIn
+from k8s.plan.model import Carried, Payload
+
+
+def check(spec: JobSpec, launcher: Launcher) -> None:
+    """Refuse keys that do not go together. Raises Fault(64)."""
+    if spec.run is not None and spec.trainer:
+        raise config_error(
+            "run: a program of your own, and trainer is for ours; leave out one of run and trainer"
+        )
+    if spec.procs_per_node == 0:
+        if spec.run is None or spec.run.command is None:
+            raise config_error(
+                "procsPerNode=0: one process that starts the ranks itself, so for run.command only; "
+                "leave it out, or write the number of ranks"
+            )
+        together = launcher.runs_in in (RunsIn.PROCESS, RunsIn.CONTAINER)
+        if together and spec.most_nodes > 1:
+            raise config_error(
+                f"procsPerNode=0: launcher {launcher.name} runs all nodes as one, so the "
+                f"{spec.most_nodes} processes would be on the same node; set nodes=1"
+            )
+
+
+def environment(spec: JobSpec, launcher: Launcher, payload: Payload) -> dict[str, str]:
+    """Return what the launcher must know about the program and the code."""
+    found = dict(spec.run.environment) if spec.run is not None else {}
+    # On this machine without a container the folder itself is used.
+    if payload.code is not None and launcher.runs_in is not RunsIn.PROCESS:
+        found["MUSTER_CODE"] = ARCHIVE
+        found["MUSTER_CODE_SHA256"] = payload.code.sha256
+        found["MUSTER_CODE_FOLDER"] = CODE
+    return found
+
+
+def working_folder(spec: JobSpec) -> str | None:
+    """Return where the launcher starts, if not where the image says; it unpacks what travels itself."""
+    from_git = spec.run is not None and spec.code is not None and not spec.code.travels
+    return CODE if from_git else None
+
+
+def beside(launcher: Launcher, payload: Payload) -> tuple[Carried, ...]:
+    """Return the files that must stand beside a machine's script or compose file."""
+    if launcher.runs_in is RunsIn.POD:
+        return ()
+    in_container = launcher.runs_in is not RunsIn.PROCESS
+    return tuple(one for one in payload.files if in_container or one is payload.launcher)

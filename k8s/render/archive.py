@@ -1,0 +1,186 @@
+"""A folder as an archive that travels with the job: the same bytes for the same files.
+
+It holds what git tracks and new files that .gitignore does not name; outside of a repository all files
+but hidden ones, and less what .gitignore names. Empty folders are not kept, as in git.
+
+    render.py job.yaml --set code.path=. -o build
+"""
+
+import contextlib
+import gzip
+import io
+import os
+import stat
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from k8s.base.errors import config_error, in_one_line
+
+LIMIT = 900 * 1024  # bytes; a ConfigMap holds 1 MiB
+_LARGEST = 10  # files that a refusal lists
+_KEYS = ("*.pem", "*.key", ".env", ".env.*", "credentials", "credentials.json")
+_TIMEOUT = 60  # seconds for git
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The archive, the paths of the files in it, and of those left out since they look like keys."""
+
+    content: bytes
+    files: frozenset[str]
+    left_out: tuple[str, ...]
+
+
+def pack(folder: Path, *, label: str) -> Archive:
+    """Pack a folder. Raises Fault(64), its text beginning with `label`."""
+    folder = folder.resolve()
+    try:
+        found = sorted(set(_list(folder)), key=os.fsencode)
+        kept = [path for path in found if not _looks_like_a_key(path)]
+        if not kept:
+            raise config_error(f"{label}: holds no files that would travel; see .gitignore")
+        content = _compress(folder, kept, label)
+    except subprocess.SubprocessError as error:
+        said = getattr(error, "stderr", None) or b""
+        text = in_one_line(said.decode(errors="replace") or error)
+        raise config_error(f"{label}: git cannot list the files: {text}") from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise config_error(f"{label}: {where}{error.strerror or error}") from None
+    return Archive(content, frozenset(kept), tuple(path for path in found if path not in set(kept)))
+
+
+def _looks_like_a_key(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    is_ssh = name.startswith("id_") and "." not in name.removesuffix(".pub")
+    return is_ssh or any(fnmatch(name, form) for form in _KEYS)
+
+
+def _list(folder: Path) -> Iterator[str]:
+    """Yield the paths of the files that travel, below `folder`."""
+    try:
+        inside = _git(folder, "rev-parse", "--is-inside-work-tree", check=False)
+    except FileNotFoundError:
+        yield from _all_files(folder)
+        return
+    if inside.strip() == b"true":
+        yield from _of_git(folder, "-c", "-o", "--exclude-standard")
+        return
+    # git itself reads .gitignore, by an index that is empty.
+    with tempfile.TemporaryDirectory() as repository:
+        _git(folder, "init", "--quiet", "--bare", repository)
+        where = (f"--git-dir={repository}", f"--work-tree={folder}")
+        for path in _of_git(folder, "-o", "--exclude-standard", where=where):
+            if not _is_hidden(path):
+                yield path
+
+
+def _of_git(folder: Path, *options: str, where: tuple[str, ...] = ()) -> Iterator[str]:
+    for name in _git(folder, *where, "ls-files", "-z", *options).split(b"\0"):
+        path = os.fsdecode(name).rstrip("/")
+        place = folder / path
+        if not path or not os.path.lexists(place):  # deleted, but not yet for git
+            continue
+        if place.is_dir() and not place.is_symlink():  # a repository in this one
+            yield from (f"{path}/{below}" for below in _list(place))
+        else:
+            yield path
+
+
+def _git(folder: Path, *arguments: str, check: bool = True) -> bytes:
+    # A hook of git's sets variables that name another repository.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    return subprocess.run(
+        ["git", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        timeout=_TIMEOUT,
+        check=check,
+    ).stdout
+
+
+def _all_files(folder: Path) -> Iterator[str]:
+    """Yield all files but hidden ones, where git is not installed."""
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        for name in [*files, *links]:
+            path = (Path(parent) / name).relative_to(folder).as_posix()
+            if name == ".gitignore":
+                raise config_error(f"code.path: {path} is git's, which is not installed here")
+            if not _is_hidden(path):
+                yield path
+        folders[:] = [name for name in folders if not name.startswith(".")]
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class _Limited(io.BytesIO):
+    """Refuses more than the limit, so that a folder of gigabytes is not read to its end."""
+
+    def write(self, part: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
+        if self.tell() + len(part) > LIMIT:
+            raise _TooLarge
+        return super().write(part)
+
+
+def _compress(folder: Path, paths: list[str], label: str) -> bytes:
+    made = _Limited()
+    try:
+        # No time, and no name, in gzip's own header either.
+        with (
+            gzip.GzipFile("", "wb", compresslevel=9, fileobj=made, mtime=0) as zipped,
+            tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for path in paths:
+                _add(archive, folder, path, label)
+    except _TooLarge:
+        raise config_error(_too_large(folder, paths, label)) from None
+    return made.getvalue()
+
+
+def _add(archive: tarfile.TarFile, folder: Path, path: str, label: str) -> None:
+    """Add a file or link with nothing of this machine: no owner, no time, no mask."""
+    place = folder / path
+    status = place.lstat()
+    entry = tarfile.TarInfo(path)
+    if stat.S_ISLNK(status.st_mode):
+        entry.type, entry.mode, entry.linkname = tarfile.SYMTYPE, 0o777, str(place.readlink())
+        target = Path(os.path.realpath(place))
+        if Path(entry.linkname).is_absolute() or not target.is_relative_to(folder):
+            raise config_error(
+                f"{label}: {path} is a link to {entry.linkname}, out of the folder; make it a file, or "
+                "name it in .gitignore"
+            )
+        archive.addfile(entry)
+        return
+    if not stat.S_ISREG(status.st_mode):
+        raise config_error(f"{label}: {path} is no file; name it in .gitignore")
+    entry.mode, entry.size = (0o755 if status.st_mode & 0o111 else 0o644), status.st_size
+    with place.open("rb") as file:
+        archive.addfile(entry, file)
+
+
+def _too_large(folder: Path, paths: list[str], label: str) -> str:
+    sizes = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            sizes[path] = (folder / path).lstat().st_size
+    largest = sorted(sizes, key=lambda path: -sizes[path])[:_LARGEST]
+    listed = ", ".join(f"{path} ({sizes[path] / 1024:,.0f} KiB)" for path in largest)
+    return (
+        f"{label}: more than {LIMIT // 1024} KiB when compressed, too much for a ConfigMap; name what "
+        "the job does not need in .gitignore, or use code.git, an image with the code, or a volume; "
+        f"the largest: {listed}"
+    )

@@ -1,0 +1,72 @@
+"""What travels with a job: the launcher, for a program of one's own, and the folder with its code.
+
+render.py k8s/jobs/13-own-script.yaml --plan
+"""
+
+import posixpath
+from pathlib import Path
+
+from k8s.base.errors import config_error
+from k8s.jobfile.spec import JobSpec
+from k8s.plan.model import Carried, Payload
+from k8s.render import launch_zip
+from k8s.render.archive import Archive, pack
+
+_CLIENT_SIDE = (
+    180 * 1024
+)  # kubectl apply keeps the object in an annotation too, of 256 KiB in base64
+
+
+def make_payload(spec: JobSpec, base: Path) -> Payload:
+    """Pack what a job carries; `base` is what code.path is relative to. Raises Fault(64)."""
+    launcher = Carried("launch", "launch.pyz", launch_zip.build()) if spec.run is not None else None
+    if spec.code is None or not spec.code.travels:
+        return Payload(launcher)
+    path = spec.code.path or "."
+    label = f"code.path={path!r}"
+    folder = _folder(path, base, label)
+    packed = pack(folder, label=label)
+    if spec.run is not None and spec.run.script is not None:
+        _check_script(spec.run.script, packed, folder, label)
+    warnings = [
+        f"code.path: {name} looks like a key and stays here; use a Secret"
+        for name in packed.left_out
+    ]
+    if len(packed.content) > _CLIENT_SIDE:
+        warnings.append(
+            f"code.path: {len(packed.content) // 1024} KiB when compressed; kubectl apply takes so much "
+            "with --server-side only"
+        )
+    return Payload(
+        launcher,
+        Carried("code", "code.tar.gz", packed.content),
+        folder=str(folder),
+        warnings=tuple(warnings),
+    )
+
+
+def _folder(path: str, base: Path, label: str) -> Path:
+    folder = base / path
+    if not folder.is_dir():
+        raise config_error(f"{label}: no such folder, seen from the job file's own")
+    if Path(path).is_absolute() or not folder.resolve().is_relative_to(base.resolve()):
+        raise config_error(
+            f"{label}: out of the job file's folder; put the job file into the folder that travels, or "
+            "above it"
+        )
+    return folder
+
+
+def _check_script(script: str, packed: Archive, folder: Path, label: str) -> None:
+    """Refuse a script that does not travel. An absolute path is one in the image."""
+    if script.startswith("/"):
+        return
+    inside = posixpath.normpath(script)
+    target = (folder / inside).resolve()  # a script may be a link, and so may a folder above it
+    there = target.is_relative_to(folder.resolve()) and target.is_file()
+    if inside in packed.files or (
+        there and target.relative_to(folder.resolve()).as_posix() in packed.files
+    ):
+        return
+    reason = "is there, but does not travel; see .gitignore" if there else "no such file"
+    raise config_error(f"run.script={script!r}: {reason} in {label}")

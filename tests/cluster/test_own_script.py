@@ -1,0 +1,42 @@
+"""A program of one's own on a cluster: the launcher and the folder travel with it.
+
+make test-cluster IMAGE=registry.example/any-image-with-torch:1.0
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import Verbs
+from tests.cluster.running import job, submitted
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def own(**changes: Any) -> dict[str, Any]:
+    values = job("own")
+    del values["trainer"]
+    return values | changes
+
+
+def test_a_script_trains_from_the_folder_that_travels(
+    verbs: Verbs, launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT / "k8s" / "jobs")
+    run = {"script": "train.py", "args": ["--steps", 200], "patterns": "key=value"}
+    with submitted(verbs, launcher, own(run=run, code={"path": "own_script"})) as name:
+        verbs.does("wait", name, "--timeout", "240", timeout=300)
+        assert verbs.told(name)["phase"] == "succeeded"
+        steps = [one for one in verbs.events(name) if one["event"] == "step"]
+        assert steps[-1]["step"] == 200
+        assert steps[-1]["loss"] < 0.1 * steps[0]["loss"]
+
+
+def test_an_exit_code_of_its_own_is_understood(verbs: Verbs, launcher: str) -> None:
+    """65 fails the job at once; 3 by itself would count as a bug, and be retried."""
+    command = ["python3", "-c", "raise SystemExit(3)"]
+    with submitted(verbs, launcher, own(run={"command": command, "exitCodes": {3: 65}})) as name:
+        ended = verbs.run("wait", name, "--timeout", "240", timeout=300)
+        assert ended.returncode == 65, ended.stderr
+        assert verbs.told(name)["phase"] == "failed"

@@ -1,0 +1,3 @@
+"""A module that travels with a job of features/code-folder.yaml: `import greeting`."""
+
+TEXT = "hello"

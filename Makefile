@@ -14,6 +14,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
+FRAMEWORKS := build/frameworks
 UV := $(PY) -m uv
 # As render.py has it: of --set, else of the last job file. The quote is the file's own.
 NAME = $(or $(patsubst name=%,%,$(lastword $(filter name=%,$(SET)))),$(NAME_IN_JOB),\
@@ -25,10 +26,10 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage kind-up kind-e2e kind-down torchx soak docs lock image docker-run compose-run sbom audit clean
+.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage kind-up kind-e2e kind-down torchx frameworks test-frameworks soak docs lock image docker-run compose-run sbom audit clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-15s %s\n", $$1, $$2 }'
 	@printf '\nVariables: JOB=%s LAUNCHERS="%s" SET="key=value ..." FRESH=1 SECONDS=600 SEED=7 IMAGE=%s TORCH_BACKEND=cpu PYTHON=%s\n' \
 		'$(JOB)' '$(LAUNCHERS)' '$(IMAGE)' '$(PYTHON)'
 
@@ -88,6 +89,19 @@ TESTS ?= tests
 torchx: $(STAMP) ## put TorchX 0.7 into build/torchx, so that make test compares the rendering with it
 	@$(UV) venv --quiet --allow-existing build/torchx
 	@$(UV) pip install --quiet --python build/torchx/bin/python 'torchx==0.7.0' kubernetes
+
+frameworks: $(FRAMEWORKS)/.stamp ## put the frameworks of tests/frameworks into an environment of their own, build/frameworks
+
+$(FRAMEWORKS)/.stamp: tests/frameworks/requirements.txt $(STAMP)
+	@$(PYTHON) -m venv $(FRAMEWORKS)
+	@UV_COMPILE_BYTECODE=1 $(UV) pip install --quiet --python $(FRAMEWORKS)/bin/python -r $<
+	@echo 'make: DeepSpeed compiles what its CPU ranks exchange data with; a minute'
+	@PATH="$(abspath $(FRAMEWORKS))/bin:$$PATH" TORCH_EXTENSIONS_DIR=$(abspath $(FRAMEWORKS))/extensions \
+		python -c 'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as B; B().load(verbose=False)' >/dev/null 2>&1
+	@touch $@
+
+test-frameworks: $(FRAMEWORKS)/.stamp ## scripts of five frameworks under the launcher and under torchrun; shows the times
+	@$(PY) -m pytest -rP tests/frameworks
 
 test-cluster: $(STAMP) ## jobs of IMAGE on the cluster of KUBECONFIG, in a namespace of their own (PICK=jobset: one launcher)
 	@MUSTER_TEST_CLUSTER=1 IMAGE=$(CPU_IMAGE) PULL_POLICY=$(PULL_POLICY) \

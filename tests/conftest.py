@@ -54,12 +54,17 @@ class Started:
     """A running `python ARGUMENTS`, in a folder of its own."""
 
     def __init__(
-        self, folder: Path, *arguments: str, env: Mapping[str, str], prefix: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        *arguments: str,
+        env: Mapping[str, str],
+        prefix: tuple[str, ...] = (),
+        python: str = sys.executable,
     ) -> None:
         self.out = (folder / "stdout").open("w+")
         self.stderr = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, *arguments],
+            [*prefix, python, *arguments],
             cwd=folder,
             env=clean_environment(**env),
             stdout=self.out,

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import signal
 import sys
 import tarfile
 from pathlib import Path
@@ -97,6 +98,25 @@ def test_events_are_read_out_of_the_lines_of_rank_0(start: Any, tmp_path: Path) 
             [*steps, {"event": "checkpoint", "action": "saved", "path": "/out/three"}], key=str
         )
         assert "step=3" in error  # the lines themselves are there, too
+
+
+STAYS = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
+print("ready", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def test_a_second_sigterm_kills(start: Any) -> None:
+    started = start("-m", "trainer.launch", "--", sys.executable, "-c", STAYS)
+    started.wait_for("ready")
+    started.process.send_signal(signal.SIGTERM)
+    started.wait_for("told")
+    assert started.process.poll() is None
+    started.process.send_signal(signal.SIGTERM)
+    assert started.process.wait(5) == 70
 
 
 HANGS = """

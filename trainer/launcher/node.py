@@ -22,8 +22,8 @@ from trainer.launcher.fork_server import ForkServer
 from trainer.launcher.output.log_file import log_to_file
 from trainer.launcher.output.patterns import Patterns
 from trainer.launcher.program.options import Options, from_environment
-from trainer.launcher.ranks import start_command
-from trainer.launcher.supervisor import Program, Supervisor
+from trainer.launcher.ranks import Program, start_command
+from trainer.launcher.supervisor import Supervisor
 from trainer.rendezvous.meeting import Meeting, secret_from
 
 _COUNT_TIMEOUT = 120.0  # seconds; it imports torch

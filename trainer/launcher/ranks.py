@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -36,6 +37,21 @@ class Start(Protocol):
     """Starts a process in a session of its own."""
 
     def __call__(self, environment: Mapping[str, str], *, stdout: int, stderr: int) -> Process: ...
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is run: how a rank is started, with which variables besides torchrun's.
+
+    `open_store` returns the process and the port of a new store; None: rank 0 keeps the store.
+    """
+
+    start: Start
+    variables: Callable[[], Mapping[str, str]]
+    is_trainer: bool
+    open_store: Callable[[], tuple[Process, int]] | None
+    note: str = ""  # a choice made for it, for the log
+    read: Callable[[str], str] | None = None  # returns the event that a line of rank 0 tells, or ""
 
 
 class Ranks:

@@ -13,7 +13,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -25,7 +25,7 @@ from trainer.launcher.failures import report_failures
 from trainer.launcher.output.rank_output import RankOutput
 from trainer.launcher.peers import time_left
 from trainer.launcher.program.options import Options
-from trainer.launcher.ranks import Process, Ranks, Start
+from trainer.launcher.ranks import Process, Program, Ranks
 from trainer.launcher.stall import Stall
 from trainer.rendezvous.client import RendezvousClient
 from trainer.rendezvous.events import MembershipEvent, Round
@@ -45,21 +45,6 @@ _FINAL = {*codes_for(Action.FAIL), int(Exit.STOPPED), -signal.SIGTERM}
 _RESUMABLE = {int(Exit.STOPPED), int(Exit.PEER), -signal.SIGTERM}
 
 _log = logging.getLogger("launch")
-
-
-@dataclass(frozen=True)
-class Program:
-    """What is run: how a rank is started, with which variables besides torchrun's.
-
-    `open_store` returns the process and the port of a new store; None: rank 0 keeps the store.
-    """
-
-    start: Start
-    variables: Callable[[], Mapping[str, str]]
-    is_trainer: bool
-    open_store: Callable[[], tuple[Process, int]] | None
-    note: str = ""  # a choice made for it, for the log
-    read: Callable[[str], str] | None = None  # returns the event that a line of rank 0 tells, or ""
 
 
 @dataclass(frozen=True)
@@ -97,7 +82,10 @@ class Supervisor:
         self._interface: dict[str, str] | None = None
 
     def note_signal(self, number: int, _: FrameType | None) -> None:
-        """Note a signal. The first stops the ranks, a second Ctrl-C kills them."""
+        """Note a signal. The first stops the ranks, a second Ctrl-C kills them.
+
+        A second SIGTERM, too, unless it is our trainer, which is sure to save and end.
+        """
         self._signals.append(number)
 
     def run(self) -> Exit:
@@ -290,7 +278,8 @@ class Supervisor:
         if self._signals and self._kill_at == float("inf"):
             self._kill_at = time.monotonic() + self._contract.shutdown_timeout
             self._ranks.terminate()
-        if signal.SIGINT in self._signals[1:] or time.monotonic() >= self._kill_at:
+        kills = {signal.SIGINT} if self._program.is_trainer else {signal.SIGINT, signal.SIGTERM}
+        if kills.intersection(self._signals[1:]) or time.monotonic() >= self._kill_at:
             self._ranks.kill()
         time.sleep(_TURN)
 

@@ -1,0 +1,178 @@
+"""Scripts of five frameworks, as their users write them, under the launcher and under torchrun.
+
+make test-frameworks
+"""
+
+import os
+import random
+import re
+import signal
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.conftest import ROOT, Started
+from tests.ranks import free_port
+
+ENVIRONMENT = ROOT / "build" / "frameworks"
+FRAMEWORKS = ("ddp", "accelerate", "transformers", "lightning", "deepspeed")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (ENVIRONMENT / ".stamp").exists(), reason="no build/frameworks; make frameworks"
+    ),
+    pytest.mark.timeout(900),
+    pytest.mark.parametrize("framework", FRAMEWORKS),
+]
+
+LAUNCHER = ("trainer.launch",)
+TWO_RANKS = (*LAUNCHER, "--nproc-per-node", "2")
+
+ROWS = 256
+STEPS = ROWS // (2 * 4)  # of an epoch, with two ranks and batches of four
+EPOCHS = 6  # of a run that is stopped
+TIMES = 3
+SLOWER = 1.3  # at most, of torchrun's time to the first line
+
+VARIABLES = {
+    "PATH": f"{ENVIRONMENT / 'bin'}:{os.environ['PATH']}",
+    "TORCH_EXTENSIONS_DIR": str(ENVIRONMENT / "extensions"),  # what make has compiled for DeepSpeed
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def torchrun() -> tuple[str, ...]:
+    return ("torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()))
+
+
+def losses(*runs: Started) -> dict[int, str]:
+    """Return the loss of each step, as it was printed."""
+    text = "".join(run.read(run.out) for run in runs)
+    found = re.findall(r"step (\d+) loss (\S+)", text)
+    steps = [int(step) for step, _ in found]
+    assert len(set(steps)) == len(steps), "a step was done twice"
+    return dict(zip(steps, (loss for _, loss in found), strict=True))
+
+
+class Begin(Protocol):
+    """Starts the framework's script under `module` and its options."""
+
+    def __call__(
+        self,
+        *module: str,
+        epochs: int = 1,
+        bad_row: int | None = None,
+        variables: Mapping[str, str] = ...,
+    ) -> Started: ...
+
+
+@pytest.fixture
+def begin(framework: str, tmp_path: Path) -> Iterator[Begin]:
+    """Start runs; those of one test share the folder for checkpoints."""
+    running: list[Started] = []
+    script = ROOT / "tests" / "frameworks" / "scripts" / f"train_{framework}.py"
+
+    def begin(
+        *module: str,
+        epochs: int = 1,
+        bad_row: int | None = None,
+        variables: Mapping[str, str] = VARIABLES,
+    ) -> Started:
+        numbers = random.Random(0)  # noqa: S311  # not a secret
+        rows = [" ".join(str(numbers.randrange(32)) for _ in range(8)) for _ in range(ROWS)]
+        if bad_row is not None:
+            rows[bad_row] = rows[bad_row][:-1] + "oops"
+        folder = tmp_path / f"run-{len(running)}"
+        folder.mkdir()
+        (folder / "rows.txt").write_text("\n".join(rows), encoding="utf-8")
+        arguments = ["-m", *module, str(script), "--data", "rows.txt", "--epochs", str(epochs)]
+        running.append(
+            Started(
+                folder,
+                *arguments,
+                "--folder",
+                str(tmp_path / "checkpoints"),
+                env=variables,
+                python=str(ENVIRONMENT / "bin" / "python"),
+            )
+        )
+        return running[-1]
+
+    yield begin
+    for run in running:
+        run.clear()
+
+
+def end(run: Started, code: int) -> None:
+    assert run.process.wait(120) == code, run.read(run.stderr)
+
+
+def seconds_to_first_line(run: Started) -> float:
+    began = time.monotonic()
+    run.wait_for("step 1 loss")
+    return time.monotonic() - began
+
+
+def test_losses_are_torchruns_and_the_start_is_no_slower(framework: str, begin: Begin) -> None:
+    seconds: dict[str, list[float]] = {"launcher": [], "torchrun": []}
+    found = []
+    for _ in range(TIMES):
+        for name, module in (("launcher", TWO_RANKS), ("torchrun", torchrun())):
+            run = begin(*module)
+            seconds[name].append(seconds_to_first_line(run))
+            end(run, 0)
+            found.append(losses(run))
+    assert list(found[0]) == [*range(1, STEPS + 1)]
+    assert all(one == found[0] for one in found)
+    ours, theirs = statistics.median(seconds["launcher"]), statistics.median(seconds["torchrun"])
+    print(
+        f"{framework}: first line after {ours:.1f} s, torchrun {theirs:.1f} s: {ours / theirs:.2f}"
+    )
+    assert ours / theirs <= SLOWER, seconds
+
+
+def test_two_nodes_of_one_rank_give_the_losses_of_torchrun(framework: str, begin: Begin) -> None:
+    variables = VARIABLES | {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": str(free_port()),
+    }
+    nodes = [
+        begin(*LAUNCHER, variables=variables | {"PET_NODE_RANK": str(number)})
+        for number in range(2)
+    ]
+    for node in nodes:
+        end(node, 0)
+    one_node = begin(*torchrun())
+    end(one_node, 0)
+    assert losses(*nodes) == losses(one_node)
+
+
+def test_sigterm_saves_and_the_next_start_continues_exactly(framework: str, begin: Begin) -> None:
+    whole = begin(*TWO_RANKS, epochs=EPOCHS)
+    end(whole, 0)
+    stopped = begin(*TWO_RANKS, epochs=EPOCHS)
+    stopped.wait_for("step 10 loss")
+    stopped.process.send_signal(signal.SIGTERM)
+    end(stopped, 143)
+    assert 10 <= len(losses(stopped)) < STEPS * EPOCHS
+    resumed = begin(*TWO_RANKS, epochs=EPOCHS)
+    end(resumed, 0)
+    assert losses(stopped, resumed) == losses(whole)
+
+
+def test_the_rank_that_raises_is_the_one_that_is_named(framework: str, begin: Begin) -> None:
+    run = begin(*TWO_RANKS, bad_row=100)
+    end(run, 70)
+    error = run.read(run.stderr)
+    named = re.findall(r"^launch: rank (\d)", error, re.MULTILINE)
+    raised = re.findall(r"^\[rank (\d)\] .*ValueError: .*'.*oops'", error, re.MULTILINE)
+    assert named[0] == raised[0], error
+    first = re.findall(r"^\[rank (\d)\] .*Traceback", error, re.MULTILINE)[0]
+    assert first == raised[0], error

@@ -158,7 +158,8 @@ int cuInit(unsigned flags) {
 int cuDriverGetVersion(int *version) { *version = 99000; return 0; }
 int cuGetProcAddress_v2(const char *name, void **found, int v, unsigned long long f, void *s) {
     *found = !strcmp(name, "cuInit") ? (void *)cuInit
-        : !strcmp(name, "cuDriverGetVersion") ? (void *)cuDriverGetVersion : 0;
+        : !strcmp(name, "cuDriverGetVersion") ? (void *)cuDriverGetVersion
+        : !strcmp(name, "cuGetProcAddress") ? (void *)cuGetProcAddress_v2 : 0;
     return *found ? 0 : 500;
 }
 int cuGetProcAddress(const char *name, void **found, int v, unsigned long long f) {

@@ -79,14 +79,18 @@ class EnvFrom(OneOf):
     secret_ref: Ref | None = Field(None, description="a Secret")
 
 
-def check_environment(variables: list[EnvVar]) -> None:
-    """Refuse what is given twice, is set elsewhere, or would show a secret. Raises ValueError."""
+def check_environment(variables: list[EnvVar], *, for_run: bool) -> None:
+    """Refuse what is given twice, is set elsewhere, or would show a secret. Raises ValueError.
+
+    `for_run`: for a program of the user's own, which has no `trainer` to set the launcher's times in.
+    """
     first: dict[str, int] = {}
     for index, one in enumerate(variables):
         where = f"env[{index}].name={one.name!r}"
         if first.setdefault(one.name, index) != index:
             raise ValueError(f"{where}: given twice, first in env[{first[one.name]}]")
-        if elsewhere := set_elsewhere(one.name):
+        is_time = for_run and one.name in _TIMES
+        if not is_time and (elsewhere := set_elsewhere(one.name)):
             raise ValueError(f"{where}: not for env; {elsewhere}")
         if one.value is not None and is_credential(one.name, one.value):
             # Without the value, which would end in a log.
@@ -115,6 +119,9 @@ def is_credential(name: str, value: str) -> bool:
     return bool(_SECRET_BY_ITSELF.search(value))
 
 
+_TIMES = {
+    variable(name) for name in ("rendezvous_timeout", "last_call", "peer_timeout", "peer_losses")
+}
 _CONTRACT = {
     "PET_NNODES": "set nodes",
     "PET_NPROC_PER_NODE": "set procsPerNode",

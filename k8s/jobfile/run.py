@@ -111,8 +111,8 @@ class Run(OneOf):
     args: list[_Word] = Field([], description="arguments of the script, module or command")
     stall: Positive | None = Field(
         None,
-        description="a rank without output and processor time for so many seconds counts as hung: exit "
-        "code 69",
+        description="seconds without output and processor time of any rank of a node, after which they "
+        "count as hung: exit code 69",
     )
     patterns: _Patterns | None = Field(
         None,

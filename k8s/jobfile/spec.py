@@ -187,6 +187,6 @@ class JobSpec(Model):
 
     @model_validator(mode="after")
     def _check_lists(self) -> typing.Self:
-        check_environment(self.env)
+        check_environment(self.env, for_run=self.run is not None)
         check_volumes(self.volumes)
         return self

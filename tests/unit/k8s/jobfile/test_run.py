@@ -8,7 +8,7 @@ import pytest
 
 from k8s.jobfile.run import SETS
 from tests.rendering import EXAMPLE, job, planned, refused
-from trainer.config.exits import Exit
+from trainer.config.exits import Exit, Fault
 
 
 def environment(**run: Any) -> dict[str, str]:
@@ -150,3 +150,13 @@ def test_a_run_that_cannot_work(
     pairs = [part for setting in settings for part in ("--set", setting)]
     line = refused([str(EXAMPLE), *pairs], tmp_path, capsys)
     assert line.removeprefix("render.py: ").split(": ", 1)[1].startswith(says), line
+
+
+def test_the_launchers_times_are_variables_since_there_is_no_trainer() -> None:
+    env = [{"name": "TRAINER_PEER_TIMEOUT", "value": "10"}]
+    plan = planned(job(run={"script": "/a.py"}, env=env))
+    assert plan.container.environment["TRAINER_PEER_TIMEOUT"] == "10"
+    with pytest.raises(Fault, match=r"not for env; set trainer\.peerTimeout"):
+        planned(job(env=env))
+    with pytest.raises(Fault, match=r"not for env; set trainer\.epochs"):
+        planned(job(run={"script": "/a.py"}, env=[{"name": "TRAINER_EPOCHS", "value": "1"}]))

@@ -6,12 +6,13 @@ The result is rendered once, to see that `render.py` accepts it.
 """
 
 import sys
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from k8s import launchers
 from k8s.base.errors import config_error, in_one_line
 from k8s.base.yaml_text import dump, read, read_text
+from k8s.cli.torchrun import SET_ELSEWHERE, parse, run_of, without_torchrun
 from k8s.jobfile.validate import validate
 from k8s.plan.launcher import Launcher
 from k8s.render.manifests import render
@@ -65,8 +66,53 @@ def migrate(launcher: Launcher, job: dict[str, Any]) -> tuple[dict[str, Any], li
     assert launcher.job_kind  # noqa: S101
     wrong = f"--migrate: not a {launcher.job_kind.kind}"
     try:
-        return launcher.migrate(job)
+        values, notes = launcher.migrate(job)
     except KeyError as error:
         raise config_error(f"{wrong}: {error} is missing") from None
     except (TypeError, AttributeError, IndexError, ValueError) as error:
         raise config_error(f"{wrong}: {in_one_line(error)}") from None
+    words, args = values.pop("command", []), values.pop("args", [])
+    if args and not words:
+        raise config_error(
+            f"--migrate: args={args!r} without command: what runs is decided by the image's entrypoint; "
+            "write it into command, and migrate again"
+        )
+    if not words:
+        return values, notes
+    found, more = _program([*words, *args])
+    if "run" in found and "trainer" in values:
+        names = ", ".join(values.pop("trainer"))
+        more.append(f"trainer settings {names}: left out; {words[0]} runs, and not the trainer")
+    return found | values | {"run": found["run"]} if "run" in found else values, [*notes, *more]
+
+
+def _program(words: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of a job file for a container's command, and notes. Raises Fault(64)."""
+    if any("$(" in word for word in words):
+        dollars = ["run: $(NAME) is not replaced by a variable's value here; use a shell's $NAME"]
+    else:
+        dollars = []
+    rest = without_torchrun(words)
+    if rest is not None:
+        asked = parse(rest, label="--migrate: command")
+        found: dict[str, Any] = {"run": run_of(asked)}
+        if asked.nproc_per_node.isdecimal():
+            found["procsPerNode"] = int(asked.nproc_per_node)
+        left = [f"--{option}" for option in ("nnodes", "max-restarts", *SET_ELSEWHERE)]
+        given = [one for one in left if any(word.startswith(one) for word in rest)]
+        notes = [f"{' '.join(given)} of torchrun: the launcher's own way is used"] if given else []
+        return found, [*notes, *dollars]
+    first, *others = words
+    if PurePath(first).name.startswith("python"):
+        others = others[others[:1] == ["-u"] :]  # here always
+        if others[:2] in (["-m", "trainer"], ["-m", "trainer.launch"]) and len(others) == 2:
+            return {}, []
+        if others[:1] == ["-m"] and len(others) > 1:
+            args = {"args": others[2:]} if others[2:] else {}
+            return {"run": {"module": others[1], **args}}, dollars
+        if others and not others[0].startswith("-"):
+            args = {"args": others[1:]} if others[1:] else {}
+            return {"run": {"script": others[0], **args}}, dollars
+    starts_its_own = PurePath(first).name in ("accelerate", "deepspeed", "colossalai")
+    more = [f"run.command: {first} starts the ranks itself: set procsPerNode: 0"]
+    return {"run": {"command": words}}, [*(more if starts_its_own else []), *dollars]

@@ -6,6 +6,8 @@ render.py --migrate pytorchjob.yaml > job.yaml
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from k8s.jobfile.env import is_credential, set_elsewhere
 from k8s.jobfile.volumes import TAKEN, TAKEN_NAMES
 
@@ -26,6 +28,7 @@ _SET_BY_MUSTER = {
     *("restartPolicy", "automountServiceAccountToken", "enableServiceLinks", "containers"),
     *("volumes", "imagePullSecrets", "serviceAccountName", "terminationGracePeriodSeconds"),
 }
+_POD_SETS = ("TRAINER_OUT", "TRAINER_DATA", "TRAINER_HEALTH")
 _SCHEDULING = {
     "nodeSelector": "nodeSelector",
     "tolerations": "tolerations",
@@ -43,9 +46,9 @@ def migrate_pod(template: Values, *, name: str) -> MigratedPod:
         raise ValueError("no container of its pod is called pytorch")
     (main,) = mains
     others = [one for one in pod["containers"] if one is not main]
-    environment, notes = _environment(main, secret=f"{name}-secrets")
+    environment, settings, notes = _environment(main, secret=f"{name}-secrets")
     volumes = _volumes(pod, main, [*(pod.get("initContainers") or []), *others])
-    container, container_notes = _container_patch(main, volumes.mounts)
+    container = _container_patch(main, volumes.mounts)
     containers = [*([container] if container else []), *others]
     unmigrated = pod.keys() - _SET_BY_MUSTER - _SCHEDULING.keys()
     patch: Values = {key: value for key, value in pod.items() if key in unmigrated}
@@ -60,6 +63,9 @@ def migrate_pod(template: Values, *, name: str) -> MigratedPod:
         "resources": _resources(main.get("resources") or {}) | volumes.shm,
         "serviceAccount": pod.get("serviceAccountName"),
         "faults": {} if grace is None else {"gracePeriod": grace},
+        "trainer": settings,
+        "command": [str(word) for word in main.get("command") or []],
+        "args": [str(word) for word in main.get("args") or []],
         "env": environment,
         "envFrom": main.get("envFrom"),
         **volumes.values,
@@ -67,7 +73,7 @@ def migrate_pod(template: Values, *, name: str) -> MigratedPod:
     }
     values = {key: value for key, value in values.items() if value or key == "resources"}
     scheduling = {key: pod[field] for field, key in _SCHEDULING.items() if pod.get(field)}
-    return MigratedPod(values, scheduling, [*notes, *volumes.notes, *container_notes])
+    return MigratedPod(values, scheduling, [*notes, *volumes.notes])
 
 
 def _metadata(own: Values) -> Values:
@@ -97,11 +103,17 @@ def _resources(given: Values) -> Values:
     return found | ({"rdma": rdma} if rdma else {}) | ({"devices": rest} if rest else {})
 
 
-def _environment(main: Values, *, secret: str) -> tuple[list[Values], list[str]]:
-    kept, notes = [], []
+def _environment(main: Values, *, secret: str) -> tuple[list[Values], Values, list[str]]:
+    """Return `env`, `trainer` and notes."""
+    kept: list[Values] = []
+    settings: Values = {}
+    notes: list[str] = []
     for one in main.get("env") or []:
         name, value = one["name"], one.get("value", "")
-        if where := set_elsewhere(name):
+        where = set_elsewhere(name)
+        if where and where.startswith("set trainer.") and value and name not in _POD_SETS:
+            settings[where.removeprefix("set trainer.")] = yaml.safe_load(value)
+        elif where:
             notes.append(f"env {name}: not migrated; {where}")
         elif "valueFrom" not in one and is_credential(name, value):
             reference = {"secretKeyRef": {"name": secret, "key": name}}
@@ -109,7 +121,7 @@ def _environment(main: Values, *, secret: str) -> tuple[list[Values], list[str]]
             notes.append(f"env {name}: looks like a credential; put it in the Secret {secret}")
         else:
             kept.append({"name": name, **({} if "valueFrom" in one else {"value": value}), **one})
-    return kept, notes
+    return kept, settings, notes
 
 
 @dataclass(frozen=True)
@@ -178,16 +190,10 @@ def _source(volume: Values) -> Values | None:
     return {"emptyDir": str(size)} if size and len(volume["emptyDir"]) == 1 else None
 
 
-def _container_patch(main: Values, mounts: list[Values]) -> tuple[Values | None, list[str]]:
-    """Return a patch of the trainer's container with the fields that have no key, and notes."""
-    notes = [
-        f"{key}: {' '.join(map(str, main[key]))[:200]!r} is not migrated; the image's entrypoint starts "
-        "the ranks and trainer.task says what is trained"
-        for key in ("command", "args")
-        if key in main
-    ]
+def _container_patch(main: Values, mounts: list[Values]) -> Values | None:
+    """Return a patch of the trainer's container with the fields that have no key."""
     migrated = {"name", "image", "imagePullPolicy", "resources", "env", "envFrom", "ports"}
     migrated |= {"command", "args", "volumeMounts"}
     rest = {key: value for key, value in main.items() if key not in migrated and value}
     rest |= {"volumeMounts": mounts} if mounts else {}
-    return ({"name": "trainer", **rest} if rest else None), notes
+    return {"name": "trainer", **rest} if rest else None

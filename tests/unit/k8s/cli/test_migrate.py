@@ -101,6 +101,7 @@ def test_every_field_has_its_key() -> None:
     assert values["volumes"] == [{"name": "fsx", "path": "/fsx", "pvc": "fsx", "readOnly": True}]
     assert values["imagePullSecrets"] == ["registry"]
     assert {"name": "EMPTY", "value": ""} in values["env"]
+    assert values["run"] == {"script": "train.py"}
     patch = values["podPatch"]
     assert patch["metadata"] == {"annotations": {"a.io/b": "c"}}
     assert values["serviceAccount"] == "trainer"
@@ -112,7 +113,7 @@ def test_every_field_has_its_key() -> None:
 
 def test_the_job_file_renders_to_a_job_like_the_one_it_came_from() -> None:
     values, _ = migrate.migrate(PYTORCHJOB, deepcopy(MANIFEST))
-    rendered = render({**values, "trainer": {"globalBatch": 64}}, "pytorchjob")
+    rendered = render(values, "pytorchjob")
     spec = only(rendered, "PyTorchJob")["spec"]
     assert spec["nprocPerNode"] == "8"
     assert {kind: one["replicas"] for kind, one in spec["pytorchReplicaSpecs"].items()} == {
@@ -135,11 +136,17 @@ def test_what_was_rendered_here_comes_back(name: str) -> None:
     text = (GOLDEN / name / "pytorchjob.yaml").read_text()
     made = list(yaml.safe_load_all(text))[-1]
     values, notes = migrate.migrate(PYTORCHJOB, made)
-    # The trainer's settings are variables there, and keys here.
     assert all("TRAINER_" in n or "MUSTER_" in n or "PET_" in n or "app.kub" in n for n in notes)
-    again = only(render({**values, "trainer": {"globalBatch": 32}}, "pytorchjob"), "PyTorchJob")
+    assert values["trainer"]["task"] == "digits"
+    again = only(render(values, "pytorchjob"), "PyTorchJob")
     for key in ("runPolicy", "nprocPerNode"):
         assert again["spec"][key] == made["spec"][key]
+    containers = [
+        one["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
+        for one in (made, again)
+    ]
+    before, after = ({one["name"]: one for one in container["env"]} for container in containers)
+    assert after == before
 
 
 def test_everything_rendered_here_comes_back_as_far_as_it_can() -> None:
@@ -183,6 +190,74 @@ def test_what_is_mounted_over_a_folder_of_the_pods_own_is_noted() -> None:
     ]
 
 
+# As the examples of the training operator, of mlbatch and of arena write them.
+COMMANDS: list[tuple[list[str], list[str], dict[str, Any], str]] = [
+    (["torchrun", "--nproc_per_node=4", "t.py", "--lr", "1"], [],
+     {"run": {"script": "t.py", "args": ["--lr", "1"]}, "procsPerNode": 8}, ""),
+    (["torchrun"], ["--nnodes", "2", "-m", "a.b"], {"run": {"module": "a.b"}}, "--nnodes of torchrun"),
+    (["python3", "-u", "/opt/mnist.py"], ["--epochs", "1"],
+     {"run": {"script": "/opt/mnist.py", "args": ["--epochs", "1"]}}, ""),
+    (["python", "-m", "torch.distributed.run", "t.py"], [], {"run": {"script": "t.py"}}, ""),
+    (["python", "-m", "pkg.train", "-x"], [], {"run": {"module": "pkg.train", "args": ["-x"]}}, ""),
+    (["python", "-c", "print()"], [], {"run": {"command": ["python", "-c", "print()"]}}, ""),
+    (["bash", "-c"], ["torchrun t.py"], {"run": {"command": ["bash", "-c", "torchrun t.py"]}}, ""),
+    (["accelerate", "launch", "t.py"], [], {"run": {"command": ["accelerate", "launch", "t.py"]}},
+     "accelerate starts the ranks itself: set procsPerNode: 0"),
+    (["python", "t.py", "$(RANK)"], [], {"run": {"script": "t.py", "args": ["$(RANK)"]}},
+     "$(NAME) is not replaced"),
+    (["python", "-m", "trainer.launch"], [], {}, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "args", "wanted", "note"), COMMANDS, ids=[" ".join(a + b) for a, b, _, _ in COMMANDS]
+)
+def test_what_runs_is_carried(
+    words: list[str], args: list[str], wanted: dict[str, Any], note: str
+) -> None:
+    made = deepcopy(MANIFEST)
+    (container,) = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    container |= {"command": words, "args": args}
+    values, notes = migrate.migrate(PYTORCHJOB, made)
+    assert {key: values[key] for key in ("run", "procsPerNode") if key in values} == {
+        "procsPerNode": 8,
+        **wanted,
+    }
+    assert note in "".join(notes)
+    rendered = render(values, "pytorchjob")
+    inside = pods(rendered)[0]["spec"]["containers"][0]
+    assert ("command" in inside) == bool(wanted)
+
+
+def test_a_rank_count_of_torchruns_is_taken_where_the_job_has_none() -> None:
+    made = deepcopy(MANIFEST)
+    del made["spec"]["nprocPerNode"]
+    (container,) = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    container["command"] = ["torchrun", "--nproc-per-node", "4", "t.py"]
+    assert migrate.migrate(PYTORCHJOB, made)[0]["procsPerNode"] == 4
+
+
+def test_what_decides_what_runs_is_carried_or_refused() -> None:
+    made = deepcopy(MANIFEST)
+    (container,) = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    del container["command"]
+    container["args"] = ["--epochs", "1"]
+    with pytest.raises(
+        Fault, match=r"args=\['--epochs', '1'\] without command: what runs is decid"
+    ):
+        migrate.migrate(PYTORCHJOB, made)
+    container["command"] = ["torchrun", "--bogus"]
+    with pytest.raises(Fault, match="--migrate: command: unrecognized|no program"):
+        migrate.migrate(PYTORCHJOB, made)
+    container |= {"command": ["python", "t.py"], "args": []}
+    container["env"].append({"name": "TRAINER_LR", "value": "0.5"})
+    values, notes = migrate.migrate(PYTORCHJOB, made)
+    assert "trainer" not in values
+    assert any("trainer settings lr: left out; python runs" in note for note in notes)
+    del container["command"], container["args"]
+    assert migrate.migrate(PYTORCHJOB, made)[0]["trainer"] == {"lr": 0.5}
+
+
 def test_an_elastic_job_stays_elastic() -> None:
     made = deepcopy(MANIFEST)
     made["spec"]["elasticPolicy"] = {"minReplicas": 2, "maxReplicas": 6}
@@ -206,7 +281,7 @@ def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "note: env HF_TOKEN: looks like a credential" in seen.err
     target = tmp_path / "job.yaml"
     target.write_text(seen.out)
-    assert command.main([str(target), "--set", "trainer.globalBatch=64", "--check"]) == 0
+    assert command.main([str(target), "--check"]) == 0
 
 
 @pytest.mark.parametrize(

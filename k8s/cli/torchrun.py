@@ -1,0 +1,66 @@
+"""torchrun's command line, and what of it a job file has.
+
+words = without_torchrun(["torchrun", "--nproc-per-node", "8", "train.py"])
+run = run_of(parse(words, label="--from-torchrun"))     # {"script": "train.py"}
+"""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any, NoReturn
+
+from k8s.base.errors import config_error
+
+# What the launcher or the controller sets, or does in its own way.
+SET_ELSEWHERE = (
+    *("node-rank", "master-addr", "master-port", "local-addr"),
+    *("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"),
+    *("role", "log-dir", "redirects", "tee", "local-ranks-filter", "monitor-interval"),
+    *("start-method", "logs-specs", "local-rank"),
+)
+
+
+def without_torchrun(words: Sequence[str]) -> list[str] | None:
+    """Return what follows torchrun, or python -m torch.distributed.run; None for another program."""
+    if words and PurePath(words[0]).name == "torchrun":
+        return [*words[1:]]
+    is_python = len(words) > 2 and PurePath(words[0]).name.startswith("python")
+    modules = (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"])
+    return [*words[3:]] if is_python and [*words[1:3]] in modules else None
+
+
+def parse(words: Sequence[str], *, label: str) -> argparse.Namespace:
+    """Return torchrun's options and its program. Raises Fault(64), its text beginning with `label`."""
+    parser = _Parser(prog=label, add_help=False, allow_abbrev=False)
+
+    def add(option: str, *short: str, **kinds: Any) -> None:
+        names = dict.fromkeys([f"--{option}", f"--{option.replace('-', '_')}", *short])
+        parser.add_argument(*names, dest=option.replace("-", "_"), **kinds)
+
+    add("nnodes", default="1")
+    add("nproc-per-node", default="1")
+    add("max-restarts", type=int, default=0)
+    for flag in ("standalone", "no-python", "run-path"):
+        add(flag, action="store_true")
+    add("module", "-m", action="store_true")
+    for option in SET_ELSEWHERE:
+        add(option, *({"redirects": ["-r"], "tee": ["-t"]}.get(option, [])))
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    asked = parser.parse_args(words)
+    if not asked.program:
+        raise config_error(f"{label}: no program in {shlex.join(['torchrun', *words])!r}")
+    return asked
+
+
+def run_of(asked: argparse.Namespace) -> dict[str, Any]:
+    """Return the job file's `run`."""
+    first, *args = asked.program
+    kind = "module" if asked.module else "command" if asked.no_python else "script"
+    run: dict[str, Any] = {kind: [first] if kind == "command" else first}
+    return run | ({"args": args} if args else {})
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise config_error(f"{self.prog}: {message}")

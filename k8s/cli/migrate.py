@@ -1,4 +1,4 @@
-"""Turn a launcher's own manifest into a job file: a PyTorchJob today.
+"""Turn a job's manifest into a job file: a PyTorchJob, TrainJob, JobSet or Job.
 
 render.py --migrate pytorchjob.yaml > job.yaml
 
@@ -21,7 +21,9 @@ from trainer.config.exits import Fault
 
 def print_migrated(path: Path) -> None:
     """Print the job file of a manifest, and notes on stderr. Raises Fault(64)."""
-    values, notes = migrate(*_read(path))
+    launcher, job, others = _read(path)
+    values, notes = migrate(launcher, job)
+    notes += [f"{one}: not carried; render.py makes what a job needs" for one in others]
     print_job_file(values, notes, head=f"From {path.name}. Not migrated:")
 
 
@@ -40,8 +42,8 @@ def print_job_file(values: dict[str, Any], notes: list[str], *, head: str) -> No
     print(dump([values]), end="")
 
 
-def _read(path: Path) -> tuple[Launcher, dict[str, Any]]:
-    """Return the one object of a file that a launcher can migrate."""
+def _read(path: Path) -> tuple[Launcher, dict[str, Any], list[str]]:
+    """Return the one object of a file that a launcher can migrate, and what the others are called."""
     label = f"--migrate {path}"
     found = read(read_text(path, label=label), label=label)
     known = {
@@ -50,14 +52,21 @@ def _read(path: Path) -> tuple[Launcher, dict[str, Any]]:
         if launcher.migrate and launcher.job_kind
     }
     jobs = [
-        (known[one["apiVersion"], one["kind"]], one)
-        for one in found
-        if isinstance(one, dict) and (one.get("apiVersion"), one.get("kind")) in known
+        (known[_kind(one)], one) for one in found if isinstance(one, dict) and _kind(one) in known
     ]
     if len(jobs) != 1:
         kinds = " or ".join(f"{kind} of {version}" for version, kind in known)
         raise config_error(f"{label}: holds {len(jobs)} of {kinds}; must be one")
-    return jobs[0]
+    others = [
+        f"{one.get('kind')} {(one.get('metadata') or {}).get('name')}"
+        for one in found
+        if isinstance(one, dict) and one is not jobs[0][1]
+    ]
+    return *jobs[0], others
+
+
+def _kind(one: dict[str, Any]) -> tuple[str, str]:
+    return str(one.get("apiVersion")), str(one.get("kind"))
 
 
 def migrate(launcher: Launcher, job: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -98,8 +107,13 @@ def _program(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         found: dict[str, Any] = {"run": run_of(asked)}
         if asked.nproc_per_node.isdecimal():
             found["procsPerNode"] = int(asked.nproc_per_node)
-        left = [f"--{option}" for option in ("nnodes", "max-restarts", *SET_ELSEWHERE)]
-        given = [one for one in left if any(word.startswith(one) for word in rest)]
+        unsaid = {"nnodes": "1", "max_restarts": 0}
+        options = [name.replace("-", "_") for name in ("nnodes", "max-restarts", *SET_ELSEWHERE)]
+        given = [
+            f"--{name.replace('_', '-')}"
+            for name in options
+            if getattr(asked, name) != unsaid.get(name)
+        ]
         notes = [f"{' '.join(given)} of torchrun: the launcher's own way is used"] if given else []
         return found, [*notes, *dollars]
     first, *others = words

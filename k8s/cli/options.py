@@ -29,7 +29,7 @@ _EXAMPLES = """examples:
   render.py jobs/*.yaml --each -o build               every file a job of its own: build/NAME/job.yaml
   render.py job.yaml --split -o build                 one file per object, and a kustomization.yaml
   render.py job.yaml --diff build/job.yaml            what would change
-  render.py --migrate pytorchjob.yaml > job.yaml      a job file from a PyTorchJob
+  render.py --migrate pytorchjob.yaml > job.yaml      a job file from a manifest
   render.py --from-torchrun -- torchrun --nproc-per-node 8 train.py > job.yaml
                                                       a job file from a command line
   render.py job.yaml --rbac user:jane                 the Role that `python -m k8s` takes on it, for jane
@@ -96,7 +96,12 @@ def parser() -> argparse.ArgumentParser:
         help="the Role to operate the job: user:NAME, group:NAME or serviceaccount:NAMESPACE:NAME",
     )
     add("--explain", metavar="KEY", help="print what a key means, e.g. scheduling.queue")
-    add("--migrate", metavar="FILE", type=Path, help="print the job file that a PyTorchJob is")
+    add(
+        "--migrate",
+        metavar="FILE",
+        type=Path,
+        help="print the job file that a PyTorchJob, TrainJob, JobSet or Job is",
+    )
     add(
         "--from-torchrun",
         action="store_true",

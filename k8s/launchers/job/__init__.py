@@ -2,6 +2,7 @@
 
 from k8s.launchers.gang import check_coscheduled
 from k8s.launchers.job.job_kind import JOB_KIND
+from k8s.launchers.job.migrate import migrate
 from k8s.plan.launcher import Launcher, RunsIn, codes
 from k8s.plan.model import Plan
 from trainer.config.exits import Action
@@ -22,6 +23,7 @@ LAUNCHER = Launcher(
     summary="batch/v1 Indexed Job and a headless Service",
     runs_in=RunsIn.POD,
     job_kind=JOB_KIND,
+    migrate=migrate,
     check=check_coscheduled,
     restarts=_restarts,
     host=lambda spec, node: f"{spec.name}-{node}",

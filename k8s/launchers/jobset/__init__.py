@@ -6,6 +6,7 @@ render.py job.yaml --launcher jobset
 from k8s.jobfile.spec import JobSpec
 from k8s.launchers.gang import check_coscheduled
 from k8s.launchers.jobset.job_kind import JOB_KIND
+from k8s.launchers.jobset.migrate import migrate
 from k8s.plan.launcher import Launcher, RunsIn, codes
 from k8s.plan.model import Plan
 from trainer.config.exits import Action
@@ -31,6 +32,7 @@ LAUNCHER = Launcher(
     summary="jobset.x-k8s.io/v1alpha2 JobSet",
     runs_in=RunsIn.POD,
     job_kind=JOB_KIND,
+    migrate=migrate,
     check=_check,
     restarts=_restarts,
     host=lambda spec, node: f"{spec.name}-node-0-{node}",

@@ -7,7 +7,7 @@ Fields with a key of their own go there, other fields of the pod into podPatch.
 
 from typing import Any
 
-from k8s.launchers.pytorchjob.migrate_pod import migrate_pod
+from k8s.launchers.migrate_pod import job_file, migrate_labels, migrate_pod
 
 Values = dict[str, Any]
 
@@ -20,8 +20,8 @@ def migrate(job: Values) -> tuple[Values, list[str]]:
     spec, metadata = job["spec"], job["metadata"]
     replicas = spec["pytorchReplicaSpecs"]
     first = replicas.get("Master") or replicas["Worker"]
-    labels, queue, label_notes = _labels(metadata.get("labels") or {})
-    pod = migrate_pod(first["template"], name=metadata["name"])
+    labels, queue, label_notes = migrate_labels(metadata.get("labels") or {})
+    pod = migrate_pod(first["template"], name=metadata["name"], container="pytorch")
     faults, gang = _faults(spec.get("runPolicy") or {})
     procs = str(spec.get("nprocPerNode", (spec.get("elasticPolicy") or {}).get("nProcPerNode", "")))
     values: Values = {
@@ -45,9 +45,7 @@ def migrate(job: Values) -> tuple[Values, list[str]]:
     restart = first.get("restartPolicy", "OnFailure")
     if restart != "ExitCode":
         notes.append(f"restartPolicy={restart!r}: here the exit code decides, see README")
-    always = ("resources", "faults")
-    values = {k: value for k, value in values.items() if k in always or value not in (None, {}, [])}
-    return values, notes
+    return job_file(values), notes
 
 
 def _worker_notes(first: Values, worker: Values) -> list[str]:
@@ -65,29 +63,6 @@ def _nodes(spec: Values, replicas: Values) -> Any:
         low = int(elastic.get("minReplicas", 1))
         return {"min": low, "max": int(elastic.get("maxReplicas", max(count, low)))}
     return count
-
-
-_KUEUE_LABELS = {
-    "kueue.x-k8s.io/queue-name": "queue",
-    "kueue.x-k8s.io/priority-class": "priority",
-}
-
-
-def _labels(labels: dict[str, str]) -> tuple[dict[str, str], Values, list[str]]:
-    """Return the job file's labels, the keys of its `scheduling` that Kueue's labels set, and notes."""
-    notes = []
-    queue = {key: labels[name] for name, key in _KUEUE_LABELS.items() if name in labels}
-    if "priority" in queue and "queue" not in queue:
-        notes.append("label kueue.x-k8s.io/priority-class: has no effect without a queue")
-        del queue["priority"]
-    kept = {}
-    for name, text in labels.items():
-        domain = name.rpartition("/")[0]
-        if domain == "app.kubernetes.io" or domain.endswith("kubeflow.org"):
-            notes.append(f"label {name}={text!r}: muster or the controller sets it")
-        elif name not in _KUEUE_LABELS:
-            kept[name] = text
-    return kept, queue, notes
 
 
 def _faults(policy: Values) -> tuple[Values, Values]:

@@ -8,6 +8,7 @@ from k8s.jobfile.spec import JobSpec
 from k8s.launchers.gang import gang_warnings
 from k8s.launchers.jobset import LAUNCHER as JOBSET
 from k8s.launchers.trainjob.job_kind import JOB_KIND
+from k8s.launchers.trainjob.migrate import migrate
 from k8s.plan.launcher import Launcher, RunsIn
 
 
@@ -26,6 +27,7 @@ LAUNCHER = Launcher(
     summary="trainer.kubeflow.org/v1alpha1 TrainJob and TrainingRuntime",
     runs_in=RunsIn.POD,
     job_kind=JOB_KIND,
+    migrate=migrate,
     check=_check,
     restarts=JOBSET.restarts,
     host=JOBSET.host,

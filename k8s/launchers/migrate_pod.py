@@ -1,6 +1,8 @@
-"""The pod of a PyTorchJob as keys of a job file; fields without a key go into podPatch, or into a note.
+"""The pod of a job as keys of a job file; fields without a key go into podPatch, or into a note.
 
 render.py --migrate pytorchjob.yaml > job.yaml
+
+`command` and `args` are the container's; k8s/cli/migrate.py makes `run` of them.
 """
 
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ class MigratedPod:
 # Fields of the pod that muster sets itself, and fields that have a key of their own.
 _SET_BY_MUSTER = {
     *("restartPolicy", "automountServiceAccountToken", "enableServiceLinks", "containers"),
+    *("hostname", "subdomain", "setHostnameAsFQDN"),
     *("volumes", "imagePullSecrets", "serviceAccountName", "terminationGracePeriodSeconds"),
 }
 _POD_SETS = ("TRAINER_OUT", "TRAINER_DATA", "TRAINER_HEALTH")
@@ -38,18 +41,21 @@ _SCHEDULING = {
 }
 
 
-def migrate_pod(template: Values, *, name: str) -> MigratedPod:
-    """Migrate the pod template of job `name`. Raises ValueError without the trainer's container."""
+def migrate_pod(template: Values, *, name: str, container: str | None = None) -> MigratedPod:
+    """Migrate the pod template of job `name`, whose main container is `container`, or the first.
+
+    Raises ValueError where there is none.
+    """
     pod = template["spec"]
-    mains = [one for one in pod["containers"] if one["name"] == "pytorch"]
+    mains = [one for one in pod["containers"] if container in (None, one["name"])][:1]
     if not mains:
-        raise ValueError("no container of its pod is called pytorch")
+        raise ValueError(f"no container of its pod is called {container or 'anything'}")
     (main,) = mains
     others = [one for one in pod["containers"] if one is not main]
     environment, settings, notes = _environment(main, secret=f"{name}-secrets")
     volumes = _volumes(pod, main, [*(pod.get("initContainers") or []), *others])
-    container = _container_patch(main, volumes.mounts)
-    containers = [*([container] if container else []), *others]
+    changed = _container_patch(main, volumes.mounts)
+    containers = [*([changed] if changed else []), *others]
     unmigrated = pod.keys() - _SET_BY_MUSTER - _SCHEDULING.keys()
     patch: Values = {key: value for key, value in pod.items() if key in unmigrated}
     patch |= {"containers": containers} if containers else {}
@@ -74,6 +80,35 @@ def migrate_pod(template: Values, *, name: str) -> MigratedPod:
     values = {key: value for key, value in values.items() if value or key == "resources"}
     scheduling = {key: pod[field] for field, key in _SCHEDULING.items() if pod.get(field)}
     return MigratedPod(values, scheduling, [*notes, *volumes.notes])
+
+
+_KUEUE_LABELS = {
+    "kueue.x-k8s.io/queue-name": "queue",
+    "kueue.x-k8s.io/priority-class": "priority",
+}
+
+
+def migrate_labels(labels: dict[str, str]) -> tuple[dict[str, str], Values, list[str]]:
+    """Return the job file's labels, the keys of its `scheduling` that Kueue's labels set, and notes."""
+    notes = []
+    queue = {key: labels[name] for name, key in _KUEUE_LABELS.items() if name in labels}
+    if "priority" in queue and "queue" not in queue:
+        notes.append("label kueue.x-k8s.io/priority-class: has no effect without a queue")
+        del queue["priority"]
+    kept = {}
+    for name, text in labels.items():
+        domain = name.rpartition("/")[0]
+        if domain == "app.kubernetes.io" or domain.endswith("kubeflow.org"):
+            notes.append(f"label {name}={text!r}: muster or the controller sets it")
+        elif name not in _KUEUE_LABELS:
+            kept[name] = text
+    return kept, queue, notes
+
+
+def job_file(values: Values) -> Values:
+    """Return the values that say something."""
+    always = ("resources", "faults")
+    return {k: value for k, value in values.items() if k in always or value not in (None, {}, [])}
 
 
 def _metadata(own: Values) -> Values:

@@ -1,0 +1,46 @@
+"""A JobSet as the values of a job file, with notes about what they do not hold.
+
+render.py --migrate jobset.yaml
+"""
+
+from typing import Any
+
+from k8s.launchers.job.migrate import migrate_job_spec
+from k8s.launchers.migrate_pod import job_file, migrate_labels
+
+Values = dict[str, Any]
+
+
+def migrate(job: Values) -> tuple[Values, list[str]]:
+    """Return a job file's values for a JobSet, and notes.
+
+    Raises KeyError, TypeError, AttributeError, IndexError or ValueError for an object that is none.
+    """
+    metadata, spec = job["metadata"], job["spec"]
+    groups = spec["replicatedJobs"]
+    values, notes = migrate_job_spec(groups[0]["template"]["spec"], name=metadata["name"])
+    for group in groups[1:]:  # as of a leader and its workers
+        if group["template"]["spec"]["template"] != groups[0]["template"]["spec"]["template"]:
+            notes.append(
+                f"replicatedJobs: the pod of {group['name']} differs from that of {groups[0]['name']}; "
+                "the pods here are like the latter's"
+            )
+    nodes = [
+        int(group.get("replicas", 1)) * int(group["template"]["spec"].get("parallelism", 1))
+        for group in groups
+    ]
+    labels, queue, more = migrate_labels(metadata.get("labels") or {})
+    restarts = (spec.get("failurePolicy") or {}).get("maxRestarts")
+    faults = values["faults"]
+    faults |= {"maxRestarts": restarts} if restarts is not None else {}
+    faults |= {"ttl": spec["ttlSecondsAfterFinished"]} if "ttlSecondsAfterFinished" in spec else {}
+    faults |= {"suspend": True} if spec.get("suspend") else {}
+    own: Values = {
+        "name": metadata["name"],
+        "launcher": "jobset",
+        "namespace": metadata.get("namespace"),
+        "labels": labels,
+        "annotations": metadata.get("annotations"),
+    }
+    values |= {"nodes": sum(nodes), "scheduling": queue | values["scheduling"]}
+    return job_file(own | values), [*more, *notes]

@@ -1,0 +1,48 @@
+"""A TrainJob as the values of a job file, with notes about what they do not hold.
+
+render.py --migrate trainjob.yaml
+
+What its runtime holds is not in the TrainJob, so it is not carried.
+"""
+
+from typing import Any
+
+from k8s.launchers.migrate_pod import job_file, migrate_labels, migrate_pod
+
+Values = dict[str, Any]
+
+_NOT_CARRIED = ("initializer", "podTemplateOverrides", "runtimePatches", "managedBy")
+
+
+def migrate(job: Values) -> tuple[Values, list[str]]:
+    """Return a job file's values for a TrainJob, and notes.
+
+    Raises KeyError, TypeError, AttributeError, IndexError or ValueError for an object that is none.
+    """
+    metadata, spec = job["metadata"], job["spec"]
+    trainer = spec.get("trainer") or {}
+    keys = ("command", "args", "env")
+    container: Values = {"name": "trainer", "image": trainer.get("image")}
+    container |= {key: trainer[key] for key in keys if key in trainer}
+    container["resources"] = trainer.get("resourcesPerNode") or {}
+    pod = migrate_pod({"spec": {"containers": [container]}}, name=metadata["name"])
+    labels, queue, notes = migrate_labels(metadata.get("labels") or {})
+    procs = str(trainer.get("numProcPerNode", ""))
+    values: Values = {
+        "name": metadata["name"],
+        "launcher": "trainjob",
+        "namespace": metadata.get("namespace"),
+        "labels": labels,
+        "annotations": metadata.get("annotations"),
+        **pod.values,
+        "nodes": int(trainer.get("numNodes", 1)),
+        "procsPerNode": int(procs) if procs.isdecimal() else None,
+        "faults": {"suspend": True} if spec.get("suspend") else {},
+        "scheduling": queue,
+    }
+    runtime = (spec.get("runtimeRef") or {}).get("name")
+    notes += [
+        f"{key}: not carried; here the job file holds it" for key in _NOT_CARRIED if key in spec
+    ]
+    notes.append(f"runtimeRef {runtime}: what it holds is not carried, such as image and volumes")
+    return job_file(values), [*notes, *pod.notes]

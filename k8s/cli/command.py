@@ -55,21 +55,7 @@ def _in_one_line(text: str) -> str:
 
 
 def _run(asked: argparse.Namespace) -> int:
-    if asked.schema:
-        print(json.dumps(json_schema(), indent=2))
-        return Exit.DONE
-    if asked.explain is not None:
-        print(explain.explain(asked.explain))
-        return Exit.DONE
-    if asked.migrate is not None:
-        from k8s.cli.migrate import print_migrated  # noqa: PLC0415  # rarely used
-
-        print_migrated(asked.migrate)
-        return Exit.DONE
-    if asked.from_torchrun:
-        from k8s.cli.from_torchrun import print_from_torchrun  # noqa: PLC0415  # rarely used
-
-        print_from_torchrun(asked.jobs)
+    if _print_instead(asked):
         return Exit.DONE
     options.check_together(asked)
     profiles = [load.profile(name) for name in asked.profile]
@@ -86,6 +72,29 @@ def _run(asked: argparse.Namespace) -> int:
         for job in jobs:
             _output(job, asked)
     return Exit.DONE
+
+
+def _print_instead(asked: argparse.Namespace) -> bool:
+    """Print what was asked for in place of a rendered job; return whether there was such a thing."""
+    if asked.schema:
+        print(json.dumps(json_schema(), indent=2))
+    elif asked.explain is not None:
+        print(explain.explain(asked.explain))
+    elif asked.migrate is not None:
+        from k8s.cli.migrate import print_migrated  # noqa: PLC0415  # rarely used
+
+        print_migrated(asked.migrate)
+    elif asked.init:
+        from k8s.cli.init import print_init  # noqa: PLC0415  # rarely used
+
+        print_init(Path())
+    elif asked.from_torchrun:
+        from k8s.cli.from_torchrun import print_from_torchrun  # noqa: PLC0415  # rarely used
+
+        print_from_torchrun(asked.jobs)
+    else:
+        return False
+    return True
 
 
 def _map(render: Callable[[list[str]], Files], jobs: list[list[str]]) -> list[Files]:

@@ -15,7 +15,7 @@ from k8s.cli.migrate import print_job_file
 from k8s.cli.torchrun import SET_ELSEWHERE, parse, run_of, without_torchrun
 
 _LABEL = "--from-torchrun"
-_IMAGE = "docker.io/pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"
+IMAGE = "docker.io/pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"
 
 
 def print_from_torchrun(words: Sequence[str]) -> None:
@@ -39,7 +39,7 @@ def convert(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         )
     asked = parse(its_own, label=_LABEL)
     notes = [
-        f"image: {_IMAGE.rpartition('/')[2]}, to be replaced by one with what the program imports"
+        f"image: {IMAGE.rpartition('/')[2]}, to be replaced by one with what the program imports"
     ]
     notes += [
         f"--{option}: left out; the launcher sets it, or does it in its own way"
@@ -48,8 +48,8 @@ def convert(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     ]
     travels = _travels(asked, notes)
     values = {
-        "name": _name(PurePath(asked.program[0]).stem),
-        "image": _IMAGE,
+        "name": job_name(PurePath(asked.program[0]).stem),
+        "image": IMAGE,
         "nodes": _nodes("1" if asked.standalone else asked.nnodes),
         **_ranks(asked.nproc_per_node, notes),
         "run": run_of(asked),
@@ -93,7 +93,7 @@ def _ranks(text: str, notes: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _name(stem: str) -> str:
+def job_name(stem: str) -> str:
     """Return a job's name made of a file's."""
     found = re.sub(r"[^a-z0-9]+", "-", stem.lower()).lstrip("-0123456789")[:40].rstrip("-")
     return found or "job"

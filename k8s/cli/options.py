@@ -29,6 +29,7 @@ _EXAMPLES = """examples:
   render.py jobs/*.yaml --each -o build               every file a job of its own: build/NAME/job.yaml
   render.py job.yaml --split -o build                 one file per object, and a kustomization.yaml
   render.py job.yaml --diff build/job.yaml            what would change
+  render.py --init > job.yaml                         a job file for the script in this folder
   render.py --migrate pytorchjob.yaml > job.yaml      a job file from a manifest
   render.py --from-torchrun -- torchrun --nproc-per-node 8 train.py > job.yaml
                                                       a job file from a command line
@@ -106,6 +107,11 @@ def parser() -> argparse.ArgumentParser:
         "--from-torchrun",
         action="store_true",
         help="print the job file that a command line is: -- torchrun ...",
+    )
+    add(
+        "--init",
+        action="store_true",
+        help="print a job file for the script in this folder, with what was guessed",
     )
     add("--check", action="store_true", help="render everything, write nothing, print ok")
     add("--schema", action="store_true", help="print the JSON Schema of a job file")

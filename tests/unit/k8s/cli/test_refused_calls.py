@@ -36,7 +36,7 @@ from tests.rendering import EXAMPLE, ROOT, refused, without
             "--profile gke: no such profile; choose aks-ndv5, eks",
         ),
         (["--migrate", "none.yaml"], "--migrate none.yaml: No such file or directory"),
-        (["--migrate", str(EXAMPLE)], "holds 0 of PyTorchJob of kubeflow.org/v1; must be one"),
+        (["--migrate", str(EXAMPLE)], "holds 0 of Job of batch/v1 or JobSet of "),
         (
             [str(EXAMPLE), "--launcher", "job", "--launcher", "jobset", "--diff", str(EXAMPLE)],
             "--diff: compares with one launcher's file",

@@ -142,6 +142,26 @@ def test_ranks_end_with_a_server_that_is_killed(launcher: Any) -> None:
     assert lines == ["-9", "70 the process that forks the ranks was killed"]
 
 
+CLOSED = """
+with open("parent", "w") as file:
+    ranks = [server.fork({}, stdout=file.fileno(), stderr=2) for _ in range(20)]
+server.close()
+left = []
+for rank in ranks:
+    try:
+        os.kill(rank.pid, 0)
+        left.append(rank.pid)
+    except ProcessLookupError:
+        pass
+print(left)
+"""
+
+
+def test_nothing_is_left_once_the_server_is_closed(launcher: Any) -> None:
+    lines, _ = launcher(CLOSED)
+    assert lines == ["[]"]
+
+
 # The first call of the driver, after which it is of no use to a fork. It knows no device.
 DRIVER = """
 #include <stdio.h>

@@ -26,6 +26,7 @@ from typing import Any
 from trainer.config.exits import Exit, Fault
 
 _FORK_TIMEOUT = 60.0  # seconds; it takes milliseconds
+_CLOSE_TIMEOUT = 5.0  # seconds; a process that waits for a device cannot be killed at once
 _CHUNK = 65536
 
 
@@ -43,6 +44,7 @@ class ForkServer:
         self._socket = ours
         self._incomplete = b""
         self._gone = False
+        self._has_forked = False
         self._answers: list[dict[str, Any]] = []
         self._codes: dict[int, int] = {}
 
@@ -86,12 +88,19 @@ class ForkServer:
         return self._codes.get(pid, -signal.SIGKILL if self._gone else None)
 
     def close(self) -> None:
-        """End the server and all that it has forked, which die with it."""
+        """End the server and all that it has forked, and wait until they have ended."""
+        if self._has_forked:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+            end = time.monotonic() + _CLOSE_TIMEOUT
+            while not self._gone and time.monotonic() < end:
+                self._receive(timeout=1)
         self._process.kill()
         self._process.wait()
         self._socket.close()
 
     def _started(self) -> dict[str, Any]:
+        self._has_forked = True
         answer = self._answer(timeout=_FORK_TIMEOUT)
         if self._gone:
             raise Fault(Exit.CODE, "the process that forks the ranks was killed")

@@ -15,6 +15,8 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from typing import NoReturn
 
 from trainer.config.exits import STOP_SIGNALS
 from trainer.launcher.orphans import die_with_parent
@@ -35,15 +37,18 @@ def serve(connection: socket.socket) -> str:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(on_signal)
     inputs: list[socket.socket | int] = [connection, wakeup]
+    running: set[int] = set()
     while True:
         ready, _, _ = select.select(inputs, [], [])
         if wakeup in ready:
             os.read(wakeup, _CHUNK)
-            _report_ended(connection)
+            for ended, code in _ended():
+                running.discard(ended)
+                send(connection, ended=ended, code=code)
         if connection in ready:
             request, files = _receive(connection)
             if not request:
-                os._exit(0)
+                _end(running)
             server = os.getpid()
             pid = os.fork()
             if pid == 0:
@@ -54,6 +59,7 @@ def serve(connection: socket.socket) -> str:
                 die_with_parent(server)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
                 return str(request["fork"])
+            running.add(pid)
             for file in files:
                 os.close(file)
             send(connection, pid=pid)
@@ -80,13 +86,23 @@ def _receive(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
     return (json.loads(data), files) if data else ({}, files)
 
 
-def _report_ended(connection: socket.socket) -> None:
+def _ended() -> Iterator[tuple[int, int]]:
+    """Yield the processes that have ended, and their codes."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            send(connection, ended=pid, code=os.waitstatus_to_exitcode(status))
+            yield pid, os.waitstatus_to_exitcode(status)
+
+
+def _end(running: set[int]) -> NoReturn:
+    """End with all that was forked, so that nothing is left once this process has ended."""
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)  # not waited for, so it is still ours
+    for pid in running:
+        os.waitpid(pid, 0)
+    os._exit(0)
 
 
 def _become(request: dict[str, object], files: list[int]) -> None:

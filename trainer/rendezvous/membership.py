@@ -64,12 +64,17 @@ class Membership:
         self._not_ready = 0
         self._last_joined = 0.0
 
+    @property
+    def full(self) -> bool:
+        """Whether no node can join now, and none is waited for: a job of fixed size runs."""
+        return not self._rules.elastic and self.state is State.RUNNING
+
     def join(self, node: Node, *, now: float) -> str:
         """Admit a node and return "", or return why not. The ranks of a running round stop for it."""
         rules = self._rules
         if self.state in (State.ENDING, State.FINISHED, State.BROKEN):
             return "the run is ending"
-        if not rules.elastic and (self.state is State.RUNNING or node.number in self._numbers):
+        if self.full or (not rules.elastic and node.number in self._numbers):
             return "a former attempt of this job still runs here"
         if not rules.elastic and node.number >= rules.max_nodes:
             return f"this job has {rules.max_nodes} nodes, numbered from 0"

@@ -38,6 +38,7 @@ BACKLOG = 4096  # connections that wait to be accepted; the kernel may allow few
 _HEARTBEAT = encode("heartbeat").rstrip()
 _SECONDS_PER_HEARTBEAT = 150e-6  # of a core, with its answer: several times what was measured
 _ACCEPTED_AT_ONCE = 100  # then the nodes that are there have their turn
+_ACCEPTED_WHEN_FULL = 10  # for each heartbeat, while the job takes no node: they are to be refused
 _SPARE_FILES = 512  # descriptors for all but the nodes
 
 _log = logging.getLogger("launch")
@@ -83,7 +84,7 @@ class RendezvousServer:
         self._selector = selectors.DefaultSelector()
         listener.listen(BACKLOG)
         listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._accepting = False  # at once, that is
         self.address = "127.0.0.1"  # of this node, as the latest other node has reached it
         self.own_socket, own = socket.socketpair()
         self._welcome(own, own=True)
@@ -107,11 +108,12 @@ class RendezvousServer:
             last_turn = next_heartbeat = time.monotonic()
             timeout = 0.0
             while True:
+                self._listen(at_once=not self._membership.full)
                 for key, events in self._selector.select(timeout):
                     if key.fd == self._closing:
                         return
                     if key.data is None:
-                        self._accept()
+                        self._accept(_ACCEPTED_AT_ONCE)
                     else:
                         self._turn(key.data, events)
                 now = time.monotonic()
@@ -123,6 +125,7 @@ class RendezvousServer:
                     next_heartbeat = now + self._interval
                     self._drop_silent(now)
                     self._send(self._peers, "heartbeat", here=len(self._peers))
+                    self._accept(_ACCEPTED_WHEN_FULL)
                 self._drop_strangers(now)
                 wait = self._membership.start_if_ready(now)
                 self._drop_closed()
@@ -134,8 +137,16 @@ class RendezvousServer:
             self._selector.close()
             os.close(self._closing)
 
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
+    def _listen(self, *, at_once: bool) -> None:
+        """Look at who connects at once, or with each heartbeat only: strangers cost a core's time."""
+        if at_once and not self._accepting:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        elif self._accepting and not at_once:
+            self._selector.unregister(self._listener)
+        self._accepting = at_once
+
+    def _accept(self, count: int) -> None:
+        for _ in range(count):
             try:
                 connected, _ = self._listener.accept()
             except OSError:  # none left, or no descriptor left: strangers give theirs back

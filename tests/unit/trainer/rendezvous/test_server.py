@@ -2,6 +2,7 @@
 
 import contextlib
 import resource
+import select
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ from trainer.rendezvous.client import RendezvousClient
 from trainer.rendezvous.connection import Connection, connect
 from trainer.rendezvous.events import Round
 from trainer.rendezvous.membership import Rules
-from trainer.rendezvous.messages import encode
+from trainer.rendezvous.messages import HEARTBEATS_PER_SILENCE, encode
 from trainer.rendezvous.server import RendezvousServer
 
 TIMEOUT = 1.0  # seconds of silence; what is known without it is known much sooner
@@ -322,6 +323,23 @@ def test_strangers_have_an_absolute_time_to_join_however_much_they_send(serve: A
             connection.sendall(b"{")
             time.sleep(0.05)
     assert TIMEOUT * 0.8 < time.monotonic() - began < TIMEOUT * 3
+
+
+def test_a_running_job_of_fixed_size_answers_few_strangers_and_refuses_a_late_node(
+    serve: Any,
+) -> None:
+    join = serve(2, 2, elastic=False)
+    rounds(join(0), join(1))
+    with contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", join.port)))
+            for _ in range(200)
+        ]
+        time.sleep(TIMEOUT)
+        answered = [s for s in strangers if select.select([s], [], [], 0)[0]]
+        assert 0 < len(answered) <= 10 * (HEARTBEATS_PER_SILENCE + 1)
+    with pytest.raises(Fault, match="a former attempt of this job still runs here"):
+        join(1, seconds=10)
 
 
 def test_of_too_many_strangers_the_oldest_goes_and_a_node_still_joins(serve: Any) -> None:

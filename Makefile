@@ -140,7 +140,7 @@ PARALLEL = -n 2 --dist worksteal
 lock: $(STAMP) ## compile the requirements files anew, with the newest versions
 	@printf 'uv\n' | $(UV) pip compile $(LOCK) -o docker/requirements-uv.txt -
 	@$(UV) pip compile $(LOCK) --all-extras -o docker/requirements-dev.txt pyproject.toml
-	@$(UV) pip compile $(LOCK) -c docker/requirements-dev.txt -o docker/requirements.txt pyproject.toml
+	@$(UV) pip compile $(LOCK) -c docker/requirements-dev.txt --excludes docker/not-in-image.txt -o docker/requirements.txt pyproject.toml
 	@printf 'torch\ntorchvision\n' | \
 		$(UV) pip compile $(LOCK) -c docker/requirements.txt -o docker/requirements-torch.txt -
 LOCK = --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-emit-index-url \

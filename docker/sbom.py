@@ -42,9 +42,10 @@ def bill(lock: Path) -> Bom:
     )
     components = {name: _component(name, version) for name, version in locked(lock)}
     bom.components.update(components.values())
-    direct = map(Requirement, project["dependencies"])
+    # Without what the image leaves out, see not-in-image.txt.
+    direct = {canonicalize_name(Requirement(one).name) for one in project["dependencies"]}
     bom.register_dependency(
-        bom.metadata.component, [components[canonicalize_name(one.name)] for one in direct]
+        bom.metadata.component, [components[name] for name in direct & set(components)]
     )
     for name, component in components.items():
         needed = {canonicalize_name(one.name) for one in _requirements(name)}

@@ -210,3 +210,7 @@ def _diff(rendered: list[Rendered], path: Path) -> int:
     )
     print("\n".join(changes), end="\n" if changes else "")
     return 1 if changes else Exit.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -30,6 +30,7 @@ NOT_RUN = {
     r"^python -m tests\.goldens": "writes into the tree; tests/unit/k8s/render compares the goldens",
     r"-m tests.house.planted_faults": _MINUTES,
     r"-m trainer\.launch .* (train\.py|my\.package)": "tests/frameworks starts five such scripts",
+    r"^muster ": "tests/house/test_wheel.py installs and runs it",
     r"^make soak": "takes minutes; tests/faults/test_soak.py runs one of them",
     r"^make (image|docker-run|compose-run)\b": _ENGINE,
     r"\bdocker (build|run)\b": _ENGINE,

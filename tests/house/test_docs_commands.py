@@ -83,8 +83,13 @@ def tree(tmp_path: Path) -> Path:
     """Return a folder that looks like the repository; what is written stays there."""
     for name in ("Makefile", "pyproject.toml", "render.py", "k8s", "trainer", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / ".venv").symlink_to(sys.prefix)
-    # Older than any stamp, so that make has nothing to install.
+    (tmp_path / ".venv").mkdir()
+    for part in Path(sys.prefix).iterdir():
+        (tmp_path / ".venv" / part.name).symlink_to(part)
+    # Make has nothing to install into this environment, whose packages may be chosen: there is a stamp,
+    # and it is newer than the locks.
+    if not (tmp_path / ".venv/.stamp").exists():
+        (tmp_path / ".venv/.stamp").write_text("locked\n")
     shutil.copytree(ROOT / "docker", tmp_path / "docker")
     for file in (tmp_path / "docker").iterdir():
         os.utime(file, (0, 0))

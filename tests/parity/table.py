@@ -129,6 +129,7 @@ FULL = {
     "charlm-lstm": Task("charlm-lstm", 8, ("ddp",)),
     "charlm-gru": Task("charlm-gru", 8, ("fsdp",)),
     "charlm-gpt": Task("charlm-gpt", 8, ("tp",)),
+    "tokens": Task("tokens", 8, ("pp gpipe", "tp", "fsdp x tp")),
     "resnet18, whole": Task("tests.parity.tasks:WholeResNet", 8, tuple(SYNCED)),
 }
 TASKS |= FULL

@@ -148,7 +148,8 @@ class Settings(BaseModel):
     download: bool = Field(False, description="download the task's data set if it is missing")
     model: str | None = Field(
         None,
-        description="imagefolder, cifar10: a classification model of torchvision; seqclass: lstm or gru",
+        description="imagefolder, cifar10: a classification model of torchvision; seqclass: lstm or "
+        "gru; tokens: tiny, 124m, 350m or 1b",
     )
     image_size: int = Field(
         224, ge=8, description="imagefolder: height and width of the input images in pixels"

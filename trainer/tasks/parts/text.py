@@ -88,9 +88,14 @@ class Recurrent(nn.Module):
         ]
 
 
+def library_source(size: int) -> bytes:
+    """Return so many bytes of the source of Python's standard library."""
+    return _joined(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:size]
+
+
 def _read(place: Path | None) -> bytes:
     if place is None:
-        return _joined(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:_DEFAULT_BYTES]
+        return library_source(_DEFAULT_BYTES)
     try:
         return _joined(place.glob("**/*")) if place.is_dir() else place.read_bytes()
     except OSError as error:

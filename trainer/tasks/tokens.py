@@ -1,0 +1,53 @@
+"""A GPT on files of tokens, as nanoGPT writes them, or without data on the standard library's source.
+
+TRAINER_TASK=tokens python -m trainer                                        # tiny, on bytes
+TRAINER_TASK=tokens TRAINER_MODEL=124m TRAINER_DATA=owt python -m trainer    # owt/train.bin, owt/val.bin
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
+from trainer.models.gpt import SIZES, Gpt
+from trainer.tasks.parts.token_files import Windows, of_bytes, open_files
+
+DEFAULTS = {"epochs": 1, "optimizer": "adamw", "lr": 0.002, "model": "tiny"}
+MEASURED = "tiny: accuracy 0.53, loss 1.81 nats a byte, in 45 s"
+
+_TIED = "-tied"  # after a size's name: the head has the embedding's weights
+
+
+class Task:
+    """Predicts the next token. A sample is a window of the model's length."""
+
+    metric = "accuracy"
+
+    def __init__(self, settings: Settings) -> None:
+        name = settings.model or DEFAULTS["model"]
+        size = str(name).removesuffix(_TIED)
+        if size not in SIZES:
+            raise Fault(
+                Exit.CONFIG,
+                f"TRAINER_MODEL={name!r}: task tokens has {', '.join(SIZES)}, each also with "
+                f"{_TIED} at its end",
+            )
+        self._size, self._tied = SIZES[size], size != name
+        length = self._size.length
+        self._files = open_files(settings.data, length) if settings.data else of_bytes(length)
+
+    def model(self) -> nn.Module:
+        return Gpt(self._size, vocabulary=self._files.vocabulary, tied=self._tied)
+
+    def data(self, *, train: bool) -> Windows:
+        return self._files.train if train else self._files.test
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of each window, shape (n,), in nats a token."""
+        losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+        return losses.view(targets.shape).mean(dim=1)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the share of each window's tokens that were predicted right, shape (n,)."""
+        return (outputs.argmax(dim=-1) == targets).to(torch.float32).mean(dim=1)

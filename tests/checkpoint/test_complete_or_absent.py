@@ -142,10 +142,10 @@ def test_a_newer_format_is_said_and_not_skipped(tmp_path: Path) -> None:
 
     save(tmp_path, 1)
     listing = Path(save(tmp_path, 2)) / "muster.json"
-    body = json.loads(listing.read_text(encoding="utf-8"))["checkpoint"] | {"format": 2, "more": 1}
+    body = json.loads(listing.read_text(encoding="utf-8"))["checkpoint"] | {"format": 3, "more": 1}
     outer = {"checksum": manifest.checksum(body), "checkpoint": body}
     listing.write_text(json.dumps(outer), encoding="utf-8")
-    with pytest.raises(Fault, match="written in format 2, this muster reads up to 1") as caught:
+    with pytest.raises(Fault, match="written in format 3, this muster reads up to 2") as caught:
         found(tmp_path)
     assert caught.value.code == Exit.DATA
 

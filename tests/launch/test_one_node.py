@@ -277,7 +277,7 @@ def test_a_finished_run_stays_finished_and_never_starts_over_unasked(tmp_path: P
     over = run_ranks(1, tmp_path, resume="never", **settings)[len(first) + len(again) :]
     assert losses(over) == losses(first)
     refused = run_ranks(1, tmp_path, code=64, seed="1", **settings)
-    assert "was trained with 0; set that, another TRAINER_OUT" in refused[-1]["message"]
+    assert "TRAINER_SEED 1, was 0" in refused[-1]["message"]
 
 
 def test_divergence_is_72(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainer.config.exits import Exit, Fault
 
-FORMAT = 1
+FORMAT = 2  # 2: progress has steps and identity
 MANIFEST_FILE = "muster.json"
 DTYPES = {
     str(kind).removeprefix("torch."): kind
@@ -36,7 +36,9 @@ class Damage(Exception):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, and the settings that its data order depends on.
+    """How far a run is, and which run it is.
+
+    `steps`: how many it was to have. `identity`: what decides its result, by name; empty in format 1.
 
     Random states are not saved: random numbers are a function of (seed, step, rank), the data order of
     (seed, epoch, position), the learning rate of the step.
@@ -47,6 +49,8 @@ class Progress:
     task: str
     seed: int
     global_batch: int
+    steps: int | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
 
 
 class _Part(BaseModel):

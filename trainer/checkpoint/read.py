@@ -43,12 +43,18 @@ def load(
     extra: Mapping[str, Stateful],
     *,
     runtime: Runtime,
+    optimizer_state: bool = True,
 ) -> None:
     """Load a checkpoint into the run. Raises Fault(65) when it does not fit the model.
 
-    A part of `extra` that is not in the checkpoint keeps its initial state, with a message.
+    A part of `extra` that is not in the checkpoint keeps its initial state, with a message; so does the
+    optimiser without `optimizer_state`.
     """
     state = capture(module, optimizer, extra)
+    if not optimizer_state:
+        state["optimizer"] = {}
+        if runtime.is_main:
+            log.warning("checkpoint %s is of another optimiser: its state starts anew", found.where)
     saved = (*found.manifest.tensors, *found.manifest.values)
     for name in list(state["extra"]):
         if not any(key.startswith(f"extra.{name}.") for key in saved):

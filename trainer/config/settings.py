@@ -165,8 +165,8 @@ class Settings(BaseModel):
     )
     resume: _Text = Field(
         "auto",
-        description="auto: from the newest complete checkpoint; never: start over; or the path of a "
-        "checkpoint",
+        description="auto: from the newest complete checkpoint; never: start over; a checkpoint's path: "
+        "from that; force, or force:PATH: also if other settings made it",
     )
     checkpoint_steps: int = Field(
         100,

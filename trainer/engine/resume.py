@@ -16,6 +16,7 @@ from trainer.config.settings import Settings
 from trainer.distributed import optim
 from trainer.distributed.runtime import Runtime
 from trainer.engine.run import Run
+from trainer.engine.same_run import check, identity_of
 from trainer.watch import peer_losses
 
 log = logging.getLogger("trainer")
@@ -34,7 +35,11 @@ def saving_to(settings: Settings, runtime: Runtime) -> Saver:
 
 
 def resume(run: Run) -> None:
-    """Load the checkpoint that TRAINER_RESUME asks for, if there is one."""
+    """Load the checkpoint that TRAINER_RESUME asks for, if there is one.
+
+    Raises Fault(64) when other settings made it.
+    """
+    run.identity = identity_of(run)
     if run.saver is None:
         return
     if not is_shared(run.saver.store, runtime=run.runtime):
@@ -47,8 +52,12 @@ def resume(run: Run) -> None:
         run.saver = None
         return
     run.saver.watch(run.saved_optimizer)
-    found = find(run.settings.resume, run.saver.store, runtime=run.runtime)
+    asked = run.settings.resume
+    forced = asked.partition(":")[0] == "force"
+    asked = asked.removeprefix("force").removeprefix(":") or "auto" if forced else asked
+    found = find(asked, run.saver.store, runtime=run.runtime)
     if found is not None:
+        check(run, found, forced=forced)
         _load(run, found)
         run.report("checkpoint", action="resumed", step=run.step, path=run.saved)
         if run.runtime.is_main:
@@ -71,15 +80,16 @@ def roll_back(run: Run, *, before: int) -> bool:
 
 def _load(run: Run, found: Found) -> None:
     progress, settings = found.manifest.progress, run.settings
-    for name in ("task", "seed"):
-        then, now = getattr(progress, name), getattr(settings, name)
-        if then != now:
-            raise Fault(
-                Exit.CONFIG,
-                f"TRAINER_{name.upper()}={now!r}: checkpoint {found.where} was trained with "
-                f"{then!r}; set that, another TRAINER_OUT, or TRAINER_RESUME=never",
-            )
-    load(found, run.strategy.module, run.saved_optimizer, run.extra, runtime=run.runtime)
+    # Another optimiser, which is resumed by force only, has nothing to begin with.
+    saved = progress.identity.get("optimizer", settings.optimizer)
+    load(
+        found,
+        run.strategy.module,
+        run.saved_optimizer,
+        run.extra,
+        runtime=run.runtime,
+        optimizer_state=saved == settings.optimizer,
+    )
     optim.apply_settings(run.saved_optimizer, settings)
     run.step, run.samples = progress.step, progress.samples
     run.saved, run.saved_step = found.where, progress.step
@@ -102,6 +112,8 @@ def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
             task=run.settings.task,
             seed=run.settings.seed,
             global_batch=run.batch,
+            steps=run.step + run.remaining,
+            identity=run.identity,
         )
         run.strategy.synchronize()
         sizing = run.runtime.sizing

@@ -5,6 +5,7 @@ import math
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,8 @@ class Run:
 
     `parameters`: of the whole model, on all ranks. `fitness`: the figures of preflight. `bad`: the
     samples that could not be read, as (part, index). `extra`: saved and loaded with model and optimiser,
-    by name. `saver`: None when the nodes share no folder. `save_began`: when the last save began.
+    by name. `identity`: what decides the result. `saver`: None when the nodes share no folder.
+    `save_began`: when the last save began.
     """
 
     settings: Settings
@@ -45,6 +47,7 @@ class Run:
     saver: Saver | None
     parameters: int
     extra: dict[str, Stateful] = field(default_factory=dict)
+    identity: dict[str, Any] = field(default_factory=dict)
     step: int = 0
     samples: int = 0
     saved: str | None = None

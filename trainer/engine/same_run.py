@@ -1,0 +1,81 @@
+"""May this run go on from a checkpoint? Only if the same settings made it; it may be a longer run.
+
+check(run, found, forced=False)      # before it is loaded
+"""
+
+import ast
+import logging
+import sys
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.find import Found
+from trainer.config.environment import variable
+from trainer.config.exits import Exit, Fault
+from trainer.config.identity import differences, identity
+from trainer.engine.run import Run
+
+log = logging.getLogger("trainer")
+
+_WAYS_OUT = (
+    "to train anew: another TRAINER_OUT, TRAINER_RESUME=never, or make run FRESH=1; to go on from it "
+    "nevertheless: TRAINER_RESUME=force"
+)
+_NAMES = {"code": "the task's code", "samples": "training samples"}
+
+
+def identity_of(run: Run) -> dict[str, Any]:
+    """Return what decides the run's result: settings, a task's own code, and the size of the data."""
+    more = {"code": _hash_of_code(run.settings.task), "samples": len(run.training)}
+    return identity(run.settings) | more
+
+
+def check(run: Run, found: Found, *, forced: bool) -> None:
+    """Compare the run, which has not begun, with the one that saved a checkpoint.
+
+    Says once what is new: a longer run, or with `forced` other settings. Raises Fault(64) when other
+    settings made the checkpoint, or more steps were to be taken than now.
+    """
+    progress = found.manifest.progress
+    saved = progress.identity or {
+        "task": progress.task,
+        "seed": progress.seed,
+        "global_batch": progress.global_batch,
+    }
+    changed = [
+        f"{_NAMES.get(name) or variable(name)} {now!r}, was {then!r}"
+        for name, (then, now) in differences(saved=saved, now=run.identity).items()
+    ]
+    asked, before = run.remaining, progress.steps or progress.step
+    if asked < before:
+        changed.append(f"steps {asked}, was {before}")
+    if changed and not forced:
+        raise Fault(
+            Exit.CONFIG,
+            f"checkpoint {found.where} is of a run with other settings: {'; '.join(changed)}; "
+            f"{_WAYS_OUT}",
+        )
+    if not run.runtime.is_main:
+        return
+    if changed:
+        log.warning("TRAINER_RESUME=force: goes on with other settings: %s", "; ".join(changed))
+    elif asked > before and progress.step:
+        log.info(
+            "a run of %s steps goes on to %s; the learning rate follows %s", before, asked, asked
+        )
+    if not progress.identity:
+        log.warning(
+            "checkpoint %s does not say which settings made it: an older muster wrote it",
+            found.where,
+        )
+
+
+def _hash_of_code(task: str) -> str:
+    """Return a hash of the file of a task of one's own, without comments; "" for a built-in task."""
+    name, colon, _ = task.partition(":")
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not colon or file is None:
+        return ""
+    code = ast.unparse(ast.parse(Path(file).read_text(encoding="utf-8")))
+    return blake2b(code.encode(), digest_size=8).hexdigest()

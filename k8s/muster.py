@@ -15,6 +15,7 @@ COMMANDS = {
     "render": ("k8s.cli.command", "a job file as manifests for a cluster, or as a script"),
     "train": ("trainer", "train here, in this process"),
     "launch": ("trainer.launch", "train here with several ranks, or start a program of your own"),
+    "check": ("trainer.check", "check a task of your own on two samples"),
     "preflight": ("trainer.preflight", "check this machine, and the links between ranks"),
     "export": ("trainer.export", "a checkpoint's weights as one safetensors file"),
     "health": ("trainer.health", "what a liveness probe asks"),

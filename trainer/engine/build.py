@@ -15,6 +15,7 @@ from trainer import tasks
 from trainer.config.exits import Exit, Fault
 from trainer.config.modes import DATA_AXES, MODES
 from trainer.config.settings import Settings
+from trainer.data.task_contract import blamed_on, check_model
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime
 from trainer.distributed.torch_private import join_axes
@@ -38,7 +39,10 @@ def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
             "with tp; set one of the two to false",
         )
     staged = MODES[runtime.sizing.mode].staged
-    model = task.model().to(torch.device("cpu") if staged else runtime.device, dtype_of(settings))
+    with blamed_on(settings.task, "model()"):
+        model = task.model()
+    check_model(model, settings.task)
+    model = model.to(torch.device("cpu") if staged else runtime.device, dtype_of(settings))
     if runtime.mesh is not None:
         _broadcast(model, runtime.control if staged else None)
         if settings.sync_batchnorm:

@@ -30,6 +30,7 @@ from trainer.engine.nonfinite import NonfiniteGuard
 from trainer.engine.replicas import compare
 from trainer.engine.resume import report_saved, resume, save, saving_to
 from trainer.engine.run import Run, example
+from trainer.engine.trial import try_task
 from trainer.preflight.check import preflight
 from trainer.report.events import Report
 from trainer.report.metrics import reporting
@@ -55,6 +56,7 @@ def run(settings: Settings) -> Exit:
             current = _prepare(settings, runtime, report, task, saver)
             ending.callback(current.strategy.close)
             _announce(current)
+            try_task(current)
             resume(current)
             name = health.rank(runtime.local_rank)
             sign = health.sign(settings.health, name, limit=settings.health_limit)
@@ -74,8 +76,8 @@ def _prepare(
     settings: Settings, runtime: Runtime, report: Report, task: tasks.Task, saver: Saver
 ) -> Run:
     """Load the data, check the machines, build the model, and wrap it for the mode."""
-    training = once_per_machine(partial(task.data, train=True), runtime)
-    test = once_per_machine(partial(task.data, train=False), runtime)
+    training = once_per_machine(partial(tasks.data, task, settings, train=True), runtime)
+    test = once_per_machine(partial(tasks.data, task, settings, train=False), runtime)
     if not (len(training) and len(test)):
         raise Fault(
             Exit.DATA,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import Data
+from trainer.data.task_contract import blamed_on, check_data, check_methods
 
 
 class Task(Protocol):
@@ -45,22 +46,39 @@ class Task(Protocol):
 
 
 def load(settings: Settings) -> Task:
-    """Return the task that the settings name. Raises Fault(64) when it cannot be imported."""
+    """Return the task that the settings name.
+
+    Raises Fault(64) when it cannot be imported or made, or lacks a method.
+    """
     module_name, _, attribute = settings.task.partition(":")
     if not attribute:
         module_name, attribute = f"{__name__}.{settings.task.replace('-', '_')}", "Task"
     elif (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise Fault(
-            Exit.CONFIG,
-            f"TRAINER_TASK={settings.task!r}: no module named {error.name!r} on the Python path",
-        ) from error
+        with blamed_on(settings.task, f"the import of {module_name}"):
+            module = import_module(module_name)
+    except Fault as fault:
+        if isinstance(error := fault.__cause__, ModuleNotFoundError):
+            raise Fault(
+                Exit.CONFIG,
+                f"TRAINER_TASK={settings.task!r}: no module named {error.name!r} on the Python path",
+            ) from error
+        raise
     if not hasattr(module, attribute):
         raise Fault(
             Exit.CONFIG, f"TRAINER_TASK={settings.task!r}: {module_name} has no {attribute!r}"
         )
-    task: Task = getattr(module, attribute)(settings)
+    with blamed_on(settings.task, f"{attribute}(settings)"):
+        task: Task = getattr(module, attribute)(settings)
+    if ":" in settings.task:
+        check_methods(task, settings.task)
     return task
+
+
+def data(task: Task, settings: Settings, *, train: bool) -> Data:
+    """Return one of the task's sets. Raises Fault(64) when it is none, Fault(65) for a missing file."""
+    with blamed_on(settings.task, f"data(train={train})"):
+        made = task.data(train=train)
+    check_data(made, settings.task, train=train)
+    return made

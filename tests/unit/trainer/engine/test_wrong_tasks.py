@@ -1,0 +1,154 @@
+"""A wrong task is refused before the first step, in one line: 64, or 65 for its data."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.unit.trainer.engine import wrong_tasks
+from trainer import tasks
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
+
+MODULE = wrong_tasks.__name__
+
+CASES = {
+    "LossIsAMean": 'loss() returned shape () for 32 samples; wanted: (32,); reduction="none"',
+    "LossOfTwo": "loss() returned shape (32, 2) for 32 samples; wanted: (32,)",
+    "LossIsAFloat": "loss() returned a float; wanted: a tensor of shape (32,)",
+    "LossIsNone": "loss() returned a None",
+    "LossIsWhole": "loss() returned torch.int64; wanted: real numbers",
+    "LossIsADict": "loss() returned a dict",
+    "LossRaises": "loss() raised AttributeError: 'Tensor' object has no attribute 'logits' (",
+    "LossSwapped": "loss() raised ",
+    "LossTakesOne": "loss() raised TypeError: ",
+    "ScoreOfTwo": "score() returned shape (32, 2) for 32 samples",
+    "ScoreIsAMean": "score() returned shape () for 32 samples",
+    "ScoreInPercent": "score() returned numbers from 100 to 100; an accuracy is from 0 to 1",
+    "ScoreIsABool": "score() returned a bool",
+    "ScoreIsNone": "score() returned a None",
+    "ScoreRaises": "score() raised RuntimeError: ",
+    "ScoreIsNoMethod": "it has no score(); a task has model, data, loss, score and metric",
+    "NoMetric": "metric is None; wanted: a name",
+    "MetricIsAFunction": "metric is <bound method",
+    "NoLoss": "it has no loss()",
+    "TakesNoSettings": "TakesNoSettings(settings) raised TypeError: ",
+    "TakesMore": "TakesMore(settings) raised TypeError: ",
+    "RaisesWhenMade": "RaisesWhenMade(settings) raised AttributeError: 'Settings' object has no",
+    "HasAnOptimizer": "nothing calls its optimizer(); the trainer knows model, data, loss, score",
+    "ModelIsNone": "model() returned a None; wanted: an nn.Module",
+    "ModelIsAClass": "model() returned a type; wanted: an nn.Module",
+    "ModelRaises": "model() raised TypeError: ",
+    "ModelOfAnotherWidth": "the model, on training samples, raised RuntimeError: ",
+    "ModelReturnsATuple": "loss() raised ",
+    "DataIsALoader": "data(train=True) returned a DataLoader; wanted: its dataset",
+    "DataIsAGenerator": "data(train=True) returned generator, which has no len()",
+    "DataIsAStream": "data(train=True) returned Stream, which has no len()",
+    "DataIsNone": "data(train=True) returned None, which has no len()",
+    "DataIsAPair": "data(train=True) returned set; wanted: a Dataset or Tensors",
+    "DataTakesNothing": "data(train=True) raised TypeError: ",
+    "DataRaises": "data(train=True) raised AttributeError: 'Tensor' object has no attribute 'lnog'",
+    "SamplesAreDicts": "a sample of data(train=True) is a dict; wanted: a pair of inputs and targets",
+    "SamplesAreTensors": "a sample of data(train=True) is a Tensor; wanted: a pair",
+    "SamplesOfThree": "a sample of data(train=True) is a tuple of 3; wanted: a pair",
+    "TargetsAreReal": "loss() raised RuntimeError: ",
+    "ClassTooMany": "loss() raised IndexError: Target 2 is out of bounds.",
+    "InputsAreWhole": "the model, on training samples, raised RuntimeError: mat1 and mat2 must have",
+    "TargetsOnAnotherDevice": "loss() raised ",
+}
+DATA = {  # 65
+    "DataIsEmpty": "0 training and 0 test samples; both need at least one",
+    "NoTestData": "8 training and 0 test samples",
+    "DataFileIsMissing": "data(train=True) raised FileNotFoundError: [Errno 2] No such file",
+}
+
+
+# Refused where the task is loaded, before there is a run folder.
+AT_ONCE = {"ScoreIsNoMethod", "NoMetric", "MetricIsAFunction", "NoLoss", "TakesNoSettings"}
+AT_ONCE |= {"TakesMore", "RaisesWhenMade", "HasAnOptimizer"}
+
+
+def refusal(folder: Path, name: str, *, code: Any, ranks: int = 1, **settings: str) -> str:
+    """Return the message of a run that ends with `code` before its first step."""
+    run = {"task": f"{MODULE}:{name}", "steps": "3", "checkpoint_steps": "0"} | settings
+    events = run_ranks(ranks, folder, code=code, **run)
+    assert not {"step", "eval", "summary"} & {event["event"] for event in events}
+    (error,) = [event for event in events if event["event"] == "error"]
+    assert "\n" not in error["message"]
+    return str(error["message"])
+
+
+def test_every_wrong_task_is_a_case() -> None:
+    found = {name for name, kind in vars(wrong_tasks).items() if hasattr(kind, "score")}
+    assert found - {"Right"} == {*CASES, *DATA}
+    assert len(found) > 40
+
+
+@pytest.mark.slow
+def test_the_right_one_trains(tmp_path: Path) -> None:
+    events = run_ranks(1, tmp_path, task=f"{MODULE}:Right", steps="3")
+    assert events[-1]["event"] == "summary"
+
+
+@pytest.mark.parametrize("name", sorted(AT_ONCE))
+def test_what_can_be_seen_without_data_is_refused_at_once(name: str) -> None:
+    with pytest.raises(Fault) as caught:
+        tasks.load(Settings(task=f"{MODULE}:{name}"))
+    assert caught.value.code == Exit.CONFIG
+    assert CASES[name] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*CASES, *DATA} - AT_ONCE))
+def test_a_wrong_task_is_refused_before_a_step(name: str, tmp_path: Path) -> None:
+    message = refusal(tmp_path, name, code=65 if name in DATA else 64)
+    assert (CASES | DATA)[name] in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("LossIsAMean", "ddp"),
+        ("LossRaises", "fsdp"),
+        ("ScoreOfTwo", "ddp-zero1"),
+        ("SamplesAreDicts", "ddp"),
+        ("ModelRaises", "pp"),
+    ],
+)
+def test_two_ranks_refuse_it_together(name: str, mode: str, tmp_path: Path) -> None:
+    message = refusal(tmp_path, name, code=64, ranks=2, mode=mode, micro_batch="8")
+    assert CASES[name].replace("32", "8") in message
+
+
+@pytest.mark.slow
+def test_a_launcher_ends_with_64_where_only_the_last_stage_sees_it(start: Any) -> None:
+    settings = {"TRAINER_MODE": "pp", "TRAINER_MICRO_BATCH": "8", "TRAINER_LOG": "json"}
+    task = f"{MODULE}:LossIsAMean"
+    ended = start(
+        "-m", "trainer.launch", TRAINER_TASK=task, PET_NPROC_PER_NODE="2", **settings
+    ).end()
+    assert ended.code == 64
+    assert CASES["LossIsAMean"].replace("32", "8") in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("class T(:\n", "the import of slip raised SyntaxError: "),
+        ("raise ValueError('why')\n", "the import of slip raised ValueError: why ("),
+        ("import no_such_package\n", "no module named 'no_such_package' on the Python path"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_64(
+    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slip.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Fault) as caught:
+        tasks.load(Settings(task="slip:T"))
+    assert caught.value.code == Exit.CONFIG
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,278 @@
+"""Tasks as people get them wrong, each a slip away from `Right`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from trainer.config.settings import Settings
+from trainer.data.sets import Tensors
+
+cross_entropy = nn.functional.cross_entropy
+
+
+class Right:
+    metric: Any = "accuracy"
+
+    def __init__(self, settings: Settings) -> None:
+        pass
+
+    def model(self) -> Any:
+        return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def data(self, *, train: bool) -> Any:
+        points = torch.rand(64, 2, generator=torch.Generator().manual_seed(int(train)))
+        return Tensors(points, (points[:, 0] > 0.5).long())
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return cross_entropy(outputs, targets, reduction="none")
+
+    def score(self, outputs: Any, targets: Any) -> Any:
+        return (outputs.argmax(dim=1) == targets).float()
+
+
+class LossIsAMean(Right):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return cross_entropy(outputs, targets)
+
+
+class LossOfTwo(Right):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return outputs**2
+
+
+class LossIsAFloat(Right):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return float(cross_entropy(outputs, targets))
+
+
+class LossIsNone(Right):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        cross_entropy(outputs, targets, reduction="none")
+
+
+class LossIsWhole(Right):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return targets
+
+
+class LossIsADict(Right):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return {"loss": cross_entropy(outputs, targets, reduction="none")}
+
+
+class LossRaises(Right):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return cross_entropy(outputs.logits, targets, reduction="none")
+
+
+class LossSwapped(Right):
+    def loss(self, targets: Any, outputs: Any) -> Any:  # type: ignore[override]
+        return cross_entropy(outputs, targets, reduction="none")
+
+
+class LossTakesOne(Right):
+    def loss(self, outputs: Any) -> Any:  # type: ignore[override]
+        return outputs.sum(dim=1)
+
+
+class ScoreOfTwo(Right):
+    def score(self, outputs: Any, targets: Any) -> Any:
+        return torch.ones_like(outputs)
+
+
+class ScoreIsAMean(Right):
+    def score(self, outputs: Any, targets: Any) -> Any:
+        return (outputs.argmax(dim=1) == targets).float().mean()
+
+
+class ScoreInPercent(Right):
+    def score(self, outputs: Any, targets: Any) -> Any:
+        return 100.0 + 0 * targets
+
+
+class ScoreIsABool(Right):
+    def score(self, outputs: Any, targets: Any) -> Any:
+        return bool((outputs.argmax(dim=1) == targets).all())
+
+
+class ScoreIsNone(Right):
+    def score(self, outputs: Any, targets: Any) -> Any:
+        return None
+
+
+class ScoreRaises(Right):
+    def score(self, outputs: Any, targets: Any) -> Any:
+        return outputs.topk(5).indices == targets
+
+
+class ScoreIsNoMethod(Right):
+    score = None  # type: ignore[assignment]
+
+
+class NoMetric(Right):
+    metric = None
+
+
+class MetricIsAFunction(Right):
+    def metric(self) -> str:
+        return "accuracy"
+
+
+class NoLoss:
+    metric = "accuracy"
+
+    def __init__(self, settings: Settings) -> None:
+        pass
+
+    model, data, score = Right.model, Right.data, Right.score
+
+
+class TakesNoSettings(Right):
+    def __init__(self) -> None:
+        pass
+
+
+class TakesMore(Right):
+    def __init__(self, settings: Settings, width: int) -> None:
+        pass
+
+
+class RaisesWhenMade(Right):
+    def __init__(self, settings: Settings) -> None:
+        self.width = settings.width  # type: ignore[attr-defined]
+
+
+class HasAnOptimizer(Right):
+    def optimizer(self, parameters: Any) -> Any:
+        return torch.optim.SGD(parameters, lr=1)
+
+
+class ModelIsNone(Right):
+    def model(self) -> Any:
+        nn.Linear(2, 2)
+
+
+class ModelIsAClass(Right):
+    def model(self) -> Any:
+        return nn.Linear
+
+
+class ModelRaises(Right):
+    def model(self) -> Any:
+        return nn.Linear("2", 2)  # type: ignore[arg-type]
+
+
+class ModelOfAnotherWidth(Right):
+    def model(self) -> Any:
+        return nn.Linear(3, 2)
+
+
+class ModelReturnsATuple(Right):
+    def model(self) -> Any:
+        return nn.LSTM(2, 2)
+
+
+class DataIsALoader(Right):
+    def data(self, *, train: bool) -> Any:
+        return DataLoader(TensorDataset(torch.rand(8, 2), torch.zeros(8).long()))
+
+
+class DataIsAGenerator(Right):
+    def data(self, *, train: bool) -> Any:
+        yield torch.rand(2), 0
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield torch.rand(2), 0
+
+
+class DataIsAStream(Right):
+    def data(self, *, train: bool) -> Any:
+        return Stream()
+
+
+class DataIsNone(Right):
+    def data(self, *, train: bool) -> Any:
+        return None
+
+
+class DataIsAPair(Right):
+    def data(self, *, train: bool) -> Any:
+        return {torch.rand(8, 2), torch.zeros(8)}
+
+
+class DataTakesNothing(Right):
+    def data(self) -> Any:  # type: ignore[override]
+        return Tensors(torch.rand(8, 2), torch.zeros(8).long())
+
+
+class DataIsEmpty(Right):
+    def data(self, *, train: bool) -> Any:
+        return Tensors(torch.rand(0, 2), torch.zeros(0).long())
+
+
+class NoTestData(Right):
+    def data(self, *, train: bool) -> Any:
+        size = 8 * train
+        return Tensors(torch.rand(size, 2), torch.zeros(size).long())
+
+
+class DataFileIsMissing(Right):
+    def data(self, *, train: bool) -> Any:
+        return torch.load(Path("/no/such/file.pt"))
+
+
+class DataRaises(Right):
+    def data(self, *, train: bool) -> Any:
+        return Tensors(torch.rand(8, 2), torch.zeros(8).lnog())  # type: ignore[attr-defined]
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, row: Any) -> None:
+        self.row = row
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.row
+
+
+class SamplesAreDicts(Right):
+    def data(self, *, train: bool) -> Any:
+        return Rows({"input_ids": torch.zeros(2), "labels": torch.tensor(0)})
+
+
+class SamplesAreTensors(Right):
+    def data(self, *, train: bool) -> Any:
+        return Rows(torch.rand(2))
+
+
+class SamplesOfThree(Right):
+    def data(self, *, train: bool) -> Any:
+        return Rows((torch.rand(2), torch.rand(2), 0))
+
+
+class TargetsAreReal(Right):
+    def data(self, *, train: bool) -> Any:
+        return Tensors(torch.rand(8, 2), torch.zeros(8))
+
+
+class ClassTooMany(Right):
+    def data(self, *, train: bool) -> Any:
+        return Tensors(torch.rand(8, 2), torch.full((8,), 2))
+
+
+class InputsAreWhole(Right):
+    def data(self, *, train: bool) -> Any:
+        return Tensors(torch.zeros(8, 2).long(), torch.zeros(8).long())
+
+
+class TargetsOnAnotherDevice(Right):
+    def loss(self, outputs: Any, targets: Tensor) -> Any:
+        return cross_entropy(outputs, targets.to("meta"), reduction="none").to("cpu")

@@ -1,0 +1,73 @@
+"""python -m trainer.check: a line for each thing that is right, and the first that is not."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.trainer.engine.wrong_tasks import Right
+from trainer.check import main
+from trainer.config.exits import Exit
+
+WRONG = "tests.unit.trainer.engine.wrong_tasks"
+
+
+class Unused(Right):
+    def model(self) -> Any:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+
+            def forward(self, points: torch.Tensor) -> Any:
+                return self.used(points)
+
+        return Model()
+
+
+class NoGradient(Right):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return super().loss(outputs, targets).detach().requires_grad_()
+
+
+def test_a_right_task_is_told_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{WRONG}:Right"]) == Exit.DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:4] for line in lines] == ["ok  "] * 7
+    assert "model(): Sequential, 42 parameters" in lines[3]
+    assert "the backward pass reaches 4 of 4 parameters" in lines[5]
+
+
+@pytest.mark.parametrize("task", ["digits", "synthetic", "charlm-gpt"])
+def test_a_built_in_task_is_right(task: str) -> None:
+    assert main([task]) == Exit.DONE
+
+
+def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{__name__}:Unused"]) == Exit.DONE
+    assert "reaches 2 of 4 parameters; not unused.weight, unused.bias" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "says"),
+    [
+        (f"{WRONG}:LossIsAMean", 64, "loss() returned shape () for 2 samples; wanted: (2,)"),
+        (f"{WRONG}:ScoreOfTwo", 64, "score() returned shape (2, 2) for 2 samples"),
+        (f"{WRONG}:HasAnOptimizer", 64, "nothing calls its optimizer()"),
+        (f"{WRONG}:ModelIsNone", 64, "model() returned a None"),
+        (f"{WRONG}:SamplesAreDicts", 64, "is a dict; wanted: a pair"),
+        (f"{WRONG}:DataIsEmpty", 65, "the training set is empty"),
+        (f"{WRONG}:DataFileIsMissing", 65, "FileNotFoundError"),
+        (f"{__name__}:NoGradient", 64, "no parameter of the model has a gradient"),
+        ("no_such_module:T", 64, "no module named"),
+        ("nothing", 64, "no such task"),
+    ],
+)
+def test_a_wrong_one_is_told_in_a_line(
+    task: str, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([task]) == code
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1

@@ -1,0 +1,100 @@
+"""Check a task of your own on two samples, in seconds: every method, the backward pass, every parameter.
+
+python -m trainer.check circles:Circles
+TRAINER_PRECISION=fp64 python -m trainer.check circles:Circles    # with settings
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+
+from trainer.config.environment import from_environment, variable
+from trainer.config.exits import Exit, Fault
+
+_HELP = """
+Makes the task, both sets and the model, and passes two samples of each set through model, loss and
+score, then the loss backwards, all on the CPU. A line tells each thing that is right; the first that is
+not ends the check, as it would end a run before its first step.
+
+exit codes: 0 all is right, 64 the task is wrong, 65 its data cannot be read.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check the task that the arguments name and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.check",
+        description="Check a task of your own on two samples.",
+        epilog=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task", help="module:Class, as in TRAINER_TASK, or a built-in task")
+    try:
+        task = parser.parse_args(arguments).task
+    except SystemExit as stop:
+        return Exit.CONFIG if stop.code else Exit.DONE
+    try:
+        for line in check(task):
+            print(f"ok  {line}", flush=True)
+    except Fault as fault:
+        print(f"check: {fault} (exit {fault.code})", file=sys.stderr)
+        return fault.code
+    return Exit.DONE
+
+
+def check(name: str) -> Iterator[str]:
+    """Yield a line for each thing that is right.
+
+    Raises Fault(64) or Fault(65) at the first that is not.
+    """
+    settings = from_environment({**os.environ, variable("task"): name})
+    # torch takes seconds to import; --help and wrong settings do not need it.
+    import torch  # noqa: PLC0415
+
+    from trainer import tasks  # noqa: PLC0415
+    from trainer.data.loader import Loader  # noqa: PLC0415
+    from trainer.data.order import Samples  # noqa: PLC0415
+    from trainer.data.task_contract import blamed_on, check_model, try_batch  # noqa: PLC0415
+    from trainer.distributed.precision import dtype_of  # noqa: PLC0415
+
+    task = tasks.load(settings)
+    yield f"{name}: has its methods; the metric is {task.metric}"
+    sets = {
+        part: tasks.data(task, settings, train=part == "training") for part in ("training", "test")
+    }
+    for part, data in sets.items():
+        if not len(data):
+            raise Fault(Exit.DATA, f"task {name}: the {part} set is empty")
+        yield f"data(train={part == 'training'}): {len(data):,} samples"
+    torch.manual_seed(settings.seed)
+    with blamed_on(name, "model()"):
+        model = task.model()
+    check_model(model, name)
+    model.to(dtype_of(settings))
+    named = dict(model.named_parameters())
+    yield f"model(): {type(model).__name__}, {sum(p.numel() for p in named.values()):,} parameters"
+    for part, data in sets.items():
+        two = Samples(torch.tensor([0, len(data) - 1]), torch.ones(2))
+        batch = next(
+            Loader(data, device=torch.device("cpu"), dtype=dtype_of(settings))(iter([two]))
+        )
+        losses = try_batch(task, model, batch, name=name, part=part)
+        if losses is None:
+            raise Fault(Exit.CONFIG, f"task {name}: the model returned None")
+        shown = ", ".join(f"{loss:.4g}" for loss in losses.tolist())
+        yield f"loss() and score(): one for each of two {part} samples; losses {shown}"
+        if part == "training":
+            with blamed_on(name, "the backward pass"):
+                losses.sum().backward()
+            unused = [key for key, parameter in named.items() if parameter.grad is None]
+            if len(unused) == len(named):
+                raise Fault(Exit.CONFIG, f"task {name}: no parameter of the model has a gradient")
+            yield (
+                f"the backward pass reaches {len(named) - len(unused)} of {len(named)} parameters"
+                + (f"; not {', '.join(unused[:3])}, which stay as they are" if unused else "")
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""What a task has to have and to return; each refusal names the method, what came and what is wanted.
+
+check_methods(task, "circles:Circles")
+with blamed_on("circles:Circles", "loss()"):
+    losses = task.loss(outputs, targets)
+check_per_sample(losses, "circles:Circles", method="loss()", count=len(targets))
+"""
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from trainer.config.exits import Exit, Fault
+from trainer.data.sets import Batch, InMemory
+from trainer.distributed.runtime import as_fault
+
+# Folders whose lines say nothing about a task of one's own.
+_NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen")
+
+METHODS = ("model", "data", "loss", "score")
+
+
+def check_methods(task: object, name: str) -> None:
+    """Raise Fault(64) when a method or the metric is missing, or one is there that nothing calls."""
+    if missing := [m for m in METHODS if not callable(getattr(task, m, None))]:
+        raise _wrong(name, f"it has no {missing[0]}(); a task has {', '.join(METHODS)} and metric")
+    metric = getattr(task, "metric", None)
+    if not isinstance(metric, str) or not metric:
+        raise _wrong(name, f"metric is {metric!r}; wanted: a name for the mean of score()")
+    public = [m for m in vars(type(task)) if m[0] != "_" and callable(getattr(type(task), m))]
+    if unknown := sorted({*public} - {*METHODS}):
+        raise _wrong(
+            name,
+            f"nothing calls its {unknown[0]}(); the trainer knows {', '.join(METHODS)}; a method of "
+            "your own begins with _",
+        )
+
+
+def check_data(data: Any, name: str, *, train: bool) -> None:
+    """Raise Fault(64) unless the data can be counted and read by index, as pairs."""
+    method = f"data(train={train})"
+    kind = kind_of(data)
+    if isinstance(data, DataLoader):
+        raise _wrong(
+            name, f"{method} returned a DataLoader; wanted: its dataset, as it batches itself"
+        )
+    if not hasattr(data, "__len__"):
+        raise _wrong(
+            name, f"{method} returned {kind}, which has no len(); wanted: a Dataset or Tensors"
+        )
+    if not isinstance(data, InMemory | Dataset) and not hasattr(data, "__getitem__"):
+        raise _wrong(name, f"{method} returned {kind}; wanted: a Dataset or Tensors")
+    if not len(data):
+        return  # told with the size of the other set
+    if isinstance(data, InMemory):
+        with blamed_on(name, f"{method}.batch()"):
+            pair: Any = data.batch(torch.tensor([0]))
+    else:
+        try:
+            pair = data[0]
+        except Exception:  # noqa: BLE001  # a sample that cannot be read is counted where it is used
+            return
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        shown = f"{kind_of(pair)}" + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
+        raise _wrong(
+            name, f"a sample of {method} is a {shown}; wanted: a pair of inputs and targets"
+        )
+
+
+def check_model(model: Any, name: str) -> None:
+    """Raise Fault(64) unless it is a module."""
+    if not isinstance(model, nn.Module):
+        raise _wrong(name, f"model() returned a {kind_of(model)}; wanted: an nn.Module")
+
+
+def try_batch(
+    task: Any, forward: Callable[[Tensor], Any], batch: Batch, *, name: str, part: str
+) -> Tensor | None:
+    """Pass a batch through model, loss and score, and return the losses; None without outputs here.
+
+    Raises Fault(64) when a method raises or returns what it should not.
+    """
+    with blamed_on(name, f"the model, on {part} samples,"):
+        outputs = forward(batch.inputs)
+    if outputs is None:  # another rank has the last stage of a pipeline
+        return None
+    count = len(batch.weights)
+    with blamed_on(name, "loss()"):
+        losses = task.loss(outputs, batch.targets)
+    _check_losses(losses, name, count=count)
+    with blamed_on(name, "score()"):
+        scores = task.score(outputs, batch.targets)
+    _check_scores(scores, name, count=count, metric=task.metric)
+    made: Tensor = losses
+    return made
+
+
+def _check_losses(losses: Any, name: str, *, count: int) -> None:
+    """Raise Fault(64) unless there is one loss, of real numbers, for each of `count` samples."""
+    _check_per_sample(losses, name, "loss()", count)
+    if not losses.is_floating_point():
+        raise _wrong(name, f"loss() returned {losses.dtype}; wanted: real numbers")
+
+
+def _check_scores(scores: Any, name: str, *, count: int, metric: str) -> None:
+    """Raise Fault(64) unless there is one score for each sample; an accuracy is from 0 to 1."""
+    _check_per_sample(scores, name, "score()", count)
+    if metric == "accuracy" and not ((scores >= 0) & (scores <= 1)).all():
+        raise _wrong(
+            name,
+            f"score() returned numbers from {scores.min():.3g} to {scores.max():.3g}; an accuracy is "
+            "from 0 to 1; name another metric",
+        )
+
+
+def _check_per_sample(values: Any, name: str, method: str, count: int) -> None:
+    if not isinstance(values, Tensor):
+        raise _wrong(
+            name, f"{method} returned a {kind_of(values)}; wanted: a tensor of shape ({count},)"
+        )
+    if values.shape != (count,):
+        hint = '; reduction="none" gives one a sample' if values.dim() == 0 else ""
+        raise _wrong(
+            name,
+            f"{method} returned shape {tuple(values.shape)} for {count} samples; wanted: ({count},)"
+            f"{hint}",
+        )
+
+
+@contextlib.contextmanager
+def blamed_on(name: str, method: str) -> Iterator[None]:
+    """Turn an error of the task's own code into Fault(64), with its place; an OSError into Fault(65).
+
+    A lost peer, a broken device and a lack of memory stay what they are.
+    """
+    try:
+        yield
+    except (Fault, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if as_fault(error).code != Exit.CODE:
+            raise
+        own = [
+            f" ({frame.filename}:{frame.lineno})"
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith(_NOT_THEIRS)
+        ]
+        what = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+        raise Fault(
+            Exit.DATA if isinstance(error, OSError) else Exit.CONFIG,
+            f"task {name}: {method} raised {what}{own[-1] if own else ''}",
+        ) from error
+
+
+def kind_of(value: object) -> str:
+    """Return what a value is, in a word."""
+    return "None" if value is None else type(value).__name__
+
+
+def _wrong(name: str, text: str) -> Fault:
+    return Fault(Exit.CONFIG, f"task {name}: {text}")

@@ -32,9 +32,11 @@ from k8s.plan.model import (
     Plan,
     Rendezvous,
     Size,
+    Storage,
 )
 from k8s.plan.node_environment import build_environment
 from k8s.plan.storage import annotations_for_volumes, plan_storage
+from trainer.config.catalogue import find_task, task_names
 from trainer.config.contract import DEFAULT_PORT
 from trainer.config.exits import Fault
 from trainer.config.settings import Settings
@@ -57,6 +59,7 @@ def make(spec: JobSpec, launcher: Launcher, payload: Payload) -> Plan:
     procs = resources.ranks(spec.resources, spec.procs_per_node)
     node = _node_resources(spec)
     storage = plan_storage(spec, settings, launcher, shm=node.shm, payload=payload)
+    _check_data(settings, launcher, storage)
     environment = build_environment(spec, settings, launcher, procs=procs, out=storage.out)
     environment |= own_program.environment(spec, launcher, payload)
     scheduled = schedule(spec.scheduling, spec.name)
@@ -160,6 +163,19 @@ def _container(spec: JobSpec, environment: dict[str, str]) -> Container:
         env_from=tuple(dump(one) for one in spec.env_from),
         steps=tuple(steps),
     )
+
+
+def _check_data(settings: Settings, launcher: Launcher, storage: Storage) -> None:
+    """Raise Fault(64) when the pods of a built-in task would look for data that no key gives them.
+
+    On this machine the variable TRAINER_DATA may still give it.
+    """
+    needs = settings.task in task_names() and find_task(settings.task).needs_data
+    if needs and storage.data is None and launcher.runs_in is RunsIn.POD:
+        raise config_error(
+            f"trainer.task={settings.task!r}: needs its data set; add data, the volume that holds "
+            "it, e.g. data: {pvc: my-claim}"
+        )
 
 
 def _size(spec: JobSpec, settings: Settings, procs: int) -> Sizing:

@@ -1,7 +1,9 @@
 """The built-in tasks, read out of their files without running them, so without torch.
 
 A task's file says in its docstring's first line what it learns, in DEFAULTS which settings it wants
-unless others are set, and in MEASURED what came of them. The renderer plans with the same defaults.
+unless others are set, and in MEASURED what came of them. SPLITS: its model has a tensor_plan(), for
+the axis tp. CUTS: it has a chain(), for stages; True where that depends on TRAINER_MODEL. NEEDS_DATA:
+nothing is trained without TRAINER_DATA. The renderer plans with the same.
 """
 
 import ast
@@ -20,6 +22,9 @@ class Entry:
     summary: str
     defaults: dict[str, Any] = field(default_factory=dict)
     measured: str = ""
+    splits: bool = False
+    cuts: bool = True
+    needs_data: bool = False
 
 
 def catalogue() -> dict[str, Entry]:
@@ -47,7 +52,7 @@ def _entry(path: Path) -> Entry:
         for node in tree.body
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id in ("DEFAULTS", "MEASURED")
+        and node.targets[0].id in ("DEFAULTS", "MEASURED", "SPLITS", "CUTS", "NEEDS_DATA")
     }
     summary = (ast.get_docstring(tree) or path.stem).splitlines()[0]
     return Entry(summary, **{name.lower(): value for name, value in constants.items()})

@@ -7,6 +7,7 @@ It imports no torch. Data goes one way here: mode, mesh (`mesh.py`), pipeline (`
 from dataclasses import dataclass
 from math import prod
 
+from trainer.config.catalogue import catalogue, find_task, task_names
 from trainer.config.environment import Label
 from trainer.config.exits import Exit, Fault
 from trainer.config.modes import AXES, DATA_AXES, MODES
@@ -47,6 +48,7 @@ def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = Fa
                 Exit.CONFIG,
                 f"{label(refusal.setting)}={text}: not with mode {mode}: {refusal.reason}",
             )
+    _check_task(settings.task, mode, mesh)
     replicas = prod(mesh[axis] for axis in DATA_AXES)
     total, micro, stages = settings.global_batch, settings.micro_batch, None
     if MODES[mode].staged:
@@ -64,6 +66,24 @@ def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = Fa
     else:
         batches = divide_batch(total, micro, replicas, label=label)
     return Sizing(world_size, mode, reason, mesh, batches, stages)
+
+
+def _check_task(task: str, mode: str, mesh: dict[str, int]) -> None:
+    """Raise Fault(64) when a built-in task's model cannot be split, or cut into stages."""
+    if task not in task_names():
+        return
+    if mesh["tp"] > 1 and not find_task(task).splits:
+        able = ", ".join(name for name, entry in catalogue().items() if entry.splits)
+        raise Fault(
+            Exit.CONFIG,
+            f"task {task}: its model cannot be split over the axis tp: it has no method tensor_plan(); "
+            f"tasks that can: {able}",
+        )
+    staged = MODES[mode].staged and (mesh["pp"] > 1 or not MODES[mode].axes)
+    if staged and not find_task(task).cuts:
+        raise Fault(
+            Exit.CONFIG, f"task {task}: its model cannot be cut into stages, as mode {mode} does"
+        )
 
 
 def _choose_mode(settings: Settings, world_size: int, *, label: Label) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from trainer.tasks.parts.text import LENGTH, VOCABULARY, TextTask
 
 DEFAULTS = {"epochs": 15, "optimizer": "adamw", "lr": 0.001}
 MEASURED = "accuracy 0.29 in 42 s of one core"
+SPLITS = True
 
 
 class Block(nn.Module):

@@ -9,5 +9,6 @@ from trainer.tasks.parts.mnist import MnistTask
 
 DEFAULTS = {"epochs": 3, "global_batch": 64}
 MEASURED = "as mnist, whose images are of the same size"
+NEEDS_DATA = True
 
 Task = partial(MnistTask, name="FashionMNIST", mean=0.2860, std=0.3530)

@@ -19,6 +19,7 @@ from trainer.tasks.parts import torchvision_models
 from trainer.tasks.parts.classification import Classification
 
 DEFAULTS = {"model": "resnet18"}
+NEEDS_DATA = True
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".webp"}
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet

@@ -15,6 +15,7 @@ from trainer.tasks.parts.token_files import Windows, of_bytes, open_files
 
 DEFAULTS = {"epochs": 1, "optimizer": "adamw", "lr": 0.002, "model": "tiny"}
 MEASURED = "tiny: accuracy 0.53, loss 1.81 nats a byte, in 45 s"
+SPLITS = True
 
 _TIED = "-tied"  # after a size's name: the head has the embedding's weights
 

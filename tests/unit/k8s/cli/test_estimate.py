@@ -115,6 +115,7 @@ def test_a_dry_run_that_fails_is_shown_in_place_of_figures(monkeypatch: pytest.M
 def test_any_task_that_can_be_imported_has_figures(task: str) -> None:
     def need(mode: str) -> Need:
         values = gpus() | {"trainer": {"globalBatch": 64, "mode": mode, "task": task}}
+        values["data"] = {"pvc": "digits"}
         found = estimate.estimate(planned(values))
         assert isinstance(found, Estimate), found
         assert (found.mode, found.device) == (mode, 80 * 2**30)

@@ -7,7 +7,7 @@ import pytest
 from k8s import launchers
 from k8s.plan import make
 from tests.rendering import CLUSTER, LAUNCHERS, job, planned
-from trainer.config.exits import Action, codes_for
+from trainer.config.exits import Action, Exit, Fault, codes_for
 
 
 @pytest.mark.parametrize(
@@ -250,3 +250,35 @@ def test_the_restarts_in_words_name_every_code_that_fails_the_job() -> None:
     for launcher in CLUSTER:
         words = launchers.find(launcher).restarts(planned(job(), launcher))
         assert ", ".join(map(str, codes_for(Action.FAIL))) in words
+
+
+@pytest.mark.parametrize(
+    ("trainer", "refusal"),
+    [
+        (
+            {"task": "digits", "mode": "tp"},
+            "task digits: its model cannot be split over the axis tp",
+        ),
+        ({"task": "digits", "mesh": "pp=1,tp=2"}, "tasks that can: charlm-gpt, tokens"),
+        (
+            {"task": "seqclass", "mode": "pp", "microBatch": 8},
+            "cannot be cut into stages, as mode pp",
+        ),
+        ({"task": "mnist"}, "trainer.task='mnist': needs its data set; add data"),
+        ({"task": "imagefolder"}, "trainer.task='imagefolder': needs its data set"),
+        ({"task": "charlm-gpt", "mode": "tp"}, None),
+        ({"task": "digits", "mode": "pp"}, None),
+        ({"task": "mnist", "data": "/in/the/image"}, None),
+    ],
+)
+def test_what_a_built_in_task_cannot_do_is_refused_before_there_is_a_pod(
+    trainer: dict[str, Any], refusal: str | None
+) -> None:
+    values = job(nodes=2, procsPerNode=1, trainer=trainer)
+    if refusal is None:
+        assert planned(values)
+        return
+    with pytest.raises(Fault) as caught:
+        planned(values)
+    assert caught.value.code == Exit.CONFIG
+    assert refusal in str(caught.value)

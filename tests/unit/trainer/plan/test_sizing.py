@@ -36,7 +36,7 @@ def test_auto_chooses_by_the_world_and_says_why(world: int, mode: str) -> None:
     ],
 )
 def test_auto_takes_the_mode_that_the_mesh_stands_for(mesh: str, world: int, mode: str) -> None:
-    sizing = size(Settings(mesh=mesh), world, label=variable)
+    sizing = size(Settings(task="charlm-gpt", mesh=mesh), world, label=variable)
     assert sizing.mode == mode
     assert [axis for axis, n in sizing.mesh.items() if n > 1 and axis not in sizing.reason] == []
 

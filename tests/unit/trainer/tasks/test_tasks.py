@@ -9,6 +9,7 @@ from trainer import tasks
 from trainer.config.catalogue import catalogue
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
+from trainer.models.chain import pieces_of
 
 NEED_FILES = {
     "mnist",
@@ -34,6 +35,19 @@ def test_a_task_gives_one_loss_and_one_score_a_sample(name: str) -> None:
     assert alone[0].item() == pytest.approx(losses[1].item(), rel=1e-4)
     perfect = torch.nn.functional.one_hot(targets.clamp(min=0), outputs.shape[-1]).float() * 100
     assert task.score(perfect, targets).tolist() == [1, 1, 1]
+
+
+# Not those whose model is chosen by TRAINER_MODEL: torchvision's ResNets can be cut.
+@pytest.mark.parametrize("name", sorted(set(catalogue()) - {"cifar10", "imagefolder"}))
+def test_the_catalogue_says_what_a_tasks_model_can(name: str) -> None:
+    entry, model = catalogue()[name], tasks.load(Settings(task=name)).model()
+    assert entry.splits == hasattr(model, "tensor_plan")
+    assert entry.needs_data == (name in NEED_FILES)
+    if entry.cuts:
+        assert len(pieces_of(model)) > 1
+    else:
+        with pytest.raises(Fault, match="cannot be cut into stages"):
+            pieces_of(model)
 
 
 def test_training_and_test_windows_of_a_text_do_not_overlap(tmp_path: Path) -> None:

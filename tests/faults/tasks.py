@@ -86,17 +86,17 @@ class Slow(synthetic.Task):
 
 
 class Lingering(synthetic.Task):
-    """Raises on rank 1, whose process then takes a minute to end."""
+    """Raises in a step on rank 1, whose process then takes a minute to end."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if os.environ["RANK"] == "1":
+        if os.environ["RANK"] == "1" and torch.is_grad_enabled():
             atexit.register(time.sleep, 60)
             raise ValueError("enough of it")
         return super().loss(outputs, targets)
 
 
 class Stuck(synthetic.Task):
-    """The fourth call of `loss` on rank STUCK never returns; with HOW=killed its process ends there.
+    """The fourth step's `loss` on rank STUCK never returns; with HOW=killed its process ends there.
 
     With HOW=building its model is never done, with HOW=loading not even this object.
     """
@@ -114,7 +114,7 @@ class Stuck(synthetic.Task):
         return super().model()
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        self.calls += 1
+        self.calls += torch.is_grad_enabled()
         if os.environ["RANK"] == os.environ["STUCK"] and self.calls == 4:
             if os.environ.get("HOW") == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -153,7 +153,7 @@ class Filling(synthetic.Task):
 
 
 class Parted(synthetic.Task):
-    """Ranks lose each other in the first step, though their nodes do not."""
+    """Ranks lose each other when they first compute, though their nodes do not."""
 
     def loss(self, *_: Tensor) -> Tensor:
         raise dist.DistNetworkError(f"no way from rank {os.environ['RANK']}")
@@ -176,12 +176,12 @@ class Unused(synthetic.Task):
 
 
 class Greedy(synthetic.Task):
-    """The third call of `loss` on rank 1 asks for more memory than there is, as GREEDY says."""
+    """The third step's `loss` on rank 1 asks for more memory than there is, as GREEDY says."""
 
     calls = 0
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        self.calls += 1
+        self.calls += torch.is_grad_enabled()
         if os.environ.get("RANK", "1") == "1" and self.calls == 3:
             if os.environ["GREEDY"] == "torch":
                 torch.empty(2**50)

@@ -69,7 +69,7 @@ def test_figures_are_served_and_curves_are_written(start: Any, tmp_path: Path) -
 
     last = ended.of("step")[-1]["step"]
     shutil.rmtree(run / "checkpoints" / f"step-{last:08d}")  # so that steps are done again
-    run_ranks(1, run, task="synthetic", steps=str(last + 2), **TRAINED)
+    run_ranks(1, run, task="synthetic", steps=str(last + 2), resume="force", **TRAINED)
     losses = curve(run, "train/loss")
     assert list(losses) == list(range(1, last + 3))
     assert losses[step] == pytest.approx(at_the_time["loss"])

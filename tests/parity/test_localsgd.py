@@ -49,7 +49,7 @@ def test_going_on_from_between_two_averagings_is_exact(
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     assert all(torch.equal(one[name], other[name]) for name in one)
     # What all ranks evaluated together is what one process makes of the checkpoint.
-    alone = run_ranks(1, tmp_path / "parts", **(settings | {"mode": "single"}))
+    alone = run_ranks(1, tmp_path / "parts", **(settings | {"mode": "single", "resume": "force"}))
     losses = [event["loss"] for event in alone if event["event"] == "eval"]
     assert losses[-1] == pytest.approx(losses[-2], rel=1e-12)
 

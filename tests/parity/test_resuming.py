@@ -56,10 +56,11 @@ def test_a_state_is_split_over_more_ranks_than_there_are_tensors(tmp_path: Path)
     assert worst(curve(whole, "loss"), curve(events, "loss")) < TOLERANCE["fp64"]
 
 
-def test_a_resumed_run_goes_by_its_own_settings(tmp_path: Path) -> None:
+def test_a_run_resumed_by_force_goes_by_its_own_settings(tmp_path: Path) -> None:
     common = COMMON | {"task": "digits", "mode": "single"}
     run_ranks(1, tmp_path, **(common | {"steps": "2", "weight_decay": "0.1", "momentum": "0.5"}))
-    run_ranks(1, tmp_path, **(common | {"steps": "4", "weight_decay": "0", "momentum": "0.8"}))
+    changed = common | {"steps": "4", "weight_decay": "0", "momentum": "0.8"}
+    run_ranks(1, tmp_path, **(changed | {"resume": "force"}))
     saved = complete(str(tmp_path / "checkpoints" / "step-00000004")).manifest.values
     assert saved["optimizer.param_groups.fc1.weight.weight_decay"] == 0
     assert saved["optimizer.param_groups.fc1.weight.momentum"] == 0.8

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from trainer.config.settings import Settings
 from trainer.data.sets import Tensors
-from trainer.tasks import charlm_gpt, synthetic
+from trainer.models.gpt import Size
+from trainer.tasks import charlm_gpt, synthetic, tokens
 from trainer.tasks.parts.classification import Classification
 from trainer.tasks.parts.text import Recurrent, TextTask
+from trainer.tasks.parts.token_files import of_bytes
 
 
 class Normed(synthetic.Task):
@@ -70,6 +72,17 @@ class Short(TextTask):
 
 Lstm = partial(Short, build=partial(Recurrent, nn.LSTM, width=16))
 Gru = partial(Short, build=partial(Recurrent, nn.GRU, width=16))
+
+
+class Tokens(tokens.Task):
+    """The GPT of the task tokens, narrow, its windows short."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._size = Size(width=32, heads=4, layers=2, length=32)
+        self._files = of_bytes(32, size=20_000)
+
+
 Gpt = partial(Short, build=partial(charlm_gpt.Model, width=32))
 
 

@@ -23,7 +23,6 @@ from trainer.config.exits import Exit, Fault
 from trainer.tasks.parts.text import library_source
 
 _GPT2_VOCABULARY = 50_304  # 50,257 rounded up to a multiple of 64, which GPUs prefer
-_SOURCE_BYTES = 1_000_000  # of the standard library; the last tenth is the test set
 _DTYPES = ("uint8", "uint16", "uint32")
 
 
@@ -100,9 +99,12 @@ def open_files(folder: Path, length: int) -> TokenFiles:
     return TokenFiles(sets["train.bin"], sets["val.bin"], vocabulary)
 
 
-def of_bytes(length: int) -> TokenFiles:
-    """Return the standard library's source, a byte a token: real text, on every machine."""
-    text = library_source(_SOURCE_BYTES)
+def of_bytes(length: int, *, size: int = 1_000_000) -> TokenFiles:
+    """Return the standard library's source, a byte a token: real text, on every machine.
+
+    The last tenth of its `size` bytes is the test set.
+    """
+    text = library_source(size)
     border = len(text) * 9 // 10
     train, test = (
         Windows(part, "uint8", length=length, vocabulary=256)

@@ -308,6 +308,27 @@ FAULTS = [
         "need.peak >= memory",
         "parity/test_dry_run.py",
     ),
+    Fault(
+        "trainer/rendezvous/membership.py",
+        "return not self._rules.elastic and self.state is State.RUNNING",
+        "return False",
+        f"{TRAINER}/rendezvous/test_server.py",
+    ),
+    Fault(
+        "trainer/engine/same_run.py",
+        "if asked < before:",
+        "if asked > before:",
+        "checkpoint/test_same_run.py",
+    ),
+    Fault(
+        "trainer/config/identity.py", '    "clip_norm",\n', "", f"{TRAINER}/config/test_identity.py"
+    ),
+    Fault(
+        "trainer/data/task_contract.py",
+        "if values.shape != (count,):",
+        "if values.dim() > 1:",
+        f"{TRAINER}/engine/test_wrong_tasks.py",
+    ),
 ]
 
 

@@ -1,6 +1,7 @@
 """What the tests of faults share."""
 
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,3 +18,10 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a tmpfs is not permitted here")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A folder in memory: a rank that waits for a disk, which other tests use, cannot be killed."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # a name of its own
+        yield Path(folder)

@@ -76,9 +76,9 @@ def check(name: str) -> Iterator[str]:
     yield f"model(): {type(model).__name__}, {sum(p.numel() for p in named.values()):,} parameters"
     for part, data in sets.items():
         two = Samples(torch.tensor([0, len(data) - 1]), torch.ones(2))
-        batch = next(
-            Loader(data, device=torch.device("cpu"), dtype=dtype_of(settings))(iter([two]))
-        )
+        loader = Loader(data, device=torch.device("cpu"), dtype=dtype_of(settings))
+        with blamed_on(name, f"reading {part} samples"):
+            batch = next(loader(iter([two])))
         losses = try_batch(task, model, batch, name=name, part=part)
         if losses is None:
             raise Fault(Exit.CONFIG, f"task {name}: the model returned None")

@@ -24,7 +24,16 @@ from torch.utils.data import DataLoader, default_collate
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import Samples
-from trainer.data.sets import Batch, Data, InMemory, MapStyle, Transformed, UnreadableSample
+from trainer.data.sets import (
+    Batch,
+    Data,
+    InMemory,
+    MapStyle,
+    Nested,
+    Transformed,
+    UnreadableSample,
+)
+from trainer.distributed.tensors import map_tensors
 
 Shares = Iterator[Samples]
 _Unreadable = dict[int, UnreadableSample]  # by the place in the batch
@@ -75,30 +84,35 @@ class Loader:
 
         One pass at a time: the next pass ends one that was not read to its end.
         """
-        for samples, (inputs, targets), unreadable in self._read(shares):
+        for samples, read, unreadable in self._read(shares):
             weights = samples.weights.clone()
             weights[list(unreadable)] = 0
+            is_pair = isinstance(read, tuple | list) and len(read) == 2
+            inputs = self._inputs(read[0] if is_pair else read, samples)
             yield Batch(
-                self._inputs(inputs, samples),
-                self._move(targets),
+                inputs,
+                map_tensors(self._move, read[1]) if is_pair else inputs,
                 self._move(weights),
                 tuple(
                     replace(one, weight=float(samples.weights[n])) for n, one in unreadable.items()
                 ),
             )
 
-    def _inputs(self, inputs: Tensor, samples: Samples) -> Tensor:
-        inputs = self._move(inputs)
+    def _inputs(self, inputs: Nested, samples: Samples) -> Nested:
+        inputs = map_tensors(self._move, inputs)
         if isinstance(self._data, Transformed):
             keys = None if samples.keys is None else samples.keys.to(self._device)
             inputs = self._data.transform_batch(inputs, keys)
-        inputs = inputs.to(self._dtype) if inputs.is_floating_point() else inputs
+        return map_tensors(self._input, inputs)
+
+    def _input(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
         # Convolutions take the format of their input. Not the weights: fully_shard refuses
         # channels_last.
-        images = self._channels_last and inputs.dim() == 4
-        return inputs.contiguous(memory_format=torch.channels_last) if images else inputs
+        images = self._channels_last and tensor.dim() == 4
+        return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
-    def _read(self, shares: Shares) -> Iterator[tuple[Samples, tuple[Tensor, Tensor], _Unreadable]]:
+    def _read(self, shares: Shares) -> Iterator[tuple[Samples, Nested, _Unreadable]]:
         if isinstance(self._data, InMemory):
             for samples in shares:
                 yield samples, self._data.batch(samples.indices), {}
@@ -164,7 +178,16 @@ class _Reader:
                 return fault
             for number in unreadable:
                 samples[number] = replacement
-        return default_collate(samples), unreadable
+        try:
+            return getattr(self._data, "collate", default_collate)(samples), unreadable
+        except Exception as error:  # noqa: BLE001  # a collate of one's own may raise anything
+            indices = ", ".join(str(index) for index, _ in wanted[:3])
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            return Fault(
+                Exit.CONFIG,
+                f"the samples {indices} ... make no batch: {reason}; samples of unequal shape need a "
+                f"method collate(samples) of the data, a {type(self._data).__name__}",
+            )
 
     def _sample_near(self, index: int) -> Any:
         """Return a sample after `index` that can be read, for its shape."""

@@ -5,6 +5,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+# Tensors in dicts, tuples and lists, however deep; what else stands there is passed on as it is.
+Nested = Any
+
 
 @runtime_checkable
 class InMemory(Protocol):
@@ -12,8 +15,11 @@ class InMemory(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the samples `indices`, shape (n,), along dimension 0."""
+    def batch(self, indices: Tensor) -> Nested:
+        """Return the samples `indices`, shape (n,), along dimension 0: a pair of inputs and targets.
+
+        What is no pair is given whole to the model and to the loss, as is a sample of a MapStyle.
+        """
         ...
 
 
@@ -21,7 +27,7 @@ class InMemory(Protocol):
 class Transformed(Protocol):
     """Data whose inputs are transformed on the device, a whole batch at once."""
 
-    def transform_batch(self, inputs: Tensor, keys: Tensor | None) -> Tensor:
+    def transform_batch(self, inputs: Nested, keys: Tensor | None) -> Nested:
         """Return the model's inputs. Random numbers of a sample are a function of its key, shape (n,).
 
         There are no keys in evaluation.
@@ -30,7 +36,10 @@ class Transformed(Protocol):
 
 
 class MapStyle(Protocol):
-    """Data that returns one sample at a time, as `torch.utils.data.Dataset`; workers read it."""
+    """Data that returns one sample at a time, as `torch.utils.data.Dataset`; workers read it.
+
+    Samples of unequal shape need a method `collate(samples)` that returns a batch of them.
+    """
 
     def __len__(self) -> int: ...
 
@@ -84,7 +93,7 @@ class Batch:
     The weight is 0 for padding, and for a sample that replaces one of `unreadable`.
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Nested
+    targets: Nested
     weights: Tensor
     unreadable: tuple[UnreadableSample, ...] = ()

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.config.exits import Exit, Fault
-from trainer.data.sets import Batch, InMemory
+from trainer.data.sets import Batch, InMemory, Nested
 from trainer.distributed.runtime import as_fault
+from trainer.distributed.tensors import leaves
 
 # Folders whose lines say nothing about a task of one's own.
 _NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen")
@@ -43,7 +44,7 @@ def check_methods(task: object, name: str) -> None:
 
 
 def check_data(data: Any, name: str, *, train: bool) -> None:
-    """Raise Fault(64) unless the data can be counted and read by index, as pairs."""
+    """Raise Fault(64) unless the data can be counted and read by index."""
     method = f"data(train={train})"
     kind = kind_of(data)
     if isinstance(data, DataLoader):
@@ -56,21 +57,6 @@ def check_data(data: Any, name: str, *, train: bool) -> None:
         )
     if not isinstance(data, InMemory | Dataset) and not hasattr(data, "__getitem__"):
         raise _wrong(name, f"{method} returned {kind}; wanted: a Dataset or Tensors")
-    if not len(data):
-        return  # told with the size of the other set
-    if isinstance(data, InMemory):
-        with blamed_on(name, f"{method}.batch()"):
-            pair: Any = data.batch(torch.tensor([0]))
-    else:
-        try:
-            pair = data[0]
-        except Exception:  # noqa: BLE001  # a sample that cannot be read is counted where it is used
-            return
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        shown = f"{kind_of(pair)}" + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
-        raise _wrong(
-            name, f"a sample of {method} is a {shown}; wanted: a pair of inputs and targets"
-        )
 
 
 def check_model(model: Any, name: str) -> None:
@@ -80,12 +66,14 @@ def check_model(model: Any, name: str) -> None:
 
 
 def try_batch(
-    task: Any, forward: Callable[[Tensor], Any], batch: Batch, *, name: str, part: str
+    task: Any, forward: Callable[[Nested], Any], batch: Batch, *, name: str, part: str
 ) -> Tensor | None:
     """Pass a batch through model, loss and score, and return the losses; None without outputs here.
 
     Raises Fault(64) when a method raises or returns what it should not.
     """
+    if not any(isinstance(value, Tensor) for value in leaves(batch.inputs)):
+        raise _wrong(name, f"the inputs of the {part} samples hold no tensor and no number")
     with blamed_on(name, f"the model, on {part} samples,"):
         outputs = forward(batch.inputs)
     if outputs is None:  # another rank has the last stage of a pipeline

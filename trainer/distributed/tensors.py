@@ -1,6 +1,7 @@
 """What torch lacks to handle a module or tensor alike, whether a mode shards it or not."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,19 @@ def move(module: nn.Module, device: torch.device) -> None:
     """Move a module, unless it is there: the fake tensors of a dry run cannot be moved."""
     if any(tensor.device != device for tensor in (*module.parameters(), *module.buffers())):
         module.to(device)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
+    """Return `values` with each tensor in its tuples, lists and dicts, however deep, replaced."""
+    if isinstance(values, Tensor):
+        return function(values)
+    if isinstance(values, dict):
+        return {key: map_tensors(function, value) for key, value in values.items()}
+    if isinstance(values, tuple) and hasattr(values, "_fields"):  # a named tuple
+        return type(values)(*(map_tensors(function, value) for value in values))
+    if isinstance(values, (tuple, list)):
+        return type(values)(map_tensors(function, value) for value in values)
+    return values
 
 
 def leaves(values: object) -> Iterator[object]:

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
 from trainer import strategies, tasks
@@ -17,7 +16,7 @@ from trainer.config.settings import Settings
 from trainer.data.loader import Loader
 from trainer.data.order import Order, Samples
 from trainer.data.resident import free_memory, resident
-from trainer.data.sets import Data, tokens_of
+from trainer.data.sets import Data, Nested, tokens_of
 from trainer.distributed.precision import LossScale, dtype_of
 from trainer.distributed.runtime import Runtime
 from trainer.models.ema import Average
@@ -119,7 +118,7 @@ class Run:
         )
 
 
-def example(data: Data, settings: Settings, batches: Batches) -> Tensor:
+def example(data: Data, settings: Settings, batches: Batches) -> Nested:
     """Return a micro-batch's inputs, for shape and dtype only: the first sample repeated."""
     samples = Samples(torch.zeros(batches.micro, dtype=torch.long), torch.ones(batches.micro))
     loader = Loader(data, device=torch.device("cpu"), dtype=dtype_of(settings))

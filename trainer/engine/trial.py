@@ -7,7 +7,7 @@ import torch
 
 from trainer.data.loader import Loader
 from trainer.data.order import Samples
-from trainer.data.task_contract import try_batch
+from trainer.data.task_contract import blamed_on, try_batch
 from trainer.distributed.precision import dtype_of
 from trainer.engine.run import Run
 
@@ -23,6 +23,7 @@ def try_task(run: Run) -> None:
     run.strategy.module.eval()
     for data, part in ((run.training, "training"), (run.test, "test")):
         loader = Loader(data, device=run.runtime.device, dtype=dtype_of(run.settings))
-        batch = next(loader(iter([repeated])))
+        with blamed_on(run.settings.task, f"reading {part} samples"):
+            batch = next(loader(iter([repeated])))
         try_batch(run.task, run.strategy.forward, batch, name=run.settings.task, part=part)
     run.strategy.module.train()

@@ -67,12 +67,18 @@ class Cut:
         return rows
 
 
-def cut(model: nn.Module, inputs: Tensor, count: int) -> Cut:
+def cut(model: nn.Module, inputs: object, count: int) -> Cut:
     """Cut `model` into `count` contiguous stages, with the smallest possible cost of the largest one.
 
     `inputs` are those of a micro-batch; only shape and type matter. Raises Fault(64) when the model has
-    too few pieces or no chain.
+    too few pieces or no chain, or its inputs are not one tensor.
     """
+    if not isinstance(inputs, Tensor):
+        raise Fault(
+            Exit.CONFIG,
+            f"model {type(model).__name__}: its inputs are a {type(inputs).__name__}, and between "
+            "stages goes one tensor; use a mode without stages, such as fsdp",
+        )
     pieces = pieces_of(model)
     if len(pieces) < count:
         names = ", ".join("+".join(piece.modules) for piece in pieces)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config.modes import DATA_AXES, MODES
 from trainer.config.settings import Settings
-from trainer.data.sets import Batch
+from trainer.data.sets import Batch, Nested
 from trainer.distributed.precision import autocast
 from trainer.distributed.runtime import Runtime
 from trainer.distributed.tensors import local_part, move
@@ -47,9 +47,9 @@ class Context:
     settings: Settings
     runtime: Runtime
     # Outputs and targets to one loss per sample, shape (n,).
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[[Tensor, Nested], Tensor]
     # Returns the inputs of a micro-batch, for their shape and type.
-    example: Callable[[], Tensor]
+    example: Callable[[], Nested]
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -74,7 +74,7 @@ class Strategy:
     # the norm before, the same on every rank: the update is left out everywhere if it is not finite.
     clip: Callable[[float], Tensor]
     # forward(inputs): the model's outputs in evaluation. None where another rank has the outputs.
-    forward: Callable[[Tensor], Tensor | None]
+    forward: Callable[[Nested], Tensor | None]
     # Where the optimiser is itself distributed: the part of it that this rank saves.
     saved_optimizer: torch.optim.Optimizer | None = None
     # Called before weights are saved or evaluated: makes them the same on every rank, with all steps in.
@@ -111,10 +111,10 @@ def accumulate(
     return torch.stack(losses).sum()
 
 
-def inference(module: nn.Module, context: Context) -> Callable[[Tensor], Tensor]:
+def inference(module: nn.Module, context: Context) -> Callable[[Nested], Tensor]:
     """Return the forward pass of evaluation, in the precision of the settings."""
 
-    def forward(inputs: Tensor) -> Tensor:
+    def forward(inputs: Nested) -> Tensor:
         with autocast(context.settings, context.runtime.device):
             outputs: Tensor = module(inputs)
         return outputs

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from trainer.data.sets import Batch
+from trainer.data.sets import Batch, Nested
 from trainer.distributed.precision import autocast
 from trainer.strategies import Context, Strategy, single, weighted_loss
 from trainer.strategies.dp import replicate
@@ -26,7 +26,7 @@ class LossInside(nn.Module):
         self.model = model
         self._context = context
 
-    def forward(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, inputs: Nested, targets: Nested, weights: Tensor) -> Tensor:
         """Return the sum of the losses of a replica's share, shape (1,), to be gathered."""
         with autocast(self._context.settings, self._context.runtime.device):
             outputs = self.model(inputs)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainer.data.sets import Batch
 from trainer.distributed.precision import autocast
-from trainer.distributed.tensors import move
+from trainer.distributed.tensors import map_tensors, move
 from trainer.models.stages import Stage, cut
 from trainer.strategies import Context, Strategy, single, weighted_loss
 
@@ -46,10 +46,8 @@ def build(model: nn.Module, context: Context) -> Strategy:
             if len(under_way) == 2 * count:
                 under_way.popleft().backward()
             outputs = forward(batch.inputs)
-            targets, weights = (
-                tensor.to(places[-1], non_blocking=True)
-                for tensor in (batch.targets, batch.weights)
-            )
+            at_end = partial(Tensor.to, device=places[-1], non_blocking=True)
+            targets, weights = map_tensors(at_end, (batch.targets, batch.weights))
             loss = weighted_loss(outputs, Batch(batch.inputs, targets, weights), context)
             losses.append(loss.detach())
             under_way.append(loss / weight)

@@ -111,7 +111,8 @@ class _Pipeline:
             broadcast_buffers(self._model, context.mesh)
         # The schedule splits its inputs into as many parts again.
         inputs = (torch.cat([batch.inputs for batch in micro_batches]),) if first else ()
-        targets = torch.cat([batch.targets for batch in micro_batches]) if last else None
+        # Not used by our loss, but a schedule wants some of this length.
+        targets = torch.cat([batch.weights for batch in micro_batches]) if last else None
         with tp.loss_context(context.settings):
             self._schedule.step(*inputs, target=targets, return_outputs=False)
         tp.sum_partial_gradients(self._parameters)

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
-from trainer.data.sets import Batch
+from trainer.data.sets import Batch, Nested
 from trainer.models.tensor_plan import TensorPlan, Whole
 from trainer.strategies import (
     Context,
@@ -113,7 +113,7 @@ def shard_borders(borders: Sequence[Tensor], mesh: DeviceMesh, settings: Setting
     return [borders[0], *shares, borders[-1]]
 
 
-def whole_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+def whole_loss(loss: Callable[[Tensor, Nested], Tensor]) -> Callable[[Tensor, Nested], Tensor]:
     """Return the loss as a plain tensor on every rank, whatever the model's outputs are."""
     return lambda outputs, targets: whole(loss(outputs, targets))
 

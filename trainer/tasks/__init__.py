@@ -7,7 +7,7 @@ task is a class on the Python path: TRAINER_TASK=package.module:Class.
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -36,11 +36,11 @@ class Task(Protocol):
         """
         ...
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Return one loss per sample, shape (n,)."""
         ...
 
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def score(self, outputs: Any, targets: Any) -> Tensor:
         """Return one score per sample, shape (n,); their mean over the test set is the metric."""
         ...
 

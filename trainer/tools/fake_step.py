@@ -20,7 +20,7 @@ from trainer.data.order import Order, training_shares
 from trainer.data.sets import Batch, tokens_of
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime, place
-from trainer.distributed.tensors import local_part
+from trainer.distributed.tensors import local_part, map_tensors
 from trainer.distributed.torch_private import FakeTensorMode, forget_shardings, joining_meshes
 from trainer.models.ema import Average
 from trainer.models.footprint import Activations, Footprint
@@ -54,7 +54,7 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
         strategy = strategies.build("single" if mode.processes else name, model, context)
         del model
         there = fake.from_tensor
-        faked = [Batch(there(b.inputs), there(b.targets), there(b.weights)) for b in batches]
+        faked = [Batch(*map_tensors(there, (b.inputs, b.targets, b.weights))) for b in batches]
         # The optimiser makes its state before the step that is counted, as in any later step.
         for parameter in strategy.module.parameters():
             parameter.grad = torch.zeros_like(parameter)

@@ -56,7 +56,7 @@ def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None
         (f"{WRONG}:ScoreOfTwo", 64, "score() returned shape (2, 2) for 2 samples"),
         (f"{WRONG}:HasAnOptimizer", 64, "nothing calls its optimizer()"),
         (f"{WRONG}:ModelIsNone", 64, "model() returned a None"),
-        (f"{WRONG}:SamplesAreDicts", 64, "is a dict; wanted: a pair"),
+        (f"{WRONG}:SamplesAreWords", 64, "hold no tensor and no number"),
         (f"{WRONG}:DataIsEmpty", 65, "the training set is empty"),
         (f"{WRONG}:DataFileIsMissing", 65, "FileNotFoundError"),
         (f"{__name__}:NoGradient", 64, "no parameter of the model has a gradient"),

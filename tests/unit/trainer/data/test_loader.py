@@ -135,3 +135,48 @@ def test_images_may_come_with_their_channels_innermost() -> None:
         for batch in loader(iter(wanted)):
             assert batch.inputs.is_contiguous(memory_format=torch.channels_last) is channels_last
             assert torch.equal(batch.inputs, data.inputs[batch.targets])
+
+
+class Sentences:
+    """Samples that are no pair: tensors in a dict and a tuple, a number and a word, of any length."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 3:
+            raise OSError("cannot be read")
+        words = torch.arange(index + 1)
+        return {"words": words, "both": (torch.ones(2) * index, index), "name": str(index)}
+
+
+class Padded(Sentences):
+    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        words = [sample["words"] for sample in samples]
+        both = torch.utils.data.default_collate([sample["both"] for sample in samples])
+        padded = torch.nn.utils.rnn.pad_sequence(words, batch_first=True, padding_value=-1)
+        return {"words": padded, "both": both, "name": [sample["name"] for sample in samples]}
+
+
+@WORKERS
+def test_a_sample_of_any_nesting_is_given_whole_to_model_and_loss(workers: int) -> None:
+    loader = Loader(Padded(), device=CPU, workers=workers, dtype=torch.float64)
+    one = Samples(torch.tensor([1, 3, 0]), torch.ones(3))
+    (batch,) = loader(iter([one]))
+    assert batch.inputs is batch.targets
+    assert batch.inputs["words"].tolist() == [[0, 1], [0, 1], [0, -1]]
+    reals, numbers = batch.inputs["both"]
+    assert (reals.dtype, numbers.dtype) == (torch.float64, torch.int64)
+    assert numbers.tolist() == [1, 1, 0]
+    assert batch.inputs["name"] == ["1", "1", "0"]
+    assert batch.weights.tolist() == [1, 0, 1], "the second is a copy of one that can be read"
+
+
+@WORKERS
+def test_samples_of_unequal_shape_need_a_collate(workers: int) -> None:
+    loader = Loader(Sentences(), device=CPU, workers=workers)
+    with pytest.raises(Fault) as caught:
+        list(loader(iter([Samples(torch.tensor([1, 0]), torch.ones(2))])))
+    assert caught.value.code == Exit.CONFIG
+    assert str(caught.value).startswith("the samples 1, 0 ... make no batch: RuntimeError: ")
+    assert str(caught.value).endswith("a method collate(samples) of the data, a Sentences")

@@ -243,19 +243,27 @@ class Rows(Dataset[Any]):
         return self.row
 
 
-class SamplesAreDicts(Right):
+class SamplesAreWords(Right):
+    def data(self, *, train: bool) -> Any:
+        return Rows({"text": "a sentence", "label": "good"})
+
+
+class SamplesAreForAnotherModel(Right):
     def data(self, *, train: bool) -> Any:
         return Rows({"input_ids": torch.zeros(2), "labels": torch.tensor(0)})
 
 
-class SamplesAreTensors(Right):
-    def data(self, *, train: bool) -> Any:
-        return Rows(torch.rand(2))
+class Broken:
+    def __len__(self) -> int:
+        return 8
+
+    def batch(self, indices: Tensor) -> Any:
+        return torch.zeros(0, 2)[indices], indices
 
 
-class SamplesOfThree(Right):
+class BatchRaises(Right):
     def data(self, *, train: bool) -> Any:
-        return Rows((torch.rand(2), torch.rand(2), 0))
+        return Broken()
 
 
 class TargetsAreReal(Right):

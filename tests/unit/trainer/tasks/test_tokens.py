@@ -30,7 +30,8 @@ def written(folder: Path, *, dtype: str = "uint16", count: int = 1000) -> Path:
 def first_window(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     data = tasks.load(Settings(task="tokens", data=folder)).data(train=True)
     assert isinstance(data, InMemory)
-    return data.batch(torch.tensor([0]))
+    inputs, targets = data.batch(torch.tensor([0]))
+    return inputs, targets
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])

@@ -120,12 +120,14 @@ class Task:
 
 # What its rotary positions and gated layers have of their own is in how they are split and cut.
 _TOKENS = ("pp gpipe", "tp", "tp, loss split", "fsdp x tp")
+_TIED = ("ddp-zero1", "fsdp", "hsdp")
 TASKS = {
     "digits": Task("digits", 32, (*EVERY, *WIDE)),
     "lstm": Task("tests.parity.tasks:Lstm", 16, EVERY),
     "gru": Task("tests.parity.tasks:Gru", 16, EVERY),
     "gpt": Task("tests.parity.tasks:Gpt", 16, (*EVERY, *SPLIT), dear=True),
     "tokens": Task("tests.parity.tasks:Tokens", 16, _TOKENS, dear=True),
+    "tokens, tied": Task("tests.parity.tasks:TiedTokens", 16, _TIED, dear=True),
     "resnet18": Task("tests.parity.tasks:ResNet", 16, EVERY, dear=True),
 }
 FULL = {

@@ -83,6 +83,22 @@ class Tokens(tokens.Task):
         self._files = of_bytes(32, size=20_000)
 
 
+class TiedTokens(Tokens):
+    """The same with one tensor for embedding and head."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.get_submodule("head").weight = model.get_submodule("tokens").weight
+        return model
+
+
+class WrappedTied(TiedTokens):
+    """The same in another module, as transformers keeps its models."""
+
+    def model(self) -> nn.Module:
+        return _Whole(super().model())
+
+
 Gpt = partial(Short, build=partial(charlm_gpt.Model, width=32))
 
 

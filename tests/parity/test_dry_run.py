@@ -59,6 +59,8 @@ CASES: dict[str, tuple[int, dict[str, str]]] = {
     "tp whole": (2, {"sequence_parallel": "false"}),
     "tp whole, loss": (2, {"sequence_parallel": "false", "loss_parallel": "true"}),
     "tp x fsdp": (4, {"mesh": "dp_shard=2,tp=2"}),
+    "fsdp tied": (2, {"task": "tests.parity.tasks:WrappedTied"}),
+    "fsdp nested": (2, {"task": "tests.parity.nested_tasks:Samples"}),
     "pp x fsdp x tp": (8, PIPELINED | {"mesh": "pp=2,dp_shard=2,tp=2"}),
 }
 
@@ -182,6 +184,18 @@ def test_averaged_weights_and_several_processes_count(tmp_path: Path) -> None:
     shared = alone["parameters"]
     expected = 2 * shared + 3 * (alone["peak"] - shared)
     assert three["peak"] == pytest.approx(expected, rel=0.05)
+
+
+def test_a_wrapped_model_is_sharded_as_finely_as_the_model_in_it(tmp_path: Path) -> None:
+    plain, wrapped = (
+        dry_run(8, tmp_path / name, **(COMMON | {"mode": "fsdp", "task": task, "micro_batch": "2"}))
+        for name, task in (
+            ("plain", "tests.parity.tasks:TiedTokens"),
+            ("wrapped", "tests.parity.tasks:WrappedTied"),
+        )
+    )
+    for name in ("parameters", "activations", "peak"):
+        assert wrapped[0][name] == pytest.approx(plain[0][name], rel=0.05), name
 
 
 def test_a_thousand_ranks_fit_into_one_process(tmp_path: Path) -> None:

@@ -86,10 +86,18 @@ class Activations:
     @contextlib.contextmanager
     def counted(self, module: nn.Module) -> Iterator[None]:
         """Count within the block; the parameters of `module` are not activations."""
+        sharded: dict[Tensor, int] = {}  # looked up: to_local costs an operator, for each one kept
+
+        def storage_of(parameter: Tensor) -> int:
+            if not isinstance(parameter, DTensor):
+                return id(parameter.untyped_storage())
+            if parameter not in sharded:
+                sharded[parameter] = id(local_part(parameter).untyped_storage())
+            return sharded[parameter]
 
         def keep(tensor: Tensor) -> "_Kept":
             storage = local_part(tensor).untyped_storage()
-            own = {id(local_part(p).untyped_storage()) for p in module.parameters()}
+            own = {storage_of(parameter) for parameter in module.parameters()}
             # Detached: an output that its own node keeps would keep the node, if no backward pass came.
             kept = _Kept(tensor.detach())
             if (key := id(storage)) not in own:

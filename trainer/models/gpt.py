@@ -21,7 +21,6 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from trainer.config.exits import Exit, Fault
 from trainer.models import chain
 from trainer.models.tensor_plan import TensorPlan, Whole
 
@@ -60,7 +59,7 @@ class Gpt(nn.Module):
 
     def __init__(self, size: Size, *, vocabulary: int, tied: bool = False) -> None:
         super().__init__()
-        self._size, self._tied = size, tied
+        self._size = size
         self.tokens = nn.Embedding(vocabulary, size.width)
         self.blocks = nn.ModuleList(_Block(size) for _ in range(size.layers))
         self.norm = nn.RMSNorm(size.width)
@@ -85,15 +84,7 @@ class Gpt(nn.Module):
         ]
 
     def tensor_plan(self, *, sequence_parallel: bool, loss_parallel: bool) -> TensorPlan:
-        """Return how the layers are split: by heads, hidden units and rows of the vocabulary.
-
-        Raises Fault(64) for tied weights: embedding and head would be split in one tensor.
-        """
-        if self._tied:
-            raise Fault(
-                Exit.CONFIG,
-                "model Gpt: tied weights cannot be split over the axis tp; leave -tied out",
-            )
+        """Return how the layers are split: by heads, hidden units and rows of the vocabulary."""
         stream = Shard(1) if sequence_parallel else Replicate()
         # gathered once for all the layers that read it
         gather = PrepareModuleOutput(

@@ -19,7 +19,7 @@ from trainer.models.blocks import blocks
 
 def recompute_blocks(model: nn.Module) -> None:
     """Make every block of the model recompute, in place."""
-    for block in list(blocks(model)):
+    for block in blocks(model):
         # A subclass, not a wrapper, which would change names, nor a method of the instance, with which a
         # replica of nn.DataParallel would run the module it was copied from.
         kind = type(block)

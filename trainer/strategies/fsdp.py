@@ -24,7 +24,7 @@ from torch.distributed.fsdp import (
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed.precision import half
-from trainer.models.blocks import blocks
+from trainer.models.blocks import blocks, tied
 from trainer.strategies import Context, Strategy, accumulate, broadcast_buffers, single
 
 # Those that keep running statistics.
@@ -83,7 +83,10 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     offload = OffloadPolicy()
     if settings.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
-    for module in dict.fromkeys((*norms, *blocks(model), model)):
+    # What several modules use is gathered for the whole model: fully_shard refuses it in two of them.
+    shared = tied(model)
+    alone = [block for block in blocks(model) if shared.keys().isdisjoint(block.parameters())]
+    for module in dict.fromkeys((*norms, *alone, model)):
         fully_shard(
             module,
             mesh=mesh,

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch, Nested
+from trainer.models.blocks import tied
 from trainer.models.tensor_plan import TensorPlan, Whole
 from trainer.strategies import (
     Context,
@@ -67,7 +68,7 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> None
     """Split the layers of `module` over the one-dimensional `mesh`, as the model's plan says.
 
     A stage of a pipeline has only some of the plan's modules. Raises Fault(64) when the model has no
-    plan, or the number of ranks does not divide what it splits.
+    plan or tied weights, or the number of ranks does not divide what it splits.
     """
     tensor_plan = getattr(module, "tensor_plan", None)
     if tensor_plan is None:
@@ -75,6 +76,12 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> None
             Exit.CONFIG,
             f"task {settings.task}: its model {type(module).__name__} cannot be split over the axis tp: "
             "it has no method tensor_plan(); see trainer/models/tensor_plan.py",
+        )
+    for names in tied(module).values():
+        raise Fault(
+            Exit.CONFIG,
+            f"task {settings.task}: its model {type(module).__name__} ties {' and '.join(names)}; tied "
+            "weights cannot be split over the axis tp",
         )
     plan: TensorPlan = tensor_plan(
         sequence_parallel=settings.sequence_parallel, loss_parallel=settings.loss_parallel

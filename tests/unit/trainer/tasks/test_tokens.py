@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.ranks import run_ranks
 from trainer import tasks
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
@@ -117,11 +118,15 @@ def test_a_logit_depends_on_its_own_and_former_tokens_and_on_their_places() -> N
     assert not before[2].isclose(swapped[2], atol=1e-6).all()
 
 
-def test_a_tied_model_is_neither_split_nor_cut() -> None:
+@pytest.mark.slow
+def test_a_tied_model_is_not_split(tmp_path: Path) -> None:
+    events = run_ranks(2, tmp_path, code=64, task="tokens", model="tiny-tied", mode="tp")
+    ties = "its model Gpt ties tokens.weight and head.weight; tied weights cannot be split over"
+    assert ties in events[-1]["message"]
+
+
+def test_a_tied_model_is_not_cut() -> None:
     model = Gpt(SIZES["tiny"], vocabulary=256, tied=True)
-    with pytest.raises(Fault, match="tied weights cannot be split over the axis tp") as caught:
-        model.tensor_plan(sequence_parallel=False, loss_parallel=False)
-    assert caught.value.code == Exit.CONFIG
     with pytest.raises(Fault, match="in 2 pieces") as caught:
         pieces_of(model)
     assert caught.value.code == Exit.CONFIG

@@ -79,11 +79,12 @@ def check(name: str) -> Iterator[str]:
         loader = Loader(data, device=torch.device("cpu"), dtype=dtype_of(settings))
         with blamed_on(name, f"reading {part} samples"):
             batch = next(loader(iter([two])))
-        losses = try_batch(task, model, batch, name=name, part=part)
-        if losses is None:
+        tried = try_batch(task, model, batch, name=name, part=part)
+        if tried is None:
             raise Fault(Exit.CONFIG, f"task {name}: the model returned None")
+        losses, metrics = tried
         shown = ", ".join(f"{loss:.4g}" for loss in losses.tolist())
-        yield f"loss() and score(): one for each of two {part} samples; losses {shown}"
+        yield f"loss() and score(), {', '.join(metrics)}: for each of two {part} samples; losses {shown}"
         if part == "training":
             with blamed_on(name, "the backward pass"):
                 losses.sum().backward()

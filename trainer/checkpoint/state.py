@@ -1,6 +1,7 @@
 """The contents of a checkpoint: model, optimiser, and what else a run saves under a name."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,7 +33,8 @@ def capture(module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Statefu
     """
     optimiser: State = {}
     if any(group["params"] for group in optimizer.param_groups):
-        model, optimiser = get_state_dict(module, optimizer, options=_OPTIONS)
+        with _without_empty_groups(optimizer):
+            model, optimiser = get_state_dict(module, optimizer, options=_OPTIONS)
     else:  # ddp-zero1 on more ranks than tensors, which torch treats as an error
         model = get_model_state_dict(module, options=_OPTIONS)
     buffers = {local_part(b).untyped_storage().data_ptr() for b in module.buffers()}
@@ -48,14 +50,27 @@ def restore(
 ) -> None:
     """Load a state of the form of `capture` into model, optimiser and the parts of `extra` it has."""
     if state["optimizer"]:
-        set_state_dict(
-            module,
-            optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=_OPTIONS,
-        )
+        with _without_empty_groups(optimizer):
+            set_state_dict(
+                module,
+                optimizer,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
+                options=_OPTIONS,
+            )
     else:
         set_model_state_dict(module, state["model"], options=_OPTIONS)
     for name, part in state["extra"].items():
         extra[name].load_state_dict(part)
+
+
+@contextlib.contextmanager
+def _without_empty_groups(optimizer: Optimizer) -> Iterator[None]:
+    """Hide the groups of which this rank has no parameter: torch 2.15 takes the first of each."""
+    groups = optimizer.param_groups
+    optimizer.param_groups = [group for group in groups if group["params"]]
+    try:
+        yield
+    finally:
+        left = iter(optimizer.param_groups)  # loading has replaced them
+        optimizer.param_groups = [next(left) if group["params"] else group for group in groups]

@@ -10,6 +10,9 @@ EVENT = '{"event": '
 
 _PREFIX = re.compile(r"\[rank (\d+)\] |launch: rank (\d+): ")
 
+# The fields of an eval event that are not a score of the task.
+EVAL_FIELDS = frozenset({"event", "time", "step", "loss", "metric", "samples"})
+
 
 def rank_prefix(rank: int) -> str:
     """Return what is put before the lines of a rank, in a job of several ranks."""

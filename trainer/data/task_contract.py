@@ -9,6 +9,7 @@ check_per_sample(losses, "circles:Circles", method="loss()", count=len(targets))
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.config.exits import Exit, Fault
+from trainer.config.lines import EVAL_FIELDS
 from trainer.data.sets import Batch, InMemory, Nested
+from trainer.distributed.optim import Own
 from trainer.distributed.runtime import as_fault
 from trainer.distributed.tensors import leaves
 
@@ -25,6 +28,7 @@ from trainer.distributed.tensors import leaves
 _NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen")
 
 METHODS = ("model", "data", "loss", "score")
+MORE = tuple(name for name in Own.__dataclass_fields__)  # that a task may have
 
 
 def check_methods(task: object, name: str) -> None:
@@ -35,12 +39,28 @@ def check_methods(task: object, name: str) -> None:
     if not isinstance(metric, str) or not metric:
         raise _wrong(name, f"metric is {metric!r}; wanted: a name for the mean of score()")
     public = [m for m in vars(type(task)) if m[0] != "_" and callable(getattr(type(task), m))]
-    if unknown := sorted({*public} - {*METHODS}):
+    if unknown := sorted({*public} - {*METHODS, *MORE}):
         raise _wrong(
             name,
-            f"nothing calls its {unknown[0]}(); the trainer knows {', '.join(METHODS)}; a method of "
-            "your own begins with _",
+            f"nothing calls its {unknown[0]}(); the trainer knows {', '.join(METHODS + MORE)}; a "
+            "method of your own begins with _",
         )
+
+
+def own_of(task: object, name: str) -> Own:
+    """Return what the task decides by itself; an error in it becomes a Fault(64) with its place."""
+    return Own(
+        **{
+            method: partial(_call, f"{method}()", name, getattr(task, method))
+            for method in MORE
+            if hasattr(task, method)
+        }
+    )
+
+
+def _call(method: str, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    with blamed_on(name, method):
+        return function(*arguments)
 
 
 def check_data(data: Any, name: str, *, train: bool) -> None:
@@ -67,10 +87,11 @@ def check_model(model: Any, name: str) -> None:
 
 def try_batch(
     task: Any, forward: Callable[[Nested], Any], batch: Batch, *, name: str, part: str
-) -> Tensor | None:
-    """Pass a batch through model, loss and score, and return the losses; None without outputs here.
+) -> tuple[Tensor, list[str]] | None:
+    """Pass a batch through model, loss and score; return the losses, and the names of the scores.
 
-    Raises Fault(64) when a method raises or returns what it should not.
+    Returns None without outputs on this rank. Raises Fault(64) when a method raises or returns what it
+    should not.
     """
     if not any(isinstance(value, Tensor) for value in leaves(batch.inputs)):
         raise _wrong(name, f"the inputs of the {part} samples hold no tensor and no number")
@@ -83,10 +104,31 @@ def try_batch(
         losses = task.loss(outputs, batch.targets)
     _check_losses(losses, name, count=count)
     with blamed_on(name, "score()"):
-        scores = task.score(outputs, batch.targets)
-    _check_scores(scores, name, count=count, metric=task.metric)
-    made: Tensor = losses
-    return made
+        scores = scores_of(task, outputs, batch.targets)
+    if task.metric not in scores:
+        raise _wrong(name, f"score() returned no {task.metric!r}, which metric names")
+    if taken := sorted(scores.keys() & EVAL_FIELDS):
+        raise _wrong(name, f"score() returned a {taken[0]!r}, which the eval event has already")
+    for metric, (score, counted) in scores.items():
+        _check_scores(score, name, count=count, metric=metric)
+        _check_per_sample(counted, name, "score()", count)
+    return losses, sorted(scores, key=lambda metric: (metric != task.metric, metric))
+
+
+def scores_of(task: Any, outputs: Any, targets: Any) -> dict[str, tuple[Any, Any]]:
+    """Return the task's scores by name: each a number for each sample, and what it is a mean over.
+
+    `score()` returns one of them, `metric`, or a dict. A score is shape (n,), for a mean over the
+    samples, or a pair of such, of which the sums are divided: 2 TP by 2 TP + FP + FN makes an F1.
+    """
+    scores = task.score(outputs, targets)
+    named = scores if isinstance(scores, dict) else {task.metric: scores}
+    return {
+        name: score
+        if isinstance(score, tuple) and len(score) == 2
+        else (score, torch.ones_like(score) if isinstance(score, Tensor) else score)
+        for name, score in named.items()
+    }
 
 
 def _check_losses(losses: Any, name: str, *, count: int) -> None:

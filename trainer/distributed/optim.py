@@ -1,14 +1,35 @@
-"""Optimiser and learning rate. The rate is a function of the step alone, so it has no state to save."""
+"""Optimiser and learning rate. The rate is a function of the step alone, so it has no state to save.
+
+A task may decide by itself which optimiser updates which parameters, and how the rate changes:
+
+    optimizer = build(model, settings, Own(optimizer=task.optimizer))
+"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
+
+Groups = list[dict[str, Any]]  # as torch's optimisers take them
+
+
+@dataclass(frozen=True)
+class Own:
+    """The task's methods of these names; what is None, the settings decide."""
+
+    parameter_groups: Callable[[Mapping[str, nn.Parameter]], Groups] | None = None
+    optimizer: Callable[[Groups], Optimizer] | None = None
+    schedule: Callable[[int, int], float] | None = None
+
+
+NOTHING = Own()
 
 
 def peak_rate(settings: Settings) -> float:
@@ -37,24 +58,79 @@ def recipe(settings: Settings) -> tuple[type[Optimizer], dict[str, Any]]:
     return torch.optim.AdamW, common
 
 
-def build(parameters: Iterable[nn.Parameter], settings: Settings) -> Optimizer:
-    """Return the optimiser that the settings name, over `parameters`."""
-    kind, arguments = recipe(settings)
-    return kind(parameters, **arguments)
+def build(model: nn.Module, settings: Settings, own: Own) -> Optimizer:
+    """Return the optimiser of the model's parameters. Raises Fault(64) for a task that makes none."""
+    kind, arguments = constructor(settings, own)
+    return kind(groups_of(model, settings, own), **arguments)
 
 
-def apply_settings(optimizer: Optimizer, settings: Settings) -> None:
-    """Set the hyperparameters from the settings; a loaded checkpoint has brought its own run's."""
-    for group in optimizer.param_groups:
-        group.update(recipe(settings)[1])
+def constructor(settings: Settings, own: Own) -> tuple[Callable[..., Optimizer], dict[str, Any]]:
+    """Return what makes an optimiser of parameter groups, and its other arguments."""
+    if (make := own.optimizer) is None:
+        return recipe(settings)
+
+    def checked(groups: Groups) -> Optimizer:
+        made: object = make(groups)
+        if not isinstance(made, Optimizer):
+            raise _wrong(settings, "optimizer()", f"a {type(made).__name__}; wanted: an Optimizer")
+        if not all("lr" in group for group in made.param_groups):
+            raise _wrong(settings, "optimizer()", f"a {type(made).__name__} without a rate, lr")
+        return made
+
+    return checked, {}
 
 
-def learning_rate(step: int, total: int, settings: Settings) -> float:
+def groups_of(model: nn.Module, settings: Settings, own: Own) -> Groups:
+    """Return the parameters in the task's groups, or in one. Raises Fault(64) if one is in none."""
+    named = dict(model.named_parameters())
+    if own.parameter_groups is None:
+        return [{"params": list(named.values())}]
+    groups: Any = own.parameter_groups(named)
+    if not isinstance(groups, list) or not all(
+        isinstance(g, dict) and "params" in g for g in groups
+    ):
+        raise _wrong(
+            settings, "parameter_groups()", 'no list of dicts with "params", as torch.optim wants'
+        )
+    for group in groups:
+        group["params"] = list(group["params"])
+    found = {id(parameter) for group in groups for parameter in group["params"]}
+    left = [name for name, p in named.items() if p.requires_grad and id(p) not in found]
+    if left:
+        raise _wrong(
+            settings, "parameter_groups()", f"no group with {left[0]}; set its requires_grad=False"
+        )
+    return groups
+
+
+def options_of(optimizer: Optimizer) -> Groups:
+    """Return each group's options, without its parameters, for `set_options` and `set_learning_rate`."""
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def set_options(optimizer: Optimizer, options: Sequence[Mapping[str, Any]]) -> None:
+    """Set each group's options; a loaded checkpoint has brought its own run's."""
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(own)
+
+
+def learning_rate(step: int, total: int, settings: Settings, own: Own = NOTHING) -> float:
     """Return the rate of optimiser step `step` (the first is 0) of `total`.
 
-    Linear warm-up, then half a cosine down to zero (Loshchilov and Hutter, 2017), or constant.
+    Linear warm-up, then half a cosine down to zero (Loshchilov and Hutter, 2017), or constant; or the
+    peak times what the task's `schedule` returns. Raises Fault(64) if that is no number from 0 on.
     """
     peak = peak_rate(settings)
+    if own.schedule is not None:
+        factor: Any = own.schedule(step, total)
+        if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+            raise _wrong(
+                settings, f"schedule({step}, {total})", f"{factor!r}; wanted: a number from 0 on"
+            )
+        return peak * factor
     if step < settings.warmup_steps:
         return peak * (step + 1) / settings.warmup_steps
     if settings.schedule == "constant":
@@ -63,7 +139,16 @@ def learning_rate(step: int, total: int, settings: Settings) -> float:
     return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the rate of every parameter group."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+def set_learning_rate(
+    optimizer: Optimizer, rate: float, options: Sequence[Mapping[str, Any]], settings: Settings
+) -> None:
+    """Set every group's rate; one built with another `lr` keeps its proportion to `settings.lr`.
+
+    `options` are those of the groups as the optimiser was built.
+    """
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group["lr"] = rate * (own["lr"] / settings.lr)
+
+
+def _wrong(settings: Settings, method: str, came: str) -> Fault:
+    return Fault(Exit.CONFIG, f"task {settings.task}: {method} returned {came}")

@@ -1,6 +1,6 @@
 """Evaluation: the task's loss and metric over the test set, every sample counted once.
 
-The loss is weighted as in training, by tokens where samples have some; the metric counts samples.
+The loss is weighted as in training, by tokens where samples have some; the metrics count samples.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import torch
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import evaluation_shares
 from trainer.data.sets import UnreadableSample, tokens_of
+from trainer.data.task_contract import scores_of
 from trainer.distributed.runtime import total
 from trainer.engine.bad_samples import count_bad
 from trainer.engine.run import Run
@@ -31,7 +32,8 @@ def evaluate(run: Run, stop: Stop) -> float | None:
 @torch.no_grad()
 def _evaluate(run: Run, stop: Stop) -> float | None:
     runtime = run.runtime
-    sums = torch.zeros(4, dtype=torch.float64)
+    # Of losses, of their weights, of the samples that could be read; then of each score, twice.
+    sums = torch.zeros(3 + 2 * len(run.metrics), dtype=torch.float64)
     unread: list[UnreadableSample] = []
     run.strategy.module.eval()
     shares = evaluation_shares(
@@ -44,14 +46,15 @@ def _evaluate(run: Run, stop: Stop) -> float | None:
         if outputs is None:  # not the last pipeline stage
             continue
         losses = run.task.loss(outputs, batch.targets)
-        scores = run.task.score(outputs, batch.targets)
+        scores = scores_of(run.task, outputs, batch.targets)
         counted = batch.weights > 0
         weights = batch.weights[counted].double()
-        parts = ((losses[counted] * weights).sum(), weights.sum(), scores[counted].sum())
-        sums += torch.stack([*parts, counted.sum()]).cpu()
+        parts = [(losses[counted] * weights).sum(), weights.sum(), counted.sum()]
+        parts += [part[counted].double().sum() for name in run.metrics for part in scores[name]]
+        sums += torch.stack(parts).cpu()
         unread += [one for one in batch.unreadable if one.weight]
     run.strategy.module.train()
-    loss, weight, score, count, missing = total([*sums.tolist(), len(unread)], runtime)
+    loss, weight, count, *scored, missing = total([*sums.tolist(), len(unread)], runtime)
     if missing:
         count_bad(run, unread, part="test")
     if count + missing != len(run.test):
@@ -59,13 +62,14 @@ def _evaluate(run: Run, stop: Stop) -> float | None:
             Exit.CODE,
             f"evaluation counted {count:.0f} samples of {len(run.test)}: bug in muster; please report",
         )
-    metric = score / count
+    parts_and_wholes = zip(scored[::2], scored[1::2], strict=True)
+    means = [part / whole if whole else 0.0 for part, whole in parts_and_wholes]
     run.report(
         "eval",
         step=run.step,
         loss=loss / weight,
         metric=run.task.metric,
-        **{run.task.metric: metric},
+        **dict(zip(run.metrics, means, strict=True)),
         samples=int(count),
     )
-    return metric
+    return means[0]

@@ -19,6 +19,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.order import mix, training_shares
 from trainer.data.shared import once_per_machine
+from trainer.data.task_contract import own_of
 from trainer.distributed import optim
 from trainer.distributed.precision import set_tf32
 from trainer.distributed.runtime import Runtime, as_fault, from_all, join, peak_memory, total
@@ -89,9 +90,9 @@ def _prepare(
     set_tf32(settings, runtime.device)
     model = build_model(task, settings, runtime)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    context = strategies.Context(
-        settings, runtime, task.loss, partial(example, training, settings, runtime.sizing.batches)
-    )
+    own = own_of(task, settings.task)
+    first = partial(example, training, settings, runtime.sizing.batches)
+    context = strategies.Context(settings, runtime, task.loss, first, own)
     strategy = strategies.build(runtime.sizing.mode, model, context)
     return Run(
         settings,
@@ -104,6 +105,7 @@ def _prepare(
         saver,
         parameters,
         fitness=fitness,
+        own=own,
     )
 
 
@@ -185,8 +187,8 @@ def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
         # Forward and backward. What a layer draws depends on this seed alone, so a resumed run draws
         # the same.
         torch.manual_seed(mix(settings.seed, run.step, runtime.seed_rank))
-        rate = optim.learning_rate(run.step, steps, settings)
-        optim.set_learning_rate(strategy.optimizer, rate)
+        rate = optim.learning_rate(run.step, steps, settings, run.own)
+        optim.set_learning_rate(strategy.optimizer, rate, run.options, settings)
         samples = min(run.batch, order.end - run.samples)
         weight = order.weight(run.samples, samples)
         micro_batches = list(islice(batches, runtime.sizing.batches.accumulation))

@@ -79,18 +79,22 @@ def roll_back(run: Run, *, before: int) -> bool:
 
 
 def _load(run: Run, found: Found) -> None:
-    progress, settings = found.manifest.progress, run.settings
+    progress = found.manifest.progress
     # Another optimiser, which is resumed by force only, has nothing to begin with.
-    saved = progress.identity.get("optimizer", settings.optimizer)
+    decided = ("optimizer",) if run.own.optimizer is None else ("optimizer", "code")
+    same = all(
+        progress.identity.get(one, run.identity[one]) == run.identity[one] for one in decided
+    )
     load(
         found,
         run.strategy.module,
         run.saved_optimizer,
         run.extra,
         runtime=run.runtime,
-        optimizer_state=saved == settings.optimizer,
+        optimizer_state=same,
     )
-    optim.apply_settings(run.saved_optimizer, settings)
+    if run.own.optimizer is None:  # one of the task's own may keep some of its state in them
+        optim.set_options(run.saved_optimizer, run.options)
     run.step, run.samples = progress.step, progress.samples
     run.saved, run.saved_step = found.where, progress.step
 

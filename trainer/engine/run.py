@@ -17,6 +17,7 @@ from trainer.data.loader import Loader
 from trainer.data.order import Order, Samples
 from trainer.data.resident import free_memory, resident
 from trainer.data.sets import Data, Nested, tokens_of
+from trainer.distributed import optim
 from trainer.distributed.precision import LossScale, dtype_of
 from trainer.distributed.runtime import Runtime
 from trainer.models.ema import Average
@@ -32,8 +33,9 @@ class Run:
 
     `parameters`: of the whole model, on all ranks. `fitness`: the figures of preflight. `bad`: the
     samples that could not be read, as (part, index). `extra`: saved and loaded with model and optimiser,
-    by name. `identity`: what decides the result. `saver`: None when the nodes share no folder.
-    `save_began`: when the last save began.
+    by name. `identity`: what decides the result. `own`: what the task decides by itself. `options`: of
+    the optimiser's groups, as it was built. `metrics`: the names of the task's scores, the first its
+    `metric`. `saver`: None when the nodes share no folder. `save_began`: when the last save began.
     """
 
     settings: Settings
@@ -53,11 +55,15 @@ class Run:
     saved_step: int = 0
     fitness: dict[str, float] = field(default_factory=dict)
     bad: set[tuple[str, int]] = field(default_factory=set)
+    own: optim.Own = optim.NOTHING
+    metrics: list[str] = field(default_factory=list)
+    options: optim.Groups = field(init=False)
     save_began: float = field(default_factory=time.monotonic)
     loss_scale: LossScale = field(init=False)
     average: Average | None = None
 
     def __post_init__(self) -> None:
+        self.options = optim.options_of(self.strategy.optimizer)
         self.loss_scale = LossScale(self.settings)
         self.extra |= self.strategy.extra
         if self.settings.ema_decay:

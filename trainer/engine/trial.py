@@ -9,6 +9,7 @@ from trainer.data.loader import Loader
 from trainer.data.order import Samples
 from trainer.data.task_contract import blamed_on, try_batch
 from trainer.distributed.precision import dtype_of
+from trainer.distributed.runtime import from_all
 from trainer.engine.run import Run
 
 
@@ -16,14 +17,19 @@ from trainer.engine.run import Run
 def try_task(run: Run) -> None:
     """Pass a micro-batch of each set, its first sample repeated, through model, loss and score.
 
-    All ranks call it together. Raises Fault(64) when a method raises or returns what it should not.
+    Leaves the names of the scores in the run. All ranks call it together. Raises Fault(64) when a method
+    raises or returns what it should not.
     """
     count = run.runtime.sizing.batches.micro
     repeated = Samples(torch.zeros(count, dtype=torch.long), torch.ones(count))
     run.strategy.module.eval()
+    names: list[str] | None = None
     for data, part in ((run.training, "training"), (run.test, "test")):
         loader = Loader(data, device=run.runtime.device, dtype=dtype_of(run.settings))
         with blamed_on(run.settings.task, f"reading {part} samples"):
             batch = next(loader(iter([repeated])))
-        try_batch(run.task, run.strategy.forward, batch, name=run.settings.task, part=part)
+        tried = try_batch(run.task, run.strategy.forward, batch, name=run.settings.task, part=part)
+        names = tried and tried[1]
+    # Of a pipeline only the last stage has seen the scores.
+    run.metrics = next(found for found in from_all(names, run.runtime) if found)
     run.strategy.module.train()

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from trainer.report.events import Event
+from trainer.report.events import Event, scores
 
 log = logging.getLogger("trainer")
 
@@ -92,7 +92,8 @@ def serving(port: int) -> Iterator[Callable[[Event], None]]:
         values = {one.name: event.get(one.field) for one in FIGURES if one.event == kind}
         latest.values = latest.values | {k: v for k, v in values.items() if v is not None}
         if kind == "eval":
-            metric.labels(event["metric"]).set(event[event["metric"]])
+            for name, value in scores(event).items():
+                metric.labels(name).set(value)
         elif kind == "checkpoint":
             checkpoints.labels(event["action"]).inc()
         elif kind == "fault":

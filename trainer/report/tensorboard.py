@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from trainer.report.events import Event
+from trainer.report.events import Event, scores
 
 log = logging.getLogger("trainer")
 
@@ -47,7 +47,7 @@ def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
         nonlocal writer, broken
         curves = CURVES.get(event["event"], {})
         if event["event"] == "eval":
-            curves = curves | {event["metric"]: f"eval/{event['metric']}"}
+            curves = curves | {name: f"eval/{name}" for name in scores(event)}
         points = {curve: event[field] for field, curve in curves.items() if field in event}
         if not points or broken:
             return

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from trainer.config.modes import DATA_AXES, MODES
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch, Nested
+from trainer.distributed.optim import NOTHING, Own
 from trainer.distributed.precision import autocast
 from trainer.distributed.runtime import Runtime
 from trainer.distributed.tensors import local_part, move
@@ -50,6 +51,8 @@ class Context:
     loss: Callable[[Tensor, Nested], Tensor]
     # Returns the inputs of a micro-batch, for their shape and type.
     example: Callable[[], Nested]
+    # What the task decides by itself.
+    own: Own = NOTHING
 
     @property
     def mesh(self) -> DeviceMesh:

@@ -25,8 +25,8 @@ _RANK = 2  # of the two matrices that powersgd sends
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    parameters = list(model.parameters())
-    return replicate(model, context, optimizer=optim.build(parameters, context.settings))
+    optimizer = optim.build(model, context.settings, context.own)
+    return replicate(model, context, optimizer=optimizer)
 
 
 def replicate(

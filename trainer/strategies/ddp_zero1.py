@@ -6,6 +6,8 @@ Rajbhandari et al., 2020), by torch's ZeroRedundancyOptimizer.
     TRAINER_MODE=ddp-zero1 torchrun --nproc-per-node 2 -m trainer
 """
 
+from typing import Any
+
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -14,8 +16,11 @@ from trainer.strategies import Context, Strategy, ddp
 
 
 def build(model: nn.Module, context: Context) -> Strategy:
-    kind, arguments = optim.recipe(context.settings)
+    settings, own = context.settings, context.own
+    kind, arguments = optim.constructor(settings, own)
+    called: Any = kind  # it need not be a class
     group = context.mesh.get_group("dp_replicate")
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), kind, process_group=group, **arguments)
+    groups: Any = optim.groups_of(model, settings, own)
+    optimizer = ZeroRedundancyOptimizer(groups, called, process_group=group, **arguments)
     # Its own state dict would first gather every shard on one rank; each rank saves its own instead.
     return ddp.replicate(model, context, optimizer=optimizer, saved_optimizer=optimizer.optim)

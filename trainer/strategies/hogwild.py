@@ -43,7 +43,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
             f"mode hogwild: shares its weights in the machine's memory, but this rank is on {device}; "
             "set CUDA_VISIBLE_DEVICES= to hide the GPUs",
         )
-    optimizer = optim.build(model.parameters(), settings)
+    optimizer = optim.build(model, settings, context.own)
     workers = Workers(model, optimizer, context)
     return Strategy(
         module=model,
@@ -62,7 +62,7 @@ class _Work:
 
     micro_batches: Sequence[Batch]
     weight: float
-    rate: float
+    rates: Sequence[float]  # of the parameter groups
     seed: int
 
 
@@ -100,8 +100,8 @@ class Workers:
         while len(self._busy) == len(self._pipes):
             self._receive_update()
         pipe = next(pipe for pipe in self._pipes if pipe not in self._busy)
-        rate = self._optimizer.param_groups[0]["lr"]
-        self._send(pipe, _Work(micro_batches, weight, rate, torch.initial_seed()))
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._send(pipe, _Work(micro_batches, weight, rates, torch.initial_seed()))
         self._busy.add(pipe)
         while not self._updates:  # there is no loss to return yet
             self._receive_update()
@@ -218,7 +218,7 @@ def _work(model: nn.Module, context: Context, pipe: Connection) -> None:
     """
     torch.set_num_threads(1)
     try:
-        optimizer = optim.build(model.parameters(), context.settings)
+        optimizer = optim.build(model, context.settings, context.own)
         while True:
             message = pickle.loads(pipe.recv_bytes())  # noqa: S301  # it comes from our own process
             if message == "state":
@@ -238,7 +238,8 @@ def _update(
 ) -> tuple[Tensor, Tensor]:
     """Update the weights with a batch; return its mean loss and the norm of its gradient."""
     torch.manual_seed(work.seed)
-    optim.set_learning_rate(optimizer, work.rate)
+    for group, rate in zip(optimizer.param_groups, work.rates, strict=True):
+        group["lr"] = rate
     model.train()
     kept = [buffer.clone() for buffer in model.buffers()]
     loss_sum = accumulate(model, work.micro_batches, context, scale=1 / work.weight)

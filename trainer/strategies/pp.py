@@ -54,7 +54,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
     parameters = list(model.parameters())
     return Strategy(
         module=model,
-        optimizer=optim.build(parameters, settings),
+        optimizer=optim.build(model, settings, context.own),
         step=pipeline.step,
         clip=lambda norm: clip(parameters, norm, group=group),
         forward=pipeline.forward,

@@ -20,7 +20,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
     return Strategy(
         module=model,
-        optimizer=optim.build(parameters, context.settings),
+        optimizer=optim.build(model, context.settings, context.own),
         step=step,
         clip=lambda norm: clip(parameters, norm),
         forward=inference(model, context),

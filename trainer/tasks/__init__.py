@@ -20,7 +20,8 @@ from trainer.data.task_contract import blamed_on, check_data, check_methods
 class Task(Protocol):
     """What the trainer needs of a task. The class is called with the settings.
 
-    `metric` names the mean of `score`, e.g. accuracy: 1.0 for a sample that was predicted right.
+    `metric` names the mean of `score`, e.g. accuracy: 1.0 for a sample that was predicted right. A task
+    may also have what `trainer.distributed.optim.Own` lists.
     """
 
     metric: str
@@ -40,8 +41,11 @@ class Task(Protocol):
         """Return one loss per sample, shape (n,)."""
         ...
 
-    def score(self, outputs: Any, targets: Any) -> Tensor:
-        """Return one score per sample, shape (n,); their mean over the test set is the metric."""
+    def score(self, outputs: Any, targets: Any) -> Any:
+        """Return one score per sample, shape (n,); their mean over the test set is the metric.
+
+        Or several, as `trainer.data.task_contract.scores_of` takes them.
+        """
         ...
 
 

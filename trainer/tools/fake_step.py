@@ -18,6 +18,7 @@ from trainer.config.settings import Settings
 from trainer.data.loader import Loader
 from trainer.data.order import Order, training_shares
 from trainer.data.sets import Batch, tokens_of
+from trainer.data.task_contract import own_of
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime, place
 from trainer.distributed.tensors import local_part, map_tensors
@@ -47,7 +48,8 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
         FakeTensorMode(allow_non_fake_inputs=True) as fake,
         Footprint() as footprint,
     ):
-        context = strategies.Context(settings, runtime, task.loss, lambda: batches[0].inputs)
+        own = own_of(task, settings.task)
+        context = strategies.Context(settings, runtime, task.loss, lambda: batches[0].inputs, own)
         model = _model(task, dtype_of(settings))
         if settings.activation_checkpointing:
             recompute_blocks(model)

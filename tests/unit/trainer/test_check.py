@@ -54,7 +54,7 @@ def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None
     [
         (f"{WRONG}:LossIsAMean", 64, "loss() returned shape () for 2 samples; wanted: (2,)"),
         (f"{WRONG}:ScoreOfTwo", 64, "score() returned shape (2, 2) for 2 samples"),
-        (f"{WRONG}:HasAnOptimizer", 64, "nothing calls its optimizer()"),
+        (f"{WRONG}:HasCallbacks", 64, "nothing calls its on_step()"),
         (f"{WRONG}:ModelIsNone", 64, "model() returned a None"),
         (f"{WRONG}:SamplesAreWords", 64, "hold no tensor and no number"),
         (f"{WRONG}:DataIsEmpty", 65, "the training set is empty"),

@@ -36,7 +36,15 @@ CASES = {
     "TakesNoSettings": "TakesNoSettings(settings) raised TypeError: ",
     "TakesMore": "TakesMore(settings) raised TypeError: ",
     "RaisesWhenMade": "RaisesWhenMade(settings) raised AttributeError: 'Settings' object has no",
-    "HasAnOptimizer": "nothing calls its optimizer(); the trainer knows model, data, loss, score",
+    "HasCallbacks": "nothing calls its on_step(); the trainer knows model, data, loss, score",
+    "OptimizerIsNone": "optimizer() returned a NoneType; wanted: an Optimizer",
+    "OptimizerRaises": "optimizer() raised TypeError: ",
+    "GroupsAreParameters": 'parameter_groups() returned no list of dicts with "params"',
+    "GroupsLeaveOneOut": "parameter_groups() returned no group with 0.bias; set its requires_grad",
+    "ScheduleIsNegative": "schedule(0, 3) returned -1; wanted: a number from 0 on",
+    "ScoreWithoutTheMetric": "score() returned no 'accuracy', which metric names",
+    "ScoreIsCalledLoss": "score() returned a 'loss', which the eval event has already",
+    "ScoreOfUnequalPair": "score() returned shape (32, 2) for 32 samples; wanted: (32,)",
     "ModelIsNone": "model() returned a None; wanted: an nn.Module",
     "ModelIsAClass": "model() returned a type; wanted: an nn.Module",
     "ModelRaises": "model() raised TypeError: ",
@@ -66,7 +74,7 @@ DATA = {  # 65
 
 # Refused where the task is loaded, before there is a run folder.
 AT_ONCE = {"ScoreIsNoMethod", "NoMetric", "MetricIsAFunction", "NoLoss", "TakesNoSettings"}
-AT_ONCE |= {"TakesMore", "RaisesWhenMade", "HasAnOptimizer"}
+AT_ONCE |= {"TakesMore", "RaisesWhenMade", "HasCallbacks"}
 
 
 def refusal(folder: Path, name: str, *, code: Any, ranks: int = 1, **settings: str) -> str:

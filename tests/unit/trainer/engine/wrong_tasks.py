@@ -146,9 +146,50 @@ class RaisesWhenMade(Right):
         self.width = settings.width  # type: ignore[attr-defined]
 
 
-class HasAnOptimizer(Right):
-    def optimizer(self, parameters: Any) -> Any:
-        return torch.optim.SGD(parameters, lr=1)
+class HasCallbacks(Right):
+    def on_step(self, step: int) -> None:
+        pass
+
+
+class OptimizerIsNone(Right):
+    def optimizer(self, groups: Any) -> Any:
+        torch.optim.SGD(groups, lr=1)
+
+
+class OptimizerRaises(Right):
+    def optimizer(self, groups: Any) -> Any:
+        return torch.optim.SGD(groups, learning_rate=1)  # type: ignore[call-arg]
+
+
+class GroupsAreParameters(Right):
+    def parameter_groups(self, parameters: Any) -> Any:
+        return list(parameters.values())
+
+
+class GroupsLeaveOneOut(Right):
+    def parameter_groups(self, parameters: Any) -> Any:
+        return [{"params": [p for p in parameters.values() if p.dim() > 1]}]
+
+
+class ScheduleIsNegative(Right):
+    def schedule(self, step: int, steps: int) -> Any:
+        return -1
+
+
+class ScoreWithoutTheMetric(Right):
+    def score(self, outputs: Any, targets: Any) -> Any:
+        return {"top1": super().score(outputs, targets)}
+
+
+class ScoreIsCalledLoss(Right):
+    def score(self, outputs: Any, targets: Any) -> Any:
+        right = super().score(outputs, targets)
+        return {"accuracy": right, "loss": right}
+
+
+class ScoreOfUnequalPair(Right):
+    def score(self, outputs: Any, targets: Any) -> Any:
+        return {"accuracy": (super().score(outputs, targets), outputs)}
 
 
 class ModelIsNone(Right):

@@ -1,0 +1,62 @@
+"""The synthetic task with an optimiser, parameter groups, a schedule and metrics of its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer, RMSprop
+
+from trainer.config.settings import Settings
+from trainer.tasks import synthetic
+
+
+class Grouped(synthetic.Task):
+    """No decay for biases, and a slower last layer; the settings name the optimiser."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.settings = settings
+
+    def parameter_groups(self, parameters: Mapping[str, nn.Parameter]) -> Any:
+        biases = [p for name, p in parameters.items() if name.endswith("bias")]
+        last = [p for name, p in parameters.items() if name == "2.weight"]
+        rest = [p for name, p in parameters.items() if name == "0.weight"]
+        return [
+            {"params": rest, "weight_decay": 0.1},
+            {"params": last, "lr": self.settings.lr / 2},
+            {"params": biases, "weight_decay": 0.0},
+        ]
+
+    def schedule(self, step: int, steps: int) -> float:
+        return 1 - step / steps
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Any:
+        right = super().score(outputs, targets)
+        top3 = (outputs.topk(3).indices == targets[:, None]).any(dim=1).float()
+        zero, said = targets == 0, outputs.argmax(dim=1) == 0
+        f1 = 2.0 * (zero & said), (zero.int() + said.int()).float()
+        return {"accuracy": right, "top3": top3, "f1_of_zero": f1}
+
+
+class Updated(Grouped):
+    """The same with an optimiser that the trainer does not know."""
+
+    def optimizer(self, groups: Any) -> Optimizer:
+        return RMSprop(groups, lr=self.settings.lr, centered=True)
+
+
+class BiasesStay(Grouped):
+    def parameter_groups(self, parameters: Mapping[str, nn.Parameter]) -> Any:
+        biases = [p for name, p in parameters.items() if name.endswith("bias")]
+        others = [p for name, p in parameters.items() if not name.endswith("bias")]
+        return [{"params": others}, {"params": biases, "lr": 0.0}]
+
+    def schedule(self, step: int, _: int) -> float:
+        return float(step < 5)
+
+
+def first_weights(seed: int) -> dict[str, Tensor]:
+    """Return the synthetic model's weights before any step."""
+    torch.manual_seed(seed)
+    return synthetic.Task(Settings()).model().state_dict()

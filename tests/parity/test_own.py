@@ -1,0 +1,102 @@
+"""What a task decides by itself holds in every mode: its groups, optimiser, schedule and metrics."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.parity.compare import curve, differences, worst
+from tests.parity.conftest import Once
+from tests.parity.own_tasks import first_weights
+from tests.ranks import run_ranks, weights
+
+pytestmark = pytest.mark.slow
+
+COMMON = {"steps": "20", "precision": "fp64", "lr": "0.01", "weight_decay": "0.01"}
+OWN = "tests.parity.own_tasks:"
+METRICS = ("accuracy", "top3", "f1_of_zero")
+
+MODES: list[tuple[str, int, dict[str, str]]] = [
+    ("mp", 1, {}),
+    ("ddp", 2, {}),
+    ("ddp-zero1", 2, {}),
+    ("fsdp", 2, {"micro_batch": "8"}),
+    ("pp", 2, {"micro_batch": "8"}),
+    ("hsdp", 4, {"mesh": "dp_replicate=2,dp_shard=2"}),
+]
+
+
+@pytest.mark.parametrize("task", ["Grouped", "Updated"])
+@pytest.mark.parametrize(("mode", "ranks", "settings"), MODES, ids=[mode[0] for mode in MODES])
+def test_groups_optimiser_schedule_and_metrics_are_those_of_one_process(
+    task: str, mode: str, ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
+) -> None:
+    single = once(task=OWN + task, mode="single", **COMMON)
+    events = run_ranks(ranks, tmp_path, task=OWN + task, mode=mode, **COMMON, **settings)
+    apart = differences(single, (tmp_path, events))
+    assert max(apart.values()) < 1e-9, apart
+    last = [[e for e in run if e["event"] == "eval"][-1] for run in (single[1], events)]
+    assert [last[0][name] for name in METRICS] == [last[1][name] for name in METRICS]
+
+
+def test_the_two_tasks_and_the_plain_one_train_apart(once: Once) -> None:
+    tasks = ("synthetic", OWN + "Grouped", OWN + "Updated")
+    curves = [curve(once(task=task, mode="single", **COMMON)[1], "loss") for task in tasks]
+    assert worst(curves[0], curves[1]) > 1e-3
+    assert worst(curves[1], curves[2]) > 1e-3
+
+
+def test_a_groups_rate_and_the_schedule_hold(tmp_path: Path) -> None:
+    task = f"{OWN}BiasesStay"
+    events = run_ranks(1, tmp_path / "all", task=task, mode="single", **COMMON)
+    few = run_ranks(1, tmp_path / "few", task=task, mode="single", **(COMMON | {"steps": "5"}))
+    assert [e["lr"] for e in events if e["event"] == "step"] == [0.01] * 5 + [0.0] * 15
+    after, after_five = weights(tmp_path / "all"), weights(tmp_path / "few")
+    first = first_weights(seed=0)
+    assert few[-1]["event"] == "summary"
+    for name, tensor in after.items():
+        assert tensor.equal(after_five[name])
+        assert torch.equal(tensor, first[name].double()) == name.endswith("bias"), name
+
+
+def test_metrics_are_counted_over_the_test_set(once: Once) -> None:
+    (evaluation,) = [
+        event
+        for event in once(task=f"{OWN}Grouped", mode="single", **COMMON)[1]
+        if event["event"] == "eval"
+    ]
+    assert evaluation["metric"] == "accuracy"
+    assert evaluation["accuracy"] < evaluation["top3"] < 1
+    assert 0 < evaluation["f1_of_zero"] < 1
+    # Of 1,024 samples; the divisor of an F1 is another one.
+    assert math.isclose(evaluation["top3"] * 1024 % 1, 0)
+    assert not math.isclose(evaluation["f1_of_zero"] * 1024 % 1, 0)
+
+
+@pytest.mark.parametrize("task", ["Grouped", "Updated"])
+@pytest.mark.parametrize(
+    ("mode", "ranks"), [("single", 1), ("ddp-zero1", 2), ("fsdp", 2), ("pp", 2)]
+)
+def test_a_resumed_run_goes_on_as_if_it_had_not_ended(
+    task: str, mode: str, ranks: int, once: Once, tmp_path: Path
+) -> None:
+    settings = COMMON | {"task": OWN + task, "eval_steps": "0", "mode": mode, "micro_batch": "8"}
+    whole = curve(run_ranks(ranks, tmp_path / "whole", **settings), "loss")
+    half = {"checkpoint_steps": "10", "checkpoint_keep_every": "10"}
+    run_ranks(ranks, tmp_path / "half", **(settings | half))
+    again = {"resume": str(tmp_path / "half" / "checkpoints" / "step-00000010")}
+    events = run_ranks(ranks, tmp_path / "again", **(settings | again))
+    losses = [event["loss"] for event in events if event["event"] == "step"]
+    assert losses == whole[10:].tolist()
+
+
+def test_hogwild_and_localsgd_take_them(tmp_path: Path) -> None:
+    for mode, ranks, more in (
+        ("hogwild", 1, {"processes": "2"}),
+        ("localsgd", 2, {"local_steps": "4"}),
+    ):
+        settings = COMMON | {"task": f"{OWN}Updated", "mode": mode, "lr": "0.002"} | more
+        events = run_ranks(ranks, tmp_path / mode, **settings)
+        losses = curve(events, "loss")
+        assert losses[-5:].mean() < losses[:5].mean()

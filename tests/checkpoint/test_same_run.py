@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import ROOT
 from tests.ranks import run_ranks
 from trainer.checkpoint.manifest import checksum
 from trainer.config.identity import DECIDE, DECIDE_IN_MODE
 from trainer.config.settings import Settings
+from trainer.tasks.synthetic import Task
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +58,9 @@ OTHER = {
     "loss_parallel": "true",
     "cpu_offload": "true",
     "seed": "1",
+    "init": "FILE",  # of weights, see `changed_to`
+    "init_skip": "0.*",
+    "freeze": "0.*",
     "data": "/tmp",
     "workers": "1",
     "download": "true",
@@ -100,6 +105,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[
     return folder, run_ranks(1, folder, **BASE)
 
 
+def changed_to(name: str, folder: Path) -> str:
+    """Return another value of a setting; for a file, one with the weights of a model of the task."""
+    if OTHER[name] != "FILE":
+        return OTHER[name]
+    file = folder / "weights.pth"
+    torch.save(Task(Settings()).model().state_dict(), file)
+    return str(file)
+
+
 def test_every_setting_has_another_value() -> None:
     assert {*OTHER, *ELSEWHERE} == {*Settings.model_fields}
 
@@ -108,7 +122,7 @@ def test_every_setting_has_another_value() -> None:
 def test_no_figure_is_of_another_configuration(name: str, finished: Any, tmp_path: Path) -> None:
     folder, events = finished
     shutil.copytree(folder, tmp_path / "again")
-    changed = BASE | {name: OTHER[name]}
+    changed = BASE | {name: changed_to(name, tmp_path)}
     if name in DECIDE:
         more = run_ranks(1, tmp_path / "again", code=64, **changed)[len(events) :]
         assert not losses(more)
@@ -129,7 +143,7 @@ def test_a_modes_own_numerics(mode: str, name: str, tmp_path: Path) -> None:
     settings = BASE | {"mode": mode, "processes": "1"}
     ranks = 1 if mode == "hogwild" else 2
     run_ranks(ranks, tmp_path, **settings)
-    refused = run_ranks(ranks, tmp_path, code=64, **settings | {name: OTHER[name]})
+    refused = run_ranks(ranks, tmp_path, code=64, **settings | {name: changed_to(name, tmp_path)})
     assert f"TRAINER_{name.upper()} " in refused[-1]["message"]
     refused = run_ranks(ranks, tmp_path, code=64, **settings | {"mode": "auto"})
     assert f"TRAINER_MODE 'any that equals one process', was {mode!r}" in refused[-1]["message"]
@@ -161,7 +175,7 @@ def test_fewer_steps_are_refused_and_epochs_count_as_steps(finished: Any, tmp_pa
 def test_force_goes_on_with_other_settings(name: str, finished: Any, tmp_path: Path) -> None:
     folder, events = finished
     shutil.copytree(folder, tmp_path / "again")
-    changed = BASE | {"steps": "15", name: OTHER[name]}
+    changed = BASE | {"steps": "15", name: changed_to(name, tmp_path)}
     more = run_ranks(1, tmp_path / "again", resume="force", **changed)[len(events) :]
     assert list(losses(more)) == [13, 14, 15]
     run_ranks(1, tmp_path / "again", **changed)  # what it has saved is of these settings

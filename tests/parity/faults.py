@@ -29,7 +29,7 @@ def clip_by_the_local_norm() -> None:
     from trainer import strategies
     from trainer.distributed.tensors import local_part
 
-    strategies.global_norm = lambda gradients, _: get_total_norm(  # type: ignore[assignment]
+    strategies.global_norm = lambda gradients, *_, **__: get_total_norm(
         [local_part(gradient) for gradient in gradients]
     )
 
@@ -114,8 +114,8 @@ def count_what_all_have_many_times() -> None:
 
     original = strategies.global_norm
 
-    def twice(gradients: Any, group: Any) -> torch.Tensor:
-        square = original(gradients, group).square()
+    def twice(gradients: Any, group: Any, *, like: torch.Tensor) -> torch.Tensor:
+        square = original(gradients, group, like=like).square()
         whole = [g.to_local() for g in gradients if g.placements[-1].is_replicate()]
         return (square + torch.nn.utils.get_total_norm(whole).square()).sqrt()
 

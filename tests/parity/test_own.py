@@ -10,6 +10,7 @@ from tests.parity.compare import curve, differences, worst
 from tests.parity.conftest import Once
 from tests.parity.own_tasks import first_weights
 from tests.ranks import run_ranks, weights
+from trainer.export import export
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +90,43 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_ended(
     events = run_ranks(ranks, tmp_path / "again", **(settings | again))
     losses = [event["loss"] for event in events if event["event"] == "step"]
     assert losses == whole[10:].tolist()
+
+
+FREEZE = COMMON | {"task": f"{OWN}Grouped", "freeze": "0.*,2.bias"}
+
+
+@pytest.mark.parametrize(("mode", "ranks", "settings"), MODES, ids=[mode[0] for mode in MODES])
+def test_frozen_parameters_stay_in_every_mode(
+    mode: str, ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
+) -> None:
+    single = once(mode="single", **FREEZE)
+    events = run_ranks(ranks, tmp_path / "whole", mode=mode, **FREEZE, **settings)
+    assert max(differences(single, (tmp_path / "whole", events)).values()) < 1e-9
+    first, after = first_weights(seed=0), weights(tmp_path / "whole")
+    stayed = {name for name, tensor in after.items() if tensor.equal(first[name].double())}
+    assert stayed == {"0.weight", "0.bias", "2.bias"}
+    # And half of it resumed.
+    half = FREEZE | settings | {"mode": mode, "checkpoint_steps": "10"}
+    half |= {"checkpoint_keep_every": "10", "eval_steps": "0"}
+    run_ranks(ranks, tmp_path / "half", **half)
+    again = {"resume": str(tmp_path / "half" / "checkpoints" / "step-00000010")}
+    resumed = run_ranks(ranks, tmp_path / "again", **(half | again))
+    losses = [event["loss"] for event in resumed if event["event"] == "step"]
+    assert losses == curve(events, "loss")[10:].tolist()
+
+
+def test_a_run_begins_with_the_weights_of_a_file(tmp_path: Path) -> None:
+    trained = run_ranks(1, tmp_path / "before", task=f"{OWN}Grouped", mode="single", **COMMON)
+    (before,) = [event for event in trained if event["event"] == "eval"]
+    (checkpoint,) = (tmp_path / "before" / "checkpoints").glob("step-*20")
+    file = tmp_path / "weights.safetensors"
+    export(str(checkpoint), file)
+    settings = COMMON | {"task": f"{OWN}Grouped", "init": str(file), "steps": "0"}
+    for mode, ranks in (("single", 1), ("fsdp", 2), ("pp", 2)):
+        more = {"micro_batch": "8"} if mode == "pp" else {}
+        events = run_ranks(ranks, tmp_path / mode, mode=mode, **settings, **more)
+        (evaluation,) = [event for event in events if event["event"] == "eval"]
+        assert math.isclose(evaluation["loss"], before["loss"], rel_tol=1e-12)
 
 
 def test_hogwild_and_localsgd_take_them(tmp_path: Path) -> None:

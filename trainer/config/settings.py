@@ -139,6 +139,14 @@ class Settings(BaseModel):
     seed: int = Field(
         0, ge=0, lt=2**32, description="seed of initial weights, data order and dropout"
     )
+    init: Path | None = Field(
+        None,
+        description="weights to begin with: a .safetensors file, a folder of them, or a state dict",
+    )
+    init_skip: str = Field(
+        "", description="tensors that init leaves at their random values, e.g. fc.*,head.*"
+    )
+    freeze: str = Field("", description="parameters that are not trained, e.g. conv1.*,layer1.*")
     data: Path | None = Field(
         None, description="folder of the task's data, for tasks that need one"
     )

@@ -84,7 +84,7 @@ def groups_of(model: nn.Module, settings: Settings, own: Own) -> Groups:
     """Return the parameters in the task's groups, or in one. Raises Fault(64) if one is in none."""
     named = dict(model.named_parameters())
     if own.parameter_groups is None:
-        return [{"params": list(named.values())}]
+        return [{"params": [p for p in named.values() if p.requires_grad]}]
     groups: Any = own.parameter_groups(named)
     if not isinstance(groups, list) or not all(
         isinstance(g, dict) and "params" in g for g in groups

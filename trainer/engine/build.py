@@ -19,6 +19,7 @@ from trainer.data.task_contract import blamed_on, check_model
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime
 from trainer.distributed.torch_private import join_axes
+from trainer.engine.initial import initialise
 from trainer.models.batchnorm import synchronise
 from trainer.models.blocks import blocks
 from trainer.models.recompute import recompute_blocks
@@ -28,7 +29,7 @@ def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
     """Return the task's model, with the same weights on every rank.
 
     It is on this rank's device. A staged mode's model may be too large for one device: it is on the CPU.
-    Raises Fault(64) for options that exclude each other.
+    Raises Fault(64) for options that exclude each other, and what `initialise` raises.
     """
     split = runtime.sizing.mesh.get("tp", 1) > 1
     if settings.activation_checkpointing and settings.compile and split:
@@ -43,6 +44,7 @@ def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
         model = task.model()
     check_model(model, settings.task)
     model = model.to(torch.device("cpu") if staged else runtime.device, dtype_of(settings))
+    initialise(model, settings, is_main=runtime.is_main)  # in the precision of the training
     if runtime.mesh is not None:
         _broadcast(model, runtime.control if staged else None)
         if settings.sync_batchnorm:

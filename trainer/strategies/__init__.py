@@ -148,7 +148,7 @@ def clip(
     ranks with the other stages.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    total = global_norm(gradients, group)
+    total = global_norm(gradients, group, like=parameters[0])
     if norm:
         scale = (norm / (total + 1e-6)).clamp(max=1.0)  # as in torch's clip_grad_norm_
         for gradient in gradients:
@@ -157,8 +157,13 @@ def clip(
     return total
 
 
-def global_norm(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> Tensor:
-    """Return the 2-norm of all the gradients, shape (), the same on every rank."""
+def global_norm(
+    gradients: Sequence[Tensor], group: dist.ProcessGroup | None, *, like: Tensor
+) -> Tensor:
+    """Return the 2-norm of all the gradients, shape (), the same on every rank.
+
+    It has the type of `like`, a parameter, and without gradients its device.
+    """
     # By mesh, and the axes of it that shard: squares of one kind are summed with one call for each axis.
     kinds: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
     for gradient in gradients:
@@ -178,10 +183,12 @@ def global_norm(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) ->
             for axis in axes:
                 dist.all_reduce(square, group=mesh.get_group(axis))
         squares.append(square)
+    if not squares:  # a stage of which nothing is trained
+        squares.append(torch.zeros((), dtype=torch.float64, device=like.device))
     total = torch.stack([square.to(squares[0].device) for square in squares]).sum()
     if group is not None:
         dist.all_reduce(total, group=group)
-    return total.sqrt().to(torch.promote_types(gradients[0].dtype, torch.float32))
+    return total.sqrt().to(torch.promote_types(like.dtype, torch.float32))
 
 
 def broadcast_buffers(module: nn.Module, mesh: DeviceMesh) -> None:

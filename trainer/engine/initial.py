@@ -1,0 +1,173 @@
+"""The weights a run begins with: TRAINER_INIT loads them, TRAINER_FREEZE keeps some as they are.
+
+TRAINER_INIT=resnet18.pth TRAINER_INIT_SKIP='fc.*' TRAINER_FREEZE='conv1.*,layer1.*' python -m trainer
+
+No code in a file is run: a pickle that holds more than tensors is refused.
+"""
+
+import logging
+import pickle
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
+from trainer.models.blocks import tied
+
+log = logging.getLogger("trainer")
+
+_INSIDE = ("state_dict", "model_state_dict", "model")  # where other programs keep a state dict
+_SHOWN = 5  # names in a message
+
+
+def initialise(model: nn.Module, settings: Settings, *, is_main: bool) -> None:
+    """Load and freeze the model's weights as the settings say; `is_main` says what was done.
+
+    Raises Fault(64) when names or shapes do not fit the model, Fault(65) for a file that cannot be read.
+    """
+    notes = []
+    if settings.init is not None:
+        notes += _load(model, settings)
+    if settings.freeze:
+        notes.append(_freeze(model, _globs(settings.freeze)))
+    for note in notes if is_main else ():
+        log.info("%s", note)
+
+
+def _load(model: nn.Module, settings: Settings) -> list[str]:
+    """Copy the file's tensors into the model's of the same names; return what is to be said of it."""
+    where = f"TRAINER_INIT={settings.init}"
+    wanted = model.state_dict()
+    found, note = _renamed(_read(Path(settings.init or ""), where), wanted)
+    skipped = {name for name in wanted if _matches(name, _globs(settings.init_skip))}
+    names = [name for name in wanted if name in found and name not in skipped]
+    for several in tied(model).values():  # some files have a tied tensor once
+        skipped |= {*several} if {*several} & {*names} else set()
+    missing = [name for name in wanted if name not in found and name not in skipped]
+    unlike = [
+        f"{name} of shape {_shape(wanted[name])}, {_shape(found[name])} in the file"
+        for name in names
+        if wanted[name].shape != found[name].shape
+    ]
+    if missing or unlike:
+        text = "; ".join(
+            f"{what} {_some(these)}"
+            for what, these in (("it lacks", missing), ("the model has", unlike))
+            if these
+        )
+        raise Fault(
+            Exit.CONFIG,
+            f"{where}: does not fit model {type(model).__name__}: {text}; TRAINER_INIT_SKIP=NAME,NAME* "
+            "leaves such tensors at their random values",
+        )
+    with torch.no_grad():
+        for name in names:
+            wanted[name].copy_(found[name])
+    more = sorted(found.keys() - wanted.keys())
+    return [
+        f"{where}: {len(names)} of the model's {len(wanted)} tensors{note}",
+        *([f"{where}: not in the model: {_some(more)}"] if more else []),
+    ]
+
+
+def _read(path: Path, where: str) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, a folder of them, or a state dict."""
+    # Not at the top: nothing else of the trainer's start needs it.
+    from safetensors import SafetensorError  # noqa: PLC0415
+    from safetensors.torch import load_file  # noqa: PLC0415
+
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    values: Any = {}
+    try:
+        if not files:
+            raise FileNotFoundError("a folder without *.safetensors")
+        if all(file.suffix == ".safetensors" for file in files):
+            for file in files:
+                values |= load_file(file)
+        else:
+            values = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).partition("\n")[0].partition(". This file")[0]
+        raise Fault(
+            Exit.DATA,
+            f"{where}: cannot be read as a state dict or safetensors: {type(error).__name__}: {reason}",
+        ) from error
+    for name in _INSIDE:
+        if isinstance(values, dict) and isinstance(values.get(name), dict):
+            values = values[name]
+    tensors = {
+        name: value
+        for name, value in (values.items() if isinstance(values, dict) else ())
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }
+    if not tensors:
+        raise Fault(Exit.DATA, f"{where}: holds no tensors by name; wanted: a state dict")
+    return tensors
+
+
+def _renamed(found: Mapping[str, Tensor], wanted: Collection[str]) -> tuple[dict[str, Tensor], str]:
+    """Return the file's tensors by the model's names, and a note on the prefix that one of them has.
+
+    DDP and torch.compile put one before all names, as does a wrapper.
+    """
+    theirs, ours = _prefix(found), _prefix(wanted)
+    best, note = dict(found), ""
+    for less, more in ((theirs, ""), ("", ours), (theirs, ours)):
+        named = {more + name.removeprefix(less): tensor for name, tensor in found.items()}
+        if len(named.keys() & {*wanted}) > len(best.keys() & {*wanted}):
+            best, note = named, f"; {less or 'nothing'} before the file's names is read as {more!r}"
+    return best, note
+
+
+def _prefix(names: Collection[str]) -> str:
+    """Return the longest "a.b." that all names begin with."""
+    parts = [name.split(".")[:-1] for name in names]
+    shared = []
+    for level in zip(*parts, strict=False):
+        if len({*level}) > 1:
+            break
+        shared.append(f"{level[0]}.")
+    return "".join(shared)
+
+
+def _freeze(model: nn.Module, globs: Collection[str]) -> str:
+    """Let the parameters that match be as they are; return what is to be said of it."""
+    named = dict(model.named_parameters())
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in named):
+            raise Fault(
+                Exit.CONFIG,
+                f"TRAINER_FREEZE={glob!r}: no parameter of model {type(model).__name__} has such a "
+                f"name; it has {_some(list(named))}",
+            )
+    for name, parameter in named.items():
+        parameter.requires_grad_(parameter.requires_grad and not _matches(name, globs))
+    left = [p for p in named.values() if p.requires_grad]
+    if not left:
+        raise Fault(Exit.CONFIG, f"TRAINER_FREEZE={','.join(globs)}: leaves nothing to train")
+    numbers = [sum(p.numel() for p in these) for these in (left, named.values())]
+    return (
+        f"trained: {len(left)} of {len(named)} parameters, {numbers[0]:,} of {numbers[1]:,} numbers"
+    )
+
+
+def _globs(text: str) -> list[str]:
+    return [glob for part in text.split(",") if (glob := part.strip())]
+
+
+def _matches(name: str, globs: Collection[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "one number"
+
+
+def _some(names: Collection[str]) -> str:
+    shown = ", ".join([*names][:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from trainer.config.environment import from_environment, variable
 from trainer.config.exits import Exit, Fault
+from trainer.config.own_settings import in_words, own_settings
 
 _HELP = """
 Makes the task, both sets and the model, and passes two samples of each set through model, loss and
@@ -60,6 +61,8 @@ def check(name: str) -> Iterator[str]:
 
     task = tasks.load(settings)
     yield f"{name}: has its methods; the metric is {task.metric}"
+    if own := own_settings(type(task), settings):
+        yield f"its own settings: {in_words(own)}"
     sets = {
         part: tasks.data(task, settings, train=part == "training") for part in ("training", "test")
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 from k8s import launchers
 from k8s.jobfile.spec import JobSpec
+from k8s.jobfile.validate import OWN_KEY
 from trainer.config.modes import MODES
 from trainer.config.settings import Settings
 
@@ -19,6 +20,9 @@ def json_schema() -> dict[str, Any]:
     trainer = Settings.model_json_schema(by_alias=True)
     trainer["description"] = schema["properties"]["trainer"]["description"]
     trainer["properties"]["mode"]["enum"] = ["auto", *MODES]
+    # of a task of one's own, which has its settings
+    trainer["additionalProperties"] = False
+    trainer["patternProperties"] = {f"^{OWN_KEY}$": {"type": ["string", "number", "boolean"]}}
     schema["properties"]["trainer"] = trainer
     schema["properties"]["launcher"]["enum"] = launchers.known()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

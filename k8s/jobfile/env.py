@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from k8s.base.model import DataKey, Model, OneOf, Subdomain, Variable
 from k8s.base.names import matching
-from trainer.config.environment import variable
+from trainer.config.environment import OWN, PREFIX, variable
 from trainer.config.settings import Settings
 
 _field_path = matching(
@@ -141,6 +141,8 @@ def set_elsewhere(name: str) -> str | None:
     for field in Settings.model_fields:
         if name == variable(field):
             return f"set trainer.{to_camel(field)}"
+    if name.startswith(variable(OWN)):
+        return f"set trainer.{to_camel(name.removeprefix(PREFIX).lower())}"
     if name in _AGENT or name.startswith(_AGENT_PREFIXES):
         return "the launcher sets it"
     return None

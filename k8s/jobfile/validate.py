@@ -4,17 +4,20 @@ render.py job.yaml --check
 """
 
 import difflib
+import re
 import reprlib
 import typing
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 
 from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
 from trainer.config.environment import parse
 from trainer.config.settings import Settings
+
+OWN_KEY = "task[A-Z][A-Za-z0-9]*"  # trainer.taskLayers: a setting that a task of one's own has
 
 
 def validate(values: dict[str, Any]) -> JobSpec:
@@ -30,6 +33,8 @@ def settings_of(spec: JobSpec) -> Settings:
     fields = {to_camel(field): field for field in Settings.model_fields}
     texts: dict[str, str] = {}
     for key, value in spec.trainer.items():
+        if re.fullmatch(OWN_KEY, key):
+            fields[key] = to_snake(key)
         if key not in fields:
             near = difflib.get_close_matches(to_camel(key), fields, n=1, cutoff=0.5)
             hint = f"; did you mean trainer.{near[0]}?" if near else ""

@@ -18,6 +18,7 @@ from trainer.config.modes import MODES
 from trainer.config.settings import Settings
 
 PREFIX = "TRAINER_"
+OWN = "task_"  # begins the names of the settings that a task of one's own has
 
 # The name of a setting where the user has set it: "TRAINER_LR" or "trainer.lr".
 Label = Callable[[str], str]
@@ -43,12 +44,18 @@ def parse(values: Mapping[str, str], *, label: Label) -> Settings:
 
     Raises Fault(64) for the first wrong one.
     """
+    task = values.get("task", Settings.model_fields["task"].default)
     for name in values:
-        if name not in Settings.model_fields:
+        if name.startswith(OWN) and ":" not in task:
+            raise Fault(
+                Exit.CONFIG,
+                f"{label(name)}: {label('task')}={task!r} has no settings of its own; only a task of "
+                "yours, package.module:Class, has",
+            )
+        if name not in Settings.model_fields and not name.startswith(OWN):
             close = difflib.get_close_matches(name, Settings.model_fields, n=1)
             remedy = f"did you mean {label(close[0])}?" if close else "--help lists them all"
             raise Fault(Exit.CONFIG, f"{label(name)}: no such setting; {remedy}")
-    task = values.get("task", Settings.model_fields["task"].default)
     defaults = find_task(task).defaults if task in task_names() else {}
     try:
         settings = Settings.model_validate(defaults | dict(values))
@@ -71,7 +78,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
         variable(name): str(getattr(settings, name))
         for name in Settings.model_fields
         if name in settings.model_fields_set and getattr(settings, name) is not None
-    }
+    } | {variable(name): value for name, value in settings.own.items()}
 
 
 def _check_names(settings: Settings, label: Label) -> None:

@@ -13,11 +13,14 @@ _Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 class Settings(BaseModel):
-    """The settings of a run. Each description is shown by --help, in the schema and in the README."""
+    """The settings of a run. Each description is shown by --help, in the schema and in the README.
+
+    What is more, `own`, are texts for a task of one's own; `parse` allows no others.
+    """
 
     model_config = ConfigDict(
         frozen=True,
-        extra="forbid",
+        extra="allow",
         alias_generator=to_camel,
         validate_by_name=True,
         allow_inf_nan=False,
@@ -266,6 +269,11 @@ class Settings(BaseModel):
         description="seconds without progress until it is stuck; 0: never (default: twice the longest "
         "time-out)",
     )
+
+    @property
+    def own(self) -> dict[str, str]:
+        """The texts of the task's own settings: TRAINER_TASK_LAYERS=4 is {"task_layers": "4"}."""
+        return dict(self.model_extra or {})
 
     @property
     def run_folder(self) -> Path:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.find import Found
-from trainer.config.environment import variable
+from trainer.config.environment import OWN, variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.identity import differences, identity
+from trainer.config.own_settings import own_settings
 from trainer.engine.run import Run
 
 log = logging.getLogger("trainer")
@@ -28,6 +29,8 @@ _NAMES = {"code": "the task's code", "samples": "training samples"}
 def identity_of(run: Run) -> dict[str, Any]:
     """Return what decides the run's result: settings, a task's own code, and the size of the data."""
     more = {"code": _hash_of_code(run.settings.task), "samples": len(run.training)}
+    if own := own_settings(type(run.task), run.settings):
+        more |= {OWN + name: value for name, value in own.model_dump(mode="json").items()}
     return identity(run.settings) | more
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from trainer.config.exits import Exit, Fault
+from trainer.config.own_settings import own_settings
 from trainer.config.settings import Settings
 from trainer.data.sets import Data
 from trainer.data.task_contract import blamed_on, check_data, check_methods
@@ -73,8 +74,10 @@ def load(settings: Settings) -> Task:
         raise Fault(
             Exit.CONFIG, f"TRAINER_TASK={settings.task!r}: {module_name} has no {attribute!r}"
         )
+    kind = getattr(module, attribute)
+    own = own_settings(kind, settings)
     with blamed_on(settings.task, f"{attribute}(settings)"):
-        task: Task = getattr(module, attribute)(settings)
+        task: Task = kind(settings) if own is None else kind(settings, own)
     if ":" in settings.task:
         check_methods(task, settings.task)
     return task

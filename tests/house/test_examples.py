@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torchvision.models import resnet18
 
 from k8s.cli.command import main
 from tests.conftest import ROOT, clean_environment
+from tests.ranks import weights
 from tests.rendering import LAUNCHERS
 from tests.unit.trainer.tasks.test_images import photos
 
@@ -49,6 +52,17 @@ TRAINED = {
     ],
     "08-own-task.yaml": ["code="],
     "09-own-operator.yaml": [],
+    "14-fine-tune.yaml": [
+        CPU,
+        "checkpoints=",
+        "volumes=",
+        "procsPerNode=2",
+        "trainer.model=resnet18",
+        "trainer.imageSize=32",
+        "trainer.globalBatch=8",
+        "trainer.workers=1",
+        "trainer.precision=fp32",
+    ],
 }
 
 
@@ -56,7 +70,7 @@ def test_every_example_is_in_the_table_and_says_when_to_use_it() -> None:
     table = (JOBS / "README.md").read_text(encoding="utf-8")
     listed = [line.split("(")[1].split(")")[0] for line in table.splitlines() if ".yaml) |" in line]
     assert sorted(listed) == FILES
-    assert len(FILES) == 13
+    assert len(FILES) == 14
     for name in FILES:
         assert (JOBS / name).read_text(encoding="utf-8").startswith("# When: "), name
 
@@ -79,11 +93,13 @@ def test_an_example_is_rendered_for_every_launcher_that_takes_it(
 @pytest.mark.parametrize("name", TRAINED)
 def test_an_example_trains_here(name: str, tmp_path: Path) -> None:
     settings = [*TRAINED[name], "trainer.steps=3", "trainer.epochs=", "trainer.log=json"]
+    if "fine-tune" in name:
+        settings.append(f"trainer.init={resnet_weights(tmp_path)}")
     pairs = [part for setting in settings for part in ("--set", setting)]
     assert main([str(JOBS / name), *pairs, "--launcher", "local", "-o", str(tmp_path)]) == 0
     environment = clean_environment(TRAINER_OUT=str(tmp_path / "run"), PYTHON=sys.executable)
     environment["PYTHONPATH"] = f"{ROOT}:{JOBS}"
-    if "image-folder" in name:
+    if "image-folder" in name or "fine-tune" in name:
         environment["TRAINER_DATA"] = str(photos(tmp_path / "photos"))
     ended = subprocess.run(
         ["sh", str(tmp_path / "local.sh")],
@@ -96,3 +112,21 @@ def test_an_example_trains_here(name: str, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout.splitlines()[-1])
     assert (summary["event"], summary["steps"]) == ("summary", 3)
+    if "fine-tune" in name:
+        events = [json.loads(line) for line in ended.stdout.splitlines()]
+        assert [event["top5"] for event in events if event["event"] == "eval"] == [
+            1.0
+        ]  # of 3 classes
+        first, after = torch.load(tmp_path / "resnet18.pth"), weights(tmp_path / "run")
+        frozen = {
+            name for name in dict(resnet18().named_parameters()) if after[name].equal(first[name])
+        }
+        assert {name.partition(".")[0] for name in frozen} == {"conv1", "bn1", "layer1"}
+        assert after["fc.weight"].shape == (3, 512)
+
+
+def resnet_weights(folder: Path) -> Path:
+    """Return a file such as torchvision publishes: a state dict, for 1,000 classes."""
+    torch.manual_seed(1)
+    torch.save(resnet18().state_dict(), folder / "resnet18.pth")
+    return folder / "resnet18.pth"

@@ -123,6 +123,17 @@ class WholeResNet(Classification):
         return Tensors(images, labels)
 
 
+class Vit(WholeResNet):
+    """torchvision's vision transformer on the same images, narrow."""
+
+    def model(self) -> nn.Module:
+        from torchvision.models import VisionTransformer
+
+        sizes = {"num_layers": 3, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
+        whole: nn.Module = VisionTransformer(image_size=16, patch_size=8, num_classes=4, **sizes)
+        return whole
+
+
 class ResNet(WholeResNet):
     """The same with an eighth of its channels, each normalised by its own sample.
 

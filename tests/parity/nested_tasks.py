@@ -34,7 +34,7 @@ class Targets(synthetic.Task):
     def loss(self, outputs: Tensor, targets: Any) -> Tensor:
         return super().loss(outputs, targets["label"][0])
 
-    def score(self, outputs: Tensor, targets: Any) -> Tensor:
+    def score(self, outputs: Tensor, targets: Any) -> Any:
         return super().score(outputs, targets["label"][0])
 
 

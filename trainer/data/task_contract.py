@@ -28,7 +28,8 @@ from trainer.distributed.tensors import leaves
 _NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen")
 
 METHODS = ("model", "data", "loss", "score")
-MORE = tuple(name for name in Own.__dataclass_fields__)  # that a task may have
+OWN = tuple(Own.__dataclass_fields__)
+MORE = (*OWN, "on_event")  # that a task may have
 
 
 def check_methods(task: object, name: str) -> None:
@@ -53,7 +54,7 @@ def own_of(task: object, name: str) -> Own:
     return Own(
         **{
             method: partial(_call, f"{method}()", name, getattr(task, method))
-            for method in MORE
+            for method in OWN
             if hasattr(task, method)
         }
     )

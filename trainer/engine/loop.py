@@ -34,6 +34,7 @@ from trainer.engine.run import Run, example
 from trainer.engine.trial import try_task
 from trainer.preflight.check import preflight
 from trainer.report.events import Report
+from trainer.report.listener import listener_of
 from trainer.report.metrics import reporting
 from trainer.watch.exhaustion import out_of_memory
 from trainer.watch.stop import Stop, stop_requests
@@ -48,7 +49,7 @@ def run(settings: Settings) -> Exit:
         dump_stacks_after_timeout(settings),
         nullcontext(tasks.load(settings)) as task,
         join(settings) as runtime,
-        reporting(settings, runtime) as report,
+        reporting(settings, runtime, listener=listener_of(task, settings.task)) as report,
         watching(settings, runtime, report) as watched,
         saving_to(settings, runtime) as saver,
         ExitStack() as ending,

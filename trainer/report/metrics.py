@@ -30,13 +30,16 @@ _Sink = Callable[[Event], None]
 
 
 @contextlib.contextmanager
-def reporting(settings: Settings, runtime: Runtime) -> Iterator[Report]:
+def reporting(
+    settings: Settings, runtime: Runtime, *, listener: _Sink | None = None
+) -> Iterator[Report]:
     """Yield `report(event, **fields)`, which does nothing on most ranks.
 
-    After the summary only an error is reported.
+    `listener` gets the events of rank 0 last. After the summary only an error is reported.
     """
     with contextlib.ExitStack() as stack:
         sinks = [stack.enter_context(sink) for sink in _sinks(settings, runtime)]
+        sinks += [listener] if listener and runtime.is_main else []
         lock = threading.Lock()  # the watchdog reports from its own thread
         has_summary = False
 

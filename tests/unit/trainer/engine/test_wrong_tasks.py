@@ -37,6 +37,7 @@ CASES = {
     "TakesMore": "TakesMore(settings) raised TypeError: ",
     "RaisesWhenMade": "RaisesWhenMade(settings) raised AttributeError: 'Settings' object has no",
     "HasCallbacks": "nothing calls its on_step(); the trainer knows model, data, loss, score",
+    "ListensWrongly": "on_event() raised KeyError: 'loss' (",
     "OptimizerIsNone": "optimizer() returned a NoneType; wanted: an Optimizer",
     "OptimizerRaises": "optimizer() raised TypeError: ",
     "GroupsAreParameters": 'parameter_groups() returned no list of dicts with "params"',

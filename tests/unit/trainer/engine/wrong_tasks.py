@@ -151,6 +151,11 @@ class HasCallbacks(Right):
         pass
 
 
+class ListensWrongly(Right):
+    def on_event(self, event: Any) -> None:
+        raise KeyError(event["loss"])
+
+
 class OptimizerIsNone(Right):
     def optimizer(self, groups: Any) -> Any:
         torch.optim.SGD(groups, lr=1)

@@ -1,9 +1,9 @@
 """The built-in tasks, read out of their files without running them, so without torch.
 
 A task's file says in its docstring's first line what it learns, in DEFAULTS which settings it wants
-unless others are set, and in MEASURED what came of them. SPLITS: its model has a tensor_plan(), for
-the axis tp. CUTS: it has a chain(), for stages; True where that depends on TRAINER_MODEL. NEEDS_DATA:
-nothing is trained without TRAINER_DATA. The renderer plans with the same.
+unless others are set, and in MEASURED what came of them. SPLITS: what the axis tp has to divide of its
+model, by name. CUTS: the pieces of its model, for stages. Either may be a dict by TRAINER_MODEL.
+NEEDS_DATA: nothing is trained without TRAINER_DATA. The renderer plans with the same.
 """
 
 import ast
@@ -22,9 +22,22 @@ class Entry:
     summary: str
     defaults: dict[str, Any] = field(default_factory=dict)
     measured: str = ""
-    splits: bool = False
-    cuts: bool = True
+    splits: dict[str, Any] = field(default_factory=dict)
+    cuts: int | dict[str, int] | None = None
     needs_data: bool = False
+
+    def divisible(self, model: str | None) -> dict[str, int]:
+        """Return what tp has to divide; empty where the model cannot be split."""
+        if not any(isinstance(value, dict) for value in self.splits.values()):
+            return self.splits
+        found: dict[str, int] = self.splits.get(model or self.defaults["model"], {})
+        return found
+
+    def pieces(self, model: str | None) -> int | None:
+        """Return how many pieces the model has; 0 where it cannot be cut, None where it is not known."""
+        if isinstance(self.cuts, dict):
+            return self.cuts.get(model or self.defaults["model"], 0)
+        return self.cuts
 
 
 def catalogue() -> dict[str, Entry]:

@@ -4,6 +4,7 @@ It imports no torch. Data goes one way here: mode, mesh (`mesh.py`), pipeline (`
 (`batches.py`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -48,7 +49,6 @@ def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = Fa
                 Exit.CONFIG,
                 f"{label(refusal.setting)}={text}: not with mode {mode}: {refusal.reason}",
             )
-    _check_task(settings.task, mode, mesh)
     replicas = prod(mesh[axis] for axis in DATA_AXES)
     total, micro, stages = settings.global_batch, settings.micro_batch, None
     if MODES[mode].staged:
@@ -65,25 +65,58 @@ def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = Fa
         batches = spread_batch(total, micro, replicas)
     else:
         batches = divide_batch(total, micro, replicas, label=label)
+    _check_task(settings, mode, mesh, stages or settings.stages or 2)
+    if settings.static_graph and batches.accumulation > 1 and mode in ("ddp", "ddp-zero1"):
+        # Its reducer fails in the first backward pass under no_sync, torch 2.15: an internal assert.
+        raise Fault(
+            Exit.CONFIG,
+            f"{label('static_graph')}=true: not supported with gradient accumulation; without "
+            f"{label('micro_batch')}={micro} it is",
+        )
     return Sizing(world_size, mode, reason, mesh, batches, stages)
 
 
-def _check_task(task: str, mode: str, mesh: dict[str, int]) -> None:
-    """Raise Fault(64) when a built-in task's model cannot be split, or cut into stages."""
+def _check_task(settings: Settings, mode: str, mesh: dict[str, int], stages: int) -> None:
+    """Raise Fault(64) when a built-in task's model cannot be split so, or cut into `stages`."""
+    task, model = settings.task, settings.model
     if task not in task_names():
         return
-    if mesh["tp"] > 1 and not find_task(task).splits:
-        able = ", ".join(name for name, entry in catalogue().items() if entry.splits)
-        raise Fault(
-            Exit.CONFIG,
-            f"task {task}: its model cannot be split over the axis tp: it has no method tensor_plan(); "
-            f"tasks that can: {able}",
-        )
-    staged = MODES[mode].staged and (mesh["pp"] > 1 or not MODES[mode].axes)
-    if staged and not find_task(task).cuts:
-        raise Fault(
-            Exit.CONFIG, f"task {task}: its model cannot be cut into stages, as mode {mode} does"
-        )
+    entry = find_task(task)
+    named = f"{task}, {model}" if model else task
+    if prod(mesh.values()) > 1 and (mode == "tp" or mesh["tp"] > 1):
+        divisible = entry.divisible(model)
+        if not divisible:
+            able = ", ".join(name for name, one in catalogue().items() if one.splits)
+            raise Fault(
+                Exit.CONFIG,
+                f"task {named}: its model cannot be split over the axis tp; tasks that can: {able}",
+            )
+        check_divisible(divisible, mesh["tp"], task=named)
+    if MODES[mode].staged and (mesh["pp"] > 1 or not MODES[mode].axes):
+        pieces = entry.pieces(model)
+        if pieces == 0:
+            raise Fault(
+                Exit.CONFIG,
+                f"task {named}: its model cannot be cut into stages, as mode {mode} does",
+            )
+        if pieces is not None and pieces < stages:
+            raise Fault(
+                Exit.CONFIG,
+                f"task {named}: the {pieces} pieces of its model cannot make {stages} stages; at most "
+                f"{pieces} can be",
+            )
+
+
+def check_divisible(divisible: Mapping[str, int], tp: int, *, task: str) -> None:
+    """Raise Fault(64) when the axis tp does not divide what it splits of a model."""
+    for name, number in divisible.items():
+        if number % tp:
+            fitting = max(n for n in range(1, tp) if number % n == 0)
+            raise Fault(
+                Exit.CONFIG,
+                f"task {task}: the {number} {name} of its model do not divide over tp={tp}; "
+                f"tp={fitting} would do",
+            )
 
 
 def _choose_mode(settings: Settings, world_size: int, *, label: Label) -> tuple[str, str]:

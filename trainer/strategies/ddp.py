@@ -39,13 +39,6 @@ def replicate(
     """Return the strategy that averages gradients over the ranks and updates with `optimizer`."""
     runtime, settings, mesh = context.runtime, context.settings, context.mesh
     group = mesh.get_group("dp_replicate")
-    if settings.static_graph and runtime.sizing.batches.accumulation > 1:
-        # Its reducer fails in the first backward pass under no_sync, torch 2.15: an internal assert.
-        raise Fault(
-            Exit.CONFIG,
-            "TRAINER_STATIC_GRAPH=true: not supported with gradient accumulation; without "
-            f"TRAINER_MICRO_BATCH={runtime.sizing.batches.micro} it is",
-        )
     replica = DistributedDataParallel(
         model,
         device_ids=None if runtime.device.type == "cpu" else [runtime.device.index],
@@ -53,7 +46,8 @@ def replicate(
         gradient_as_bucket_view=True,
         init_sync=runtime.backend != "fake",  # a dry run has no other ranks to send the weights to
         bucket_cap_mb=settings.bucket_mb,
-        static_graph=settings.static_graph,
+        # In a dry run it would look into the fake tensors.
+        static_graph=settings.static_graph and runtime.backend != "fake",
     )
     if runtime.backend == "fake":
         _count_in_dry_run(replica, group)
@@ -92,7 +86,7 @@ def _name_unused_parameters(model: nn.Module) -> Iterator[None]:
         names = [name for name, one in model.named_parameters() if one.requires_grad]
         unused = ", ".join(names[int(number)] for number in found[1].split()[:5])
         raise Fault(
-            Exit.CODE,
+            Exit.CONFIG,
             f"no gradient for {unused}: under ddp every parameter must have its part in the loss of "
             "every step, or requires_grad=False",
         ) from error

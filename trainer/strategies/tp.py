@@ -23,6 +23,7 @@ from trainer.config.settings import Settings
 from trainer.data.sets import Batch, Nested
 from trainer.models.blocks import tied
 from trainer.models.tensor_plan import TensorPlan, Whole
+from trainer.plan.sizing import check_divisible
 from trainer.strategies import (
     Context,
     Strategy,
@@ -86,14 +87,7 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> None
     plan: TensorPlan = tensor_plan(
         sequence_parallel=settings.sequence_parallel, loss_parallel=settings.loss_parallel
     )
-    for name, number in plan.divisible.items():
-        if number % mesh.size():
-            fitting = max(n for n in range(1, mesh.size()) if number % n == 0)
-            raise Fault(
-                Exit.CONFIG,
-                f"task {settings.task}: the {number} {name} of its model do not divide over "
-                f"tp={mesh.size()}; tp={fitting} would do",
-            )
+    check_divisible(plan.divisible, mesh.size(), task=settings.task)
     for name, part in list(module.named_modules()):
         if any(True for _ in part.parameters(recurse=False)):
             for style in plan.styles_for(name) or [Whole()]:

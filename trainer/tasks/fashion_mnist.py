@@ -10,5 +10,6 @@ from trainer.tasks.parts.mnist import MnistTask
 DEFAULTS = {"epochs": 3, "global_batch": 64}
 MEASURED = "as mnist, whose images are of the same size"
 NEEDS_DATA = True
+CUTS = 4
 
 Task = partial(MnistTask, name="FashionMNIST", mean=0.2860, std=0.3530)

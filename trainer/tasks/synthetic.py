@@ -10,6 +10,8 @@ from trainer.config.settings import Settings
 from trainer.data.sets import Tensors
 from trainer.tasks.parts.classification import Classification
 
+CUTS = 2
+
 _FEATURES = 64
 _CLASSES = 10
 _TRAIN, _TEST = 4096, 1024

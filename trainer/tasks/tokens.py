@@ -15,7 +15,14 @@ from trainer.tasks.parts.token_files import Windows, of_bytes, open_files
 
 DEFAULTS = {"epochs": 1, "optimizer": "adamw", "lr": 0.002, "model": "tiny"}
 MEASURED = "tiny: accuracy 0.53, loss 1.81 nats a byte, in 45 s"
-SPLITS = True
+# Tied weights are neither split nor cut.
+SPLITS = {
+    "tiny": {"heads": 4, "positions": 128},
+    "124m": {"heads": 12, "positions": 1024},
+    "350m": {"heads": 16, "positions": 1024},
+    "1b": {"heads": 16, "positions": 2048},
+}
+CUTS = {"tiny": 6, "124m": 14, "350m": 26, "1b": 26}
 
 _TIED = "-tied"  # after a size's name: the head has the embedding's weights
 

@@ -92,6 +92,27 @@ REFUSED = [
         2,
         "TRAINER_SYNC_BATCHNORM=true: not with mode localsgd",
     ),
+    (
+        {"STATIC_GRAPH": "true", "MICRO_BATCH": "8"},
+        2,
+        (
+            "TRAINER_STATIC_GRAPH=true: not supported with gradient accumulation; without "
+            "TRAINER_MICRO_BATCH=8 it is"
+        ),
+    ),
+    (
+        {"MODE": "tp", "TASK": "digits"},
+        2,
+        "task digits: its model cannot be split over the axis tp",
+    ),
+    ({"MESH": "tp=3", "MODE": "tp", "TASK": "charlm-gpt"}, 3, "the 4 heads of its model do not"),
+    (
+        {"MODE": "tp", "TASK": "tokens", "MODEL": "tiny-tied"},
+        2,
+        "task tokens, tiny-tied: its model cannot be split",
+    ),
+    ({"MODE": "pp", "TASK": "seqclass"}, 2, "task seqclass: its model cannot be cut into stages"),
+    ({"MODE": "pp", "TASK": "synthetic"}, 4, "the 2 pieces of its model cannot make 4 stages"),
 ]
 
 

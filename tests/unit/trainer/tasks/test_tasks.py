@@ -1,6 +1,7 @@
 """The built-in tasks: shapes, one loss and one score a sample, and the errors for bad data."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from trainer.config.catalogue import catalogue
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.models.chain import pieces_of
+from trainer.models.gpt import SIZES, Gpt
 
 NEED_FILES = {
     "mnist",
@@ -41,13 +43,34 @@ def test_a_task_gives_one_loss_and_one_score_a_sample(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(catalogue()) - {"cifar10", "imagefolder"}))
 def test_the_catalogue_says_what_a_tasks_model_can(name: str) -> None:
     entry, model = catalogue()[name], tasks.load(Settings(task=name)).model()
-    assert entry.splits == hasattr(model, "tensor_plan")
+    assert entry.divisible(None) == divisible(model)
     assert entry.needs_data == (name in NEED_FILES)
-    if entry.cuts:
-        assert len(pieces_of(model)) > 1
-    else:
-        with pytest.raises(Fault, match="cannot be cut into stages"):
-            pieces_of(model)
+    assert entry.pieces(None) == pieces(model)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_catalogue_says_what_each_size_of_tokens_can(size: str) -> None:
+    entry = catalogue()["tokens"]
+    with torch.device("meta"):
+        model = Gpt(SIZES[size], vocabulary=8)
+        tied = Gpt(SIZES[size], vocabulary=8, tied=True)
+    assert entry.divisible(size) == divisible(model)
+    assert entry.pieces(size) == pieces(model)
+    assert (entry.divisible(f"{size}-tied"), entry.pieces(f"{size}-tied")) == ({}, pieces(tied))
+
+
+def divisible(model: Any) -> dict[str, int]:
+    if not hasattr(model, "tensor_plan"):
+        return {}
+    found: dict[str, int] = model.tensor_plan(sequence_parallel=True, loss_parallel=True).divisible
+    return found
+
+
+def pieces(model: Any) -> int:
+    try:
+        return len(pieces_of(model))
+    except Fault:
+        return 0
 
 
 def test_training_and_test_windows_of_a_text_do_not_overlap(tmp_path: Path) -> None:

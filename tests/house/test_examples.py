@@ -63,6 +63,17 @@ TRAINED = {
         "trainer.workers=1",
         "trainer.precision=fp32",
     ],
+    "15-own-model.yaml": [
+        CPU,
+        "checkpoints=",
+        "procsPerNode=2",
+        "trainer.imageSize=32",
+        "trainer.taskWidth=16",
+        "trainer.taskPatch=8",
+        "trainer.globalBatch=8",
+        "trainer.workers=1",
+        "trainer.precision=fp32",
+    ],
 }
 
 
@@ -70,7 +81,7 @@ def test_every_example_is_in_the_table_and_says_when_to_use_it() -> None:
     table = (JOBS / "README.md").read_text(encoding="utf-8")
     listed = [line.split("(")[1].split(")")[0] for line in table.splitlines() if ".yaml) |" in line]
     assert sorted(listed) == FILES
-    assert len(FILES) == 14
+    assert len(FILES) == 15
     for name in FILES:
         assert (JOBS / name).read_text(encoding="utf-8").startswith("# When: "), name
 
@@ -99,7 +110,7 @@ def test_an_example_trains_here(name: str, tmp_path: Path) -> None:
     assert main([str(JOBS / name), *pairs, "--launcher", "local", "-o", str(tmp_path)]) == 0
     environment = clean_environment(TRAINER_OUT=str(tmp_path / "run"), PYTHON=sys.executable)
     environment["PYTHONPATH"] = f"{ROOT}:{JOBS}"
-    if "image-folder" in name or "fine-tune" in name:
+    if "image-folder" in name or "fine-tune" in name or "own-model" in name:
         environment["TRAINER_DATA"] = str(photos(tmp_path / "photos"))
     ended = subprocess.run(
         ["sh", str(tmp_path / "local.sh")],

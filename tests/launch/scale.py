@@ -163,10 +163,12 @@ class _Nodes:
         return time.monotonic()
 
     def _answer(self, node: _Node, line: bytes) -> str:
-        self.messages += 1
-        self.bytes += len(line) + 1
         message = decode(line, FROM_SERVER)
         assert message is not None, line
+        # Heartbeats go by the time that a round takes on a busy machine.
+        if not (message["kind"] == "heartbeat" and node.joined):
+            self.messages += 1
+            self.bytes += len(line) + 1
         match message["kind"]:
             case "challenge":
                 ours = proof(_KEY, "join", message["nonce"], node.nonce, node.number, 8)

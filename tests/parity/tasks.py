@@ -79,8 +79,8 @@ class Tokens(tokens.Task):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._size = Size(width=32, heads=4, layers=2, length=32)
-        self._files = of_bytes(32, size=20_000)
+        self.size = Size(width=32, heads=4, layers=2, length=32)
+        self.files = of_bytes(32, size=20_000)
 
 
 class TiedTokens(Tokens):

@@ -41,15 +41,15 @@ class Task:
                 f"TRAINER_MODEL={name!r}: task tokens has {', '.join(SIZES)}, each also with "
                 f"{_TIED} at its end",
             )
-        self._size, self._tied = SIZES[size], size != name
-        length = self._size.length
-        self._files = open_files(settings.data, length) if settings.data else of_bytes(length)
+        self.size, self.tied = SIZES[size], size != name
+        length = self.size.length
+        self.files = open_files(settings.data, length) if settings.data else of_bytes(length)
 
     def model(self) -> nn.Module:
-        return Gpt(self._size, vocabulary=self._files.vocabulary, tied=self._tied)
+        return Gpt(self.size, vocabulary=self.files.vocabulary, tied=self.tied)
 
     def data(self, *, train: bool) -> Windows:
-        return self._files.train if train else self._files.test
+        return self.files.train if train else self.files.test
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of each window, shape (n,), in nats a token."""

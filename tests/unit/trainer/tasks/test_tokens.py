@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ranks import run_ranks
 from trainer import tasks
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
@@ -116,13 +115,6 @@ def test_a_logit_depends_on_its_own_and_former_tokens_and_on_their_places() -> N
     assert before[:50].equal(after[:50])
     assert not before[50:].isclose(after[50:], atol=1e-6).all(dim=-1).any()
     assert not before[2].isclose(swapped[2], atol=1e-6).all()
-
-
-@pytest.mark.slow
-def test_a_tied_model_is_not_split(tmp_path: Path) -> None:
-    events = run_ranks(2, tmp_path, code=64, task="tokens", model="tiny-tied", mode="tp")
-    ties = "its model Gpt ties tokens.weight and head.weight; tied weights cannot be split over"
-    assert ties in events[-1]["message"]
 
 
 def test_a_tied_model_is_not_cut() -> None:

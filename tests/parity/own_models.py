@@ -1,0 +1,32 @@
+"""The tasks of k8s/jobs/own_model, narrow, their windows short."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from tests.conftest import ROOT
+from trainer.config.settings import Settings
+from trainer.models.gpt import Size
+from trainer.tasks import tokens
+from trainer.tasks.parts.token_files import of_bytes
+
+# transformers is none of our packages: `make frameworks` has it in an environment of its own.
+sys.path += [
+    str(ROOT / "k8s/jobs/own_model"),
+    str(Path(__file__).parent / "nanogpt_layout"),
+    *map(str, (ROOT / "build/frameworks").glob("lib/python3*/site-packages")),
+]
+
+
+def nano_gpt(settings: Settings) -> tokens.Task:
+    return narrow(import_module("nanogpt").Task(settings))
+
+
+def gpt2(settings: Settings) -> tokens.Task:
+    return narrow(import_module("gpt2").Task(settings))
+
+
+def narrow(task: tokens.Task) -> tokens.Task:
+    task.size = Size(width=32, heads=4, layers=3, length=32)
+    task.files = of_bytes(32, size=20_000)
+    return task

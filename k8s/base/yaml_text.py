@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ _Dumper.add_representer(str, _text)
 
 
 class Loader(yaml.CSafeLoader):
-    """YAML as Kubernetes' own tools read it: a date is text, since no field holds one."""
+    """YAML as Kubernetes' own tools read it: a date is text, and a key given twice an error."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # overrides PyYAML's own
         first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -52,6 +52,21 @@ class Loader(yaml.CSafeLoader):
         except (ValueError, LookupError, AttributeError):
             problem = f"{reprlib.repr(node.value)} is not a valid {node.tag.rpartition(':')[2]}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
+    def construct_mapping(
+        self,
+        node: yaml.MappingNode,
+        deep: bool = False,  # noqa: FBT001, FBT002  # PyYAML's signature
+    ) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
 
 
 def dump(objects: Sequence[Any]) -> str:
@@ -79,7 +94,11 @@ def parse(text: str) -> list[Any]:
 def read_text(path: Path, *, label: str) -> str:
     """Return the text of a file. Raises Fault(64), its text beginning with `label`."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise config_error(f"{label}: more than {_MOST_BYTES >> 20} MiB")
+        return text.decode("utf-8-sig")
     except OSError as error:
         raise config_error(f"{label}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -89,14 +108,21 @@ def read_text(path: Path, *, label: str) -> str:
 def read(text: str, *, label: str) -> list[Any]:
     """Read the documents that a user wrote, without empty ones. Raises Fault(64)."""
     found: list[Any] = []
-    with yaml_errors(label):
-        check_depth(text)
+    with _yaml_errors(label):
+        check_size(text)
         found += (document for document in parse(text) if document)
     return found
 
 
+def read_one(text: str, *, label: str) -> Any:
+    """Read the one document that a user wrote. Raises Fault(64)."""
+    with _yaml_errors(label):
+        check_size(text)
+        return yaml.load(text, Loader)  # noqa: S506  # a SafeLoader
+
+
 @contextlib.contextmanager
-def yaml_errors(label: str) -> Iterator[None]:
+def _yaml_errors(label: str) -> Iterator[None]:
     """Turn an error of the YAML parser into a Fault(64) with its line and column."""
     try:
         yield
@@ -111,16 +137,39 @@ def yaml_errors(label: str) -> Iterator[None]:
         raise config_error(f"{label}: nested too deeply, or refers to itself") from None
 
 
-_DEEPEST = 1000
+_DEEPEST = 200
+_MOST_VALUES = 200_000  # a rendered job has about 300
+_MOST_BYTES = 16 << 20
 
 
-def check_depth(text: str) -> None:
-    """Raise RecursionError where the parser's own recursion, in C, would end the process."""
-    if len(text) < 10 * _DEEPEST:  # a level takes a character at least
-        return
-    depth = 0
+def check_size(text: str) -> None:
+    """Refuse a text that would take long to read: deep, or large, aliases counted as what they repeat.
+
+    Raises RecursionError, before the parser's own recursion, in C, ends the process, or YAMLError.
+    """
+    total = 0
+    begun: list[
+        tuple[str | None, int]
+    ] = []  # anchor of each open collection, and the total before it
+    sizes: dict[str | None, int] = {}  # by anchor
     for event in yaml.parse(text, yaml.CSafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
+        match event:
+            case yaml.CollectionStartEvent():
+                begun.append((event.anchor, total))
+                total += 1
+            case yaml.CollectionEndEvent():
+                anchor, before = begun.pop()
+                sizes[anchor] = total - before
+            case yaml.ScalarEvent():
+                sizes[event.anchor] = 1
+                total += 1
+            case yaml.AliasEvent():
+                if event.anchor in (anchor for anchor, _ in begun):
+                    raise RecursionError
+                total += sizes.get(event.anchor, 1)
+        if len(begun) > _DEEPEST:
             raise RecursionError
+        if total > _MOST_VALUES:
+            problem = f"more than {_MOST_VALUES:,} values, each alias counted as what it repeats"
+            mark: Any = event.start_mark
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)

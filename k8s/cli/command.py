@@ -7,7 +7,6 @@ import argparse
 import difflib
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +25,7 @@ from k8s.render import files, manifests
 from k8s.render.manifests import Rendered
 from k8s.render.payload import make_payload
 from trainer.config.exits import Exit, Fault
+from trainer.config.printable import printable
 
 _MANY = 100  # job files in one call; from here on several processes are faster
 
@@ -40,18 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(options.parser().parse_args(arguments))
         sys.stdout.flush()
     except Fault as fault:
-        print(f"render.py: {_in_one_line(str(fault))}", file=sys.stderr)
+        print(f"render.py: {printable(str(fault))}", file=sys.stderr)
         return fault.code
     except BrokenPipeError:
         # The reader has closed the pipe, e.g. head. Python would fail again at the final flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     return code
-
-
-def _in_one_line(text: str) -> str:
-    """Escape line ends and other control characters, which a key may hold."""
-    return re.sub(r"[\0-\x1f\x7f]", lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _run(asked: argparse.Namespace) -> int:
@@ -126,7 +121,7 @@ def _render(paths: list[str], asked: argparse.Namespace) -> list[Rendered]:
     except Fault as fault:
         raise _with_origin(fault, job, from_option=bool(asked.launcher)) from None
     for warning in payload.warnings:
-        print(f"render.py: warning: {_in_one_line(warning)}", file=sys.stderr)
+        print(f"render.py: warning: {printable(warning)}", file=sys.stderr)
     if asked.owner is None:
         return rendered
     return [manifests.owned(one, asked.owner) for one in rendered]
@@ -144,7 +139,7 @@ def _render_all(spec: JobSpec, job: load.JobFile, payload: Payload) -> list[Rend
     if not rendered:
         raise next(iter(refusals.values()))
     for name, fault in refusals.items():
-        text = _in_one_line(str(_with_origin(fault, job)))
+        text = printable(str(_with_origin(fault, job)))
         print(f"without {name}: {text}", file=sys.stderr)
     return rendered
 

@@ -17,6 +17,7 @@ from k8s.cluster.doctor import Finding
 from k8s.cluster.job_progress import LogEvents, Progress, Usage
 from k8s.cluster.jobs import Job
 from k8s.cluster.state import Pod
+from trainer.config.printable import printable
 
 _GIB = 2**30
 _NOT_MEASURED = Usage(-1, None, None, None, None)
@@ -35,17 +36,22 @@ def print_status(job: Job, pods: list[Pod], found: LogEvents, warnings: list[str
     console = Console()
     state = job.state
     head = f" ({job.kind.launcher}) is "
-    console.print(Text.assemble((job.name, "bold"), head, (state.phase, "bold"), " ", state.reason))
+    console.print(
+        Text.assemble((job.name, "bold"), head, (state.phase, "bold"), " ", printable(state.reason))
+    )
     if found.progress:
         console.print(progress_text(found.progress))
     table = Table("node", "pod", "on", "phase", "restarts", "reason")
     for pod in pods:
         table.add_row(
-            _number(pod.node), pod.name, pod.host, pod.phase, str(pod.restarts), Text(pod.reason)
+            _number(pod.node),
+            *map(_text, (pod.name, pod.host, pod.phase)),
+            str(pod.restarts),
+            _text(pod.reason),
         )
     console.print(table)
     for warning in warnings:
-        console.print(warning, style="yellow", markup=False)
+        console.print(printable(warning), style="yellow", markup=False)
 
 
 def status_as_dict(
@@ -71,6 +77,10 @@ def progress_text(progress: Progress) -> str:
     return ", ".join(parts)
 
 
+def _text(text: str) -> Text:
+    return Text(printable(text))
+
+
 def _number(value: int | None) -> str:
     return "" if value is None else str(value)
 
@@ -81,7 +91,7 @@ def print_jobs(jobs: Iterable[Job]) -> None:
     for job in jobs:
         state = job.state
         table.add_row(
-            job.name, job.kind.launcher, state.phase, str(state.restarts), Text(state.reason)
+            job.name, job.kind.launcher, state.phase, str(state.restarts), _text(state.reason)
         )
     Console().print(table)
 
@@ -90,7 +100,7 @@ def print_findings(found: Iterable[Finding]) -> None:
     marks = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}
     table = Table("", "about", "found")
     for finding in found:
-        table.add_row(marks[finding.good], finding.about, Text(finding.text))
+        table.add_row(marks[finding.good], finding.about, _text(finding.text))
     Console().print(table)
 
 
@@ -132,7 +142,7 @@ def usage_table(
         table.add_row(
             _number(row["rank"]),
             _number(row["node"]),
-            row["pod"],
+            _text(row["pod"]),
             "" if row["cpu"] is None else f"{row['cpu']:.2f}",
             "" if row["gpu"] is None else f"{row['gpu']:.0%}",
             _gib(row["gpu_memory"], row["gpu_memory_of"]),
@@ -142,7 +152,7 @@ def usage_table(
     head = f"{job.name} ({job.kind.launcher}) is {job.state.phase}"
     lines = [Text(head), Text(progress_text(found.progress))] if found.progress else [Text(head)]
     if found.problem:
-        lines.append(Text(found.problem))
+        lines.append(_text(found.problem))
     if not measured:
         lines.append(
             Text("no metrics of pods: metrics-server is not installed, or may not be read")

@@ -26,6 +26,7 @@ from k8s.cluster.save_logs import save_logs
 from k8s.cluster.submit import read_manifests
 from k8s.cluster.submit import submit as submit_job
 from k8s.plan.job_kind import State
+from trainer.config.printable import printable
 
 log = logging.getLogger("k8s")
 
@@ -67,7 +68,7 @@ def _log_state(state: State) -> None:
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)
+    print(printable(line), flush=True)
 
 
 @app.command()

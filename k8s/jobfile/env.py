@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from k8s.base.model import DataKey, Model, OneOf, Subdomain, Variable
 from k8s.base.names import matching
-from trainer.config.environment import OWN, PREFIX, variable
+from trainer.config.environment import KEY, OWN, PREFIX, variable
 from trainer.config.settings import Settings
 
 _field_path = matching(
@@ -112,7 +112,7 @@ _SECRET_BY_ITSELF = re.compile(
 
 def is_credential(name: str, value: str) -> bool:
     """Return whether a literal should be a Secret; a word such as PAD_TOKEN=<pad> should not."""
-    if _ALWAYS_SECRET.fullmatch(name) and value:
+    if (name == KEY or _ALWAYS_SECRET.fullmatch(name)) and value:
         return True
     if _SECRET_IF_LONG.fullmatch(name) and re.fullmatch(r"\S{16,}", value):
         return True
@@ -136,6 +136,8 @@ _AGENT_PREFIXES = ("PET_", "TRAINER_", "MUSTER_", "TORCHELASTIC_", "JOB_COMPLETI
 
 def set_elsewhere(name: str) -> str | None:
     """Return where a variable of the contract is set instead, or None when `env` may hold it."""
+    if name == KEY:
+        return None
     if name in _CONTRACT:
         return _CONTRACT[name]
     for field in Settings.model_fields:

@@ -8,15 +8,13 @@ Nothing here knows which keys there are, but for podPatch.spec, where null takes
 """
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from k8s.base.errors import config_error
-from k8s.base.yaml_text import Loader, check_depth, read_text, yaml_errors
+from k8s.base.yaml_text import read_one, read_text
 
 
 @dataclass(frozen=True)
@@ -69,25 +67,6 @@ def profile(name: str) -> str:
     return str(known[name])
 
 
-class _Loader(Loader):
-    """A key given twice is an error, not the last one."""
-
-    def construct_mapping(
-        self,
-        node: yaml.MappingNode,
-        deep: bool = False,  # noqa: FBT001, FBT002  # PyYAML's signature
-    ) -> dict[Hashable, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
-
-
 def _load(path: str) -> dict[str, Any]:
     value = _parse(read_text(Path(path), label=path), where=path)
     if not isinstance(value, dict):
@@ -97,16 +76,13 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _parse(text: str, *, where: str) -> Any:
-    value = None
-    with yaml_errors(where):
-        check_depth(text)
-        value = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
-        _check(value, at="", where=where)
+    value = read_one(text, label=where)
+    _check(value, at="", where=where)
     return value
 
 
 def _check(value: Any, *, at: str, where: str) -> None:
-    """Refuse what neither a manifest nor an environment can hold. A cycle ends in RecursionError."""
+    """Refuse what neither a manifest nor an environment can hold."""
     match value:
         case dict():
             for key, item in value.items():

@@ -8,8 +8,7 @@ render.py --migrate pytorchjob.yaml > job.yaml
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
+from k8s.base.yaml_text import read_one
 from k8s.jobfile.env import is_credential, set_elsewhere
 from k8s.jobfile.volumes import TAKEN, TAKEN_NAMES
 
@@ -147,7 +146,7 @@ def _environment(main: Values, *, secret: str) -> tuple[list[Values], Values, li
         name, value = one["name"], one.get("value", "")
         where = set_elsewhere(name)
         if where and where.startswith("set trainer.") and value and name not in _POD_SETS:
-            settings[where.removeprefix("set trainer.")] = yaml.safe_load(value)
+            settings[where.removeprefix("set trainer.")] = read_one(str(value), label=f"env {name}")
         elif where:
             notes.append(f"env {name}: not migrated; {where}")
         elif "valueFrom" not in one and is_credential(name, value):

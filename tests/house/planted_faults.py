@@ -262,7 +262,7 @@ FAULTS = [
     ),
     Fault(
         "trainer/checkpoint/manifest.py",
-        'if outer["checksum"] != checksum(body):',
+        "if not compare_digest(found, checksum(body, key)):",
         "if False:",
         "checkpoint/test_complete_or_absent.py checkpoint/test_mutated.py",
     ),

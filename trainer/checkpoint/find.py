@@ -3,10 +3,11 @@
 import logging
 from dataclasses import dataclass
 
-from trainer.checkpoint.manifest import MANIFEST_FILE, Damage, Manifest, decode, step_of
+from trainer.checkpoint.manifest import MANIFEST_FILE, MOST_BYTES, Damage, Manifest, decode, step_of
 from trainer.checkpoint.store import Local, Store, difference, split
 from trainer.config.exits import Exit, Fault
-from trainer.distributed.runtime import Runtime, from_all, from_main
+from trainer.distributed.messages import from_all, from_main
+from trainer.distributed.runtime import Runtime
 
 log = logging.getLogger("trainer")
 
@@ -38,7 +39,8 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
         if isinstance(named, str):
             raise Fault(Exit.DATA, f"TRAINER_RESUME={resume}: not a complete checkpoint: {named}")
         return named
-    names: list[str] | Fault = []
+    names: list[str] = []
+    problem = ""
     if runtime.is_main:
         try:
             if resume != "never":
@@ -48,10 +50,10 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
                 log.info("starting over; the checkpoints of the run before are in %s", aside)
         except OSError as error:
             reason = error.strerror or error
-            names = Fault(Exit.DATA, f"checkpoints {store.where('')}: {reason}")
-    names = from_main(names, runtime)
-    if isinstance(names, Fault):
-        raise names
+            problem = f"checkpoints {store.where('')}: {reason}"
+    names, problem = from_main((names, problem), runtime, tuple[list[str], str])
+    if problem:
+        raise Fault(Exit.DATA, problem)
     found = _newest_complete(names, store, runtime)
     if names and found is None:
         raise Fault(
@@ -64,7 +66,7 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
 
 def newest(store: Store, *, before: int, runtime: Runtime) -> Found | None:
     """Return the newest complete checkpoint of less than `before` steps, the same on every rank."""
-    names = from_main(store.names() if runtime.is_main else [], runtime)
+    names = from_main(store.names() if runtime.is_main else [], runtime, list[str])
     earlier = [name for name in names if (step_of(name) or 0) < before]
     return _newest_complete(earlier, store, runtime)
 
@@ -85,9 +87,11 @@ def _examine(store: Store, name: str, *, runtime: Runtime) -> Found | str:
     All ranks call it together, each compares its share of the files, and all get the same answer.
     """
     answer = _examine_share(store, name, runtime.rank, runtime.world_size)
-    for problem in from_all(answer if isinstance(answer, Fault | str) else None, runtime):
-        if isinstance(problem, Fault):
-            raise problem
+    fault, damage = isinstance(answer, Fault), isinstance(answer, str)
+    mine = str(answer) if fault or damage else None
+    for is_fault, problem in from_all((fault, mine), runtime, tuple[bool, str | None]):
+        if problem is not None and is_fault:
+            raise Fault(Exit.DATA, problem)
         if problem is not None:
             return problem
     assert isinstance(answer, Manifest)  # noqa: S101  # this rank's answer is among those above
@@ -101,16 +105,16 @@ def is_shared(store: Store, *, runtime: Runtime) -> bool:
     """
     if runtime.control is None or not isinstance(store, Local):
         return True
-    marker: str | Fault = ""
+    marker = problem = ""
     if runtime.is_main:
         try:
             marker = store.create_marker()
         except OSError as error:
-            marker = Fault(Exit.MACHINE, f"checkpoints {error.filename}: {error.strerror}")
-    marker = from_main(marker, runtime)
-    if isinstance(marker, Fault):
-        raise marker
-    shared = all(from_all((store.root / marker).exists(), runtime))
+            problem = f"checkpoints {error.filename}: {error.strerror}"
+    marker, problem = from_main((marker, problem), runtime, tuple[str, str])
+    if problem:
+        raise Fault(Exit.MACHINE, problem)
+    shared = all(from_all((store.root / marker).exists(), runtime, bool))
     if runtime.is_main:
         (store.root / marker).unlink(missing_ok=True)
     return shared
@@ -130,7 +134,10 @@ def complete(checkpoint: str) -> Found:
 def _examine_share(store: Store, name: str, rank: int, world_size: int) -> Manifest | Fault | str:
     try:
         with store.open(name, MANIFEST_FILE) as file:
-            manifest = decode(file.read(), name)
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            return f"{MANIFEST_FILE} has more than {MOST_BYTES:,} bytes"
+        manifest = decode(text, name)
         for file_name in sorted(manifest.files)[rank::world_size]:
             if reason := difference(store, name, file_name, manifest.files[file_name]):
                 return reason

@@ -6,19 +6,23 @@ The file is {"checksum": ..., "checkpoint": {...}}; the checksum is over the can
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from hmac import compare_digest
 from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainer.config.environment import KEY
 from trainer.config.exits import Exit, Fault
 
 FORMAT = 2  # 2: progress has steps and identity
 MANIFEST_FILE = "muster.json"
+MOST_BYTES = 256 << 20  # of a manifest: ten thousand ranks' chunks of a thousand tensors take less
 DTYPES = {
     str(kind).removeprefix("torch."): kind
     for kind in vars(torch).values()
@@ -58,10 +62,11 @@ class _Part(BaseModel):
 
 
 class File(_Part):
-    """A data file: its bytes, and their checksum by zlib.crc32."""
+    """A data file: its bytes, their checksum by zlib.crc32, and by the key, if there is one."""
 
     size: _Count
     crc32: _Count
+    signature: str = ""
 
 
 class Chunk(_Part):
@@ -118,7 +123,10 @@ def step_of(name: str) -> int | None:
 def encode(manifest: Manifest) -> bytes:
     """Return the text of `muster.json`."""
     body = manifest.model_dump()
-    return json.dumps({"checksum": checksum(body), "checkpoint": body}, indent=1).encode()
+    if not (key := key_from()):
+        for file in body["files"].values():
+            del file["signature"]
+    return json.dumps({"checksum": checksum(body, key), "checkpoint": body}, indent=1).encode()
 
 
 def decode(text: bytes, name: str) -> Manifest:
@@ -129,8 +137,18 @@ def decode(text: bytes, name: str) -> Manifest:
     try:
         outer = json.loads(text)
         body = outer["checkpoint"]
-        if outer["checksum"] != checksum(body):
-            raise Damage(f"{MANIFEST_FILE} does not have its checksum")
+        key, found = key_from(), outer["checksum"]
+        if not compare_digest(found, checksum(body, key)):
+            if key and compare_digest(found, checksum(body)):
+                raise Damage(f"{MANIFEST_FILE} is not signed, and {KEY} is set")
+            signed = any(file.get("signature") for file in body["files"].values())
+            raise Damage(
+                f"{MANIFEST_FILE} was not signed with this {KEY}"
+                if key
+                else f"{MANIFEST_FILE} is signed; {KEY} is needed to read it"
+                if signed
+                else f"{MANIFEST_FILE} does not have its checksum"
+            )
         if body["format"] > FORMAT:
             raise Fault(
                 Exit.DATA,
@@ -141,23 +159,37 @@ def decode(text: bytes, name: str) -> Manifest:
         _check(manifest, name)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise Damage(f"{MANIFEST_FILE} is not in the format: {key}: {first['msg']}") from error
+        where = ".".join(map(str, first["loc"]))
+        raise Damage(f"{MANIFEST_FILE} is not in the format: {where}: {first['msg']}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damage(f"{MANIFEST_FILE} is unreadable: {error}") from error
     return manifest
 
 
-def checksum(body: Mapping[str, Any]) -> str:
+def checksum(body: Mapping[str, Any], key: bytes = b"") -> str:
     """Return the checksum of `body`, in this and every later format."""
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return blake2b(canonical.encode(), digest_size=16).hexdigest()
+    return keyed(key, canonical.encode()).hexdigest()
+
+
+def keyed(key: bytes, text: bytes = b"") -> blake2b:
+    """Return a checksum that only a holder of `key` can make (RFC 7693); anybody, if it is empty."""
+    return blake2b(text, key=key, digest_size=16)
+
+
+def key_from(environment: Mapping[str, str] = os.environ) -> bytes:
+    """Return the key of TRAINER_CHECKPOINT_KEY, of any length, empty if it is not set."""
+    text = environment.get(KEY, "")
+    return blake2b(text.encode(), digest_size=64).digest() if text else b""
 
 
 def _check(manifest: Manifest, name: str) -> None:
     step = step_of(name)
-    if step is not None and step != manifest.progress.step:
-        raise Damage(f"{MANIFEST_FILE} is that of step {manifest.progress.step}")
+    progress = manifest.progress
+    if step is not None and step != progress.step:
+        raise Damage(f"{MANIFEST_FILE} is that of step {progress.step}")
+    if progress.steps is not None and progress.step > progress.steps:
+        raise Damage(f"{MANIFEST_FILE} is of step {progress.step} of {progress.steps}")
     for key, tensor in manifest.tensors.items():
         if tensor.dtype not in DTYPES:
             raise Damage(f"{MANIFEST_FILE}: {key} has the unknown type {tensor.dtype}")

@@ -10,10 +10,13 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
+from hmac import compare_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
-from trainer.checkpoint.manifest import MANIFEST_FILE, File, step_of
+from trainer.checkpoint.manifest import MANIFEST_FILE, File, key_from, keyed, step_of
+from trainer.config.environment import KEY
+from trainer.data.regular import open_regular
 
 if TYPE_CHECKING:
     from trainer.checkpoint.remote import Remote
@@ -48,8 +51,8 @@ class Local:
         return [name for _, name in sorted(found)]
 
     def open(self, folder: str, file: str) -> BinaryIO:
-        """Open a file to read it."""
-        return (self.root / folder / file).open("rb")
+        """Open a regular file to read it: one that a stranger put there could be an endless device."""
+        return open_regular(self.root / folder / file)
 
     @contextlib.contextmanager
     def create(self, folder: str, file: str) -> Iterator[BinaryIO]:
@@ -172,10 +175,14 @@ def difference(store: Store, folder: str, name: str, expected: File) -> str | No
     size = store.size(folder, name)
     if size != expected.size:
         return f"{name} has {size} bytes instead of {expected.size}"
-    checksum = 0
+    checksum, signature = 0, keyed(key) if (key := key_from()) else None
     with store.open(folder, name) as file:
         while block := file.read(_BLOCK):
             checksum = zlib.crc32(block, checksum)
+            if signature:
+                signature.update(block)
     if checksum != expected.crc32:
         return f"{name} does not have the checksum in {MANIFEST_FILE}"
+    if signature and not compare_digest(signature.hexdigest(), expected.signature):
+        return f"{name} was not signed with this {KEY}"
     return None

@@ -34,6 +34,8 @@ from trainer.checkpoint.manifest import (
     Tensor,
     decode,
     encode,
+    key_from,
+    keyed,
     name_of,
 )
 from trainer.checkpoint.retention import Keep, remove_old
@@ -176,6 +178,7 @@ class _Writer(StorageWriter):
         self, folder: str, name: str, items: Sequence[WriteItem], planner: SavePlanner
     ) -> list[WriteResult]:
         results, checksum, start = [], 0, 0
+        signature = keyed(key) if (key := key_from()) else None
         with self._store.create(folder, name) as file:
             for item in items:
                 tensor = cast("torch.Tensor", planner.resolve_data(item)).detach().cpu()
@@ -183,9 +186,12 @@ class _Writer(StorageWriter):
                 data = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
                 file.write(data)
                 checksum = zlib.crc32(data, checksum)
+                if signature:
+                    signature.update(data)
                 results.append(WriteResult(item.index, data.nbytes, (name, start)))
                 start += data.nbytes
-        written = File(size=start, crc32=checksum)
+        signed = signature.hexdigest() if signature else ""
+        written = File(size=start, crc32=checksum, signature=signed)
         if reason := difference(self._store, folder, name, written):
             raise OSError(errno.EIO, f"{reason}, just after it was written")
         # DCP gathers results of tensors, not of files: the file's size and checksum are in the first.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainer.config.exits import Exit, Fault
+from trainer.config.printable import printable
 
 
 def report_fault(fault: Fault, error: BaseException | None) -> int:
@@ -35,7 +36,8 @@ def report_fault(fault: Fault, error: BaseException | None) -> int:
             new.replace(file)
     if "MUSTER_LAUNCHER" not in os.environ:  # trainer.launch reports it, once for all its ranks
         rank = f" rank {os.environ['RANK']}" if "RANK" in os.environ else ""
-        print(f"{trace}trainer:{rank} {fault} (exit {fault.code})", file=sys.stderr, flush=True)
+        text = printable(str(fault))
+        print(f"{trace}trainer:{rank} {text} (exit {fault.code})", file=sys.stderr, flush=True)
     return fault.code
 
 

@@ -18,6 +18,9 @@ from trainer.config.modes import MODES
 from trainer.config.settings import Settings
 
 PREFIX = "TRAINER_"
+KEY = (
+    "TRAINER_CHECKPOINT_KEY"  # signs checkpoints; a secret, so it is no setting, which events show
+)
 OWN = "task_"  # begins the names of the settings that a task of one's own has
 
 # The name of a setting where the user has set it: "TRAINER_LR" or "trainer.lr".
@@ -34,7 +37,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     values = {
         name.removeprefix(PREFIX).lower(): value
         for name, value in environment.items()
-        if name.startswith(PREFIX) and value != ""
+        if name.startswith(PREFIX) and value != "" and name != KEY
     }
     return parse(values, label=variable)
 

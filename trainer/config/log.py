@@ -5,8 +5,16 @@ Entry points call `log_to_stderr` once. Standard output carries JSON events only
 
 import logging
 
+from trainer.config.printable import printable
+
 # The loggers of this project; the name stands before each line.
 NAMES = ("trainer", "launch", "k8s")
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the message for a terminal: it may quote a file, a pod or another machine."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
 
 
 def log_to_stderr() -> None:
@@ -18,6 +26,6 @@ def log_to_stderr() -> None:
     # our loggers would print each line twice. Python uses the last resort where no other handler is.
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.INFO)
-        logging.lastResort.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logging.lastResort.setFormatter(_Formatter("%(name)s: %(message)s"))
     for name in NAMES:
         logging.getLogger(name).setLevel(logging.INFO)

@@ -7,12 +7,13 @@ size of /dev/shm does not limit it. Ranks map it copy-on-write: a rank that writ
 """
 
 import io
+import json
 import logging
 import math
 import mmap
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,27 +21,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config.exits import Fault
+from trainer.config.exits import Exit, Fault
+from trainer.data.regular import open_regular
 from trainer.data.sets import Data, InMemory
-from trainer.distributed.runtime import Runtime, as_fault, from_all
+from trainer.distributed.messages import from_all
+from trainer.distributed.runtime import Runtime, as_fault
 
 log = logging.getLogger("trainer")
 
+_NAME = "muster-data"
+_WORD = 8  # bytes of the number that is the last: where the list of places begins
 _ALIGNMENT = 64  # bytes: a cache line, and more than any element needs
 
 
 @dataclass(frozen=True)
 class _Offer:
-    """The message from the rank that reads to the others of its machine: all but the elements.
+    """The message from the rank that reads to the others of its machine: where the memory is.
 
-    Without `path` the data cannot be shared, and every rank reads it.
+    Without `descriptor` the data cannot be shared, and every rank reads it.
     """
 
     node: str
-    path: str = ""
-    pickled: bytes = b""
-    places: Sequence[tuple[int, int]] = ()  # first byte and end of each tensor in the memory
-    fault: Fault | None = None
+    pid: int = 0
+    descriptor: int = -1
+    fault: tuple[Exit, str] | None = None
 
 
 def once_per_machine(build: Callable[[], Data], runtime: Runtime) -> Data:
@@ -54,32 +58,34 @@ def once_per_machine(build: Callable[[], Data], runtime: Runtime) -> Data:
     data: Data | None = None
     mine: _Offer | None = None
     memory = -1
+    failed: Exception | None = None
     try:
         if runtime.local_rank == 0:
-            data, mine, memory = _build(build, node)
-        (offer,) = [o for o in from_all(mine, runtime) if o is not None and o.node == node]
-        if data is None and offer.fault is None and offer.path:
+            try:
+                data = build()
+                mine, memory = _offer(data, node)
+                if mine.descriptor >= 0:
+                    data = _map(mine)
+            except Exception as error:  # noqa: BLE001  # the others wait for an answer
+                failed, fault = error, as_fault(error)
+                mine = _Offer(node, fault=(fault.code, str(fault)))
+        (offer,) = [o for o in from_all(mine, runtime, _Offer | None) if o and o.node == node]
+        if data is None and offer.fault is None and offer.descriptor >= 0:
             data = _map(offer)
-        from_all(None, runtime)  # the memory stays open until all have mapped it
+        from_all(None, runtime, None)  # the memory stays open until all have mapped it
     finally:
         if memory >= 0:
             os.close(memory)
     if offer.fault is not None:
-        raise offer.fault
+        # The traceback of what was no Fault is printed by this rank.
+        raise Fault(*offer.fault) from (None if isinstance(failed, Fault) else failed)
     return build() if data is None else data
 
 
-def _build(build: Callable[[], Data], node: str) -> tuple[Data | None, _Offer, int]:
-    """Return the data, the message to the others, and the file descriptor of the memory (-1: none)."""
-    try:
-        data = build()
-    except Exception as error:  # noqa: BLE001  # the others wait for an answer
-        fault = as_fault(error)
-        if fault is not error:
-            fault.__cause__ = error  # the traceback is printed by this rank
-        return None, _Offer(node, fault=fault), -1
+def _offer(data: Data, node: str) -> tuple[_Offer, int]:
+    """Return the message to the others, and the file descriptor of the memory (-1: none)."""
     if not isinstance(data, InMemory) or not hasattr(os, "memfd_create"):
-        return data, _Offer(node), -1
+        return _Offer(node), -1
     elements: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
     try:
@@ -88,25 +94,31 @@ def _build(build: Callable[[], Data], node: str) -> tuple[Data | None, _Offer, i
         log.warning(
             "data: every rank holds a copy of its own, since it cannot be pickled: %s", error
         )
-        return data, _Offer(node), -1
-    memory = os.memfd_create("muster-data")
+        return _Offer(node), -1
+    memory = os.memfd_create(_NAME)
     places, start = [], 0
     with os.fdopen(memory, "wb", closefd=False) as file:
-        for part in (element.raw() for element in elements):
+        for part in (pickled.getbuffer(), *(element.raw() for element in elements)):
             file.seek(start)
             file.write(part)
             places.append((start, start + part.nbytes))
             start += math.ceil(part.nbytes / _ALIGNMENT) * _ALIGNMENT
-    offer = _Offer(node, f"/proc/{os.getpid()}/fd/{memory}", pickled.getvalue(), places)
-    return _map(offer), offer, memory
+        file.seek(start)
+        file.write(json.dumps(places).encode() + start.to_bytes(_WORD, "big"))
+    return _Offer(node, os.getpid(), memory), memory
 
 
 def _map(offer: _Offer) -> Data:
-    with Path(offer.path).open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b""
-    elements = [memoryview(memory)[start:end] for start, end in offer.places]
-    data: Data = pickle.loads(offer.pickled, buffers=elements)  # noqa: S301  # of this machine's rank 0
+    with open_regular(Path(f"/proc/{offer.pid}/fd/{offer.descriptor}")) as file:
+        # Whoever has joined the group can send an offer. Memory of that name was made by a process of
+        # this machine, and a pickle that lies anywhere else is not read.
+        if not Path(f"/proc/self/fd/{file.fileno()}").readlink().match(f"/memfd:{_NAME} (deleted)"):
+            raise Fault(Exit.CODE, "data: what another rank offers is not memory of this machine")
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    index = int.from_bytes(memory[-_WORD:], "big")
+    places = json.loads(memory[index:-_WORD])
+    pickled, *elements = (memoryview(memory)[start:end] for start, end in places)
+    data: Data = pickle.loads(pickled, buffers=elements)  # noqa: S301  # of this machine's rank 0
     return data
 
 

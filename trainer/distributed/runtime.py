@@ -10,7 +10,7 @@ import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,10 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.modes import AXES
 from trainer.config.settings import Settings
 from trainer.distributed.arrival import await_all
+from trainer.distributed.unpickling import restrict
 from trainer.plan import auto
 from trainer.plan.mesh import data_rank
 from trainer.plan.sizing import Sizing, size
-
-_T = TypeVar("_T")
 
 _MARGIN = 15  # seconds that the watchdog has to report before a collective times out by itself
 
@@ -103,6 +102,7 @@ def join(settings: Settings) -> Iterator[Runtime]:
     # The ranks of a machine share its memory, so that of the CPU decides nothing.
     memory = None if device.type == "cpu" else torch.accelerator.get_memory_info(device)[1]
     sizing = auto.agree(settings, sizing, store, rank=rank, device_bytes=memory, uneven=uneven)
+    restrict()
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
@@ -159,24 +159,6 @@ def total(values: list[float], runtime: Runtime) -> list[float]:
         tensor.zero_()
     dist.all_reduce(tensor, group=runtime.control)
     return tensor.tolist()
-
-
-def from_main(value: _T, runtime: Runtime) -> _T:
-    """Return the main rank's `value` on every rank."""
-    if runtime.control is None:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0, group=runtime.control)
-    return box[0]
-
-
-def from_all(value: _T, runtime: Runtime) -> list[_T]:
-    """Return every rank's `value`, by rank, on every rank."""
-    if runtime.control is None:
-        return [value]
-    values: list[_T] = [value] * runtime.world_size
-    dist.all_gather_object(values, value, group=runtime.control)
-    return values
 
 
 def peak_memory(device: torch.device) -> int:

@@ -7,6 +7,7 @@ Tried with torch 2.11, 2.13 and 2.15.
 
 import contextlib
 import importlib
+import pickle
 from collections.abc import Iterator
 
 import torch
@@ -79,6 +80,11 @@ def joining_meshes() -> Iterator[None]:
         yield
     finally:
         setattr(DeviceMesh, "_concatenate", before)  # noqa: B010
+
+
+def replace_unpickler(unpickler: type[pickle.Unpickler]) -> None:
+    """Have collectives of objects unpickle with `unpickler`; DCP offers no way to choose one."""
+    distributed_c10d._unpickler = unpickler
 
 
 def flight_recorder(device: str) -> bytes:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch, InMemory, UnreadableSample
-from trainer.distributed.runtime import from_all
+from trainer.distributed.messages import from_all
 from trainer.engine.run import Run
 
 log = logging.getLogger("trainer")
@@ -65,7 +65,7 @@ def count_bad(run: Run, found_here: Sequence[UnreadableSample], *, part: str) ->
     All ranks call it together. `part` is "training" or "test".
     """
     allowed = run.settings.bad_samples
-    for sample in chain(*from_all(list(found_here), run.runtime)):
+    for sample in chain(*from_all(list(found_here), run.runtime, list[UnreadableSample])):
         if (part, sample.index) in run.bad:
             continue
         run.bad.add((part, sample.index))

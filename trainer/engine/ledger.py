@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import Samples
-from trainer.distributed.runtime import from_main
+from trainer.distributed.messages import from_main
 from trainer.engine.run import Run
 
 log = logging.getLogger("trainer")
@@ -37,7 +37,7 @@ class Ledger:
         if run.settings.ledger:
             folder = run.settings.run_folder / "logs"
             earlier = map(_attempt, folder.glob("ledger-*-rank*.jsonl"))
-            attempt = from_main(1 + max(earlier, default=0), run.runtime)
+            attempt = from_main(1 + max(earlier, default=0), run.runtime, int)
             self._file = folder / f"ledger-{attempt:06d}-rank{run.runtime.rank}.jsonl"
             self._write(length=len(run.training), batch=run.batch, after=run.step)
 

@@ -21,8 +21,9 @@ from trainer.data.order import mix, training_shares
 from trainer.data.shared import once_per_machine
 from trainer.data.task_contract import own_of
 from trainer.distributed import optim
+from trainer.distributed.messages import from_all
 from trainer.distributed.precision import set_tf32
-from trainer.distributed.runtime import Runtime, as_fault, from_all, join, peak_memory, total
+from trainer.distributed.runtime import Runtime, as_fault, join, peak_memory, total
 from trainer.engine.bad_samples import SkippedSamples
 from trainer.engine.build import build as build_model
 from trainer.engine.evaluation import evaluate
@@ -165,7 +166,7 @@ def _train(run: Run, stop: Stop) -> Exit:
         checkpoint=run.saved,
         mode=run.runtime.sizing.mode,
         world_size=run.runtime.world_size,
-        peak_memory=max(from_all(peak_memory(run.runtime.device), run.runtime)),
+        peak_memory=max(from_all(peak_memory(run.runtime.device), run.runtime, int)),
     )
     return Exit.DONE
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.config.exits import Exit, Fault
-from trainer.distributed.runtime import from_all
+from trainer.distributed.messages import from_all
 from trainer.distributed.tensors import local_part
 from trainer.engine.run import Run
 
@@ -43,7 +43,7 @@ def compare(run: Run) -> None:
     if differing:
         first, ranks = differing[0], dist.get_process_group_ranks(group)
         seen = (first, names[first].removeprefix("module."), ranks, int(own[first]))
-    everyones = from_all(seen, run.runtime)
+    everyones = from_all(seen, run.runtime, tuple[int, str, list[int], int] | None)
     if not any(everyones):
         return
     _, name, ranks, _ = min(seen for seen in everyones if seen)

@@ -8,8 +8,8 @@ import torch
 from trainer.data.loader import Loader
 from trainer.data.order import Samples
 from trainer.data.task_contract import blamed_on, try_batch
+from trainer.distributed.messages import from_all
 from trainer.distributed.precision import dtype_of
-from trainer.distributed.runtime import from_all
 from trainer.engine.run import Run
 
 
@@ -31,5 +31,5 @@ def try_task(run: Run) -> None:
         tried = try_batch(run.task, run.strategy.forward, batch, name=run.settings.task, part=part)
         names = tried and tried[1]
     # Of a pipeline only the last stage has seen the scores.
-    run.metrics = next(found for found in from_all(names, run.runtime) if found)
+    run.metrics = next(found for found in from_all(names, run.runtime, list[str] | None) if found)
     run.strategy.module.train()

@@ -21,7 +21,8 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.config.settings import Settings
 from trainer.data.sets import Data, InMemory
-from trainer.distributed.runtime import Runtime, as_fault, from_all, join
+from trainer.distributed.messages import from_all
+from trainer.distributed.runtime import Runtime, as_fault, join
 from trainer.distributed.tensors import leaves
 from trainer.preflight.links import Exchange, exchange, find_faulty
 from trainer.preflight.machine import Finding, check_device, check_machine
@@ -64,7 +65,7 @@ def preflight(settings: Settings, runtime: Runtime, data: Data) -> dict[str, flo
         found = [*machine, *found]
     node = int(os.environ.get("GROUP_RANK", "0"))
     report = RankReport(runtime.rank, node, socket.gethostname(), tuple(found), exchange(runtime))
-    reports = from_all(report, runtime)
+    reports = from_all(report, runtime, RankReport)
     figures, links = _judge_links(reports)
     reports = [replace(r, findings=(*r.findings, *links[r.rank])) for r in reports]
     figures["seconds"] = time.monotonic() - began

@@ -5,15 +5,15 @@ TRAINER_METRICS_PORT=9400 python -m trainer &  curl localhost:9400/metrics
 
 import contextlib
 import logging
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from trainer.report.events import Event, scores
+from trainer.report.metrics_server import served
 
 log = logging.getLogger("trainer")
 
@@ -99,22 +99,11 @@ def serving(port: int) -> Iterator[Callable[[Event], None]]:
         elif kind == "fault":
             faults.labels(event["kind"]).inc()
 
-    try:
-        server, _ = start_http_server(port, addr=_any_address(), registry=registry)
-    except OSError as error:
-        log.warning("TRAINER_METRICS_PORT=%s: %s; nothing is served there", port, error.strerror)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(served(registry, port))
+        except OSError as error:
+            log.warning(
+                "TRAINER_METRICS_PORT=%s: %s; nothing is served there", port, error.strerror
+            )
         yield take
-        return
-    try:
-        yield take
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def _any_address() -> str:
-    """Return the address that binds all interfaces; the one of IPv6 serves IPv4 too."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-        probe.bind(("::", 0))
-        return "::"
-    return "0.0.0.0"  # noqa: S104  # Prometheus is on another machine

@@ -3,19 +3,15 @@
 TRAINER_TASK=cifar10 TRAINER_DATA=data TRAINER_DOWNLOAD=1 python -m trainer
 """
 
-import pickle
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.augment import Augmentation
-from trainer.tasks.parts import torchvision_models
+from trainer.tasks.parts import cifar_files, torchvision_models
 from trainer.tasks.parts.classification import Classification
 from trainer.tasks.parts.images import Images, data_folder
 
@@ -24,7 +20,6 @@ MEASURED = "52 s (on made-up images of its size)"
 NEEDS_DATA = True
 
 _FOLDER = Path("cifar-10-batches-py")
-_RECONSTRUCT = np.empty(0).__reduce__()[0]  # numpy's function that a pickled array calls
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
@@ -64,40 +59,10 @@ class Task(Classification):
         """
         folder = data_folder(self._settings, _FOLDER, _download) / _FOLDER
         names = [f"data_batch_{n}" for n in range(1, 6)] if train else ["test_batch"]
-        parts = [_read(folder / name) for name in names]
+        parts = [cifar_files.read(folder / name) for name in names]
         images = torch.cat([images for images, _ in parts])
         labels = torch.cat([labels for _, labels in parts])
         return Images(images, labels, Augmentation(32, _MEAN, _STD, padding=4, flip=True))
-
-
-def _read(path: Path) -> tuple[Tensor, Tensor]:
-    try:
-        with path.open("rb") as file:
-            batch = _Plain(file, encoding="bytes").load()
-        images = torch.from_numpy(np.array(batch[b"data"], dtype=np.uint8)).view(-1, 3, 32, 32)
-        labels = torch.tensor(batch[b"labels"], dtype=torch.long)
-    # a damaged pickle may raise anything
-    except Exception as error:
-        raise Fault(
-            Exit.DATA, f"{path}: cannot be read: {error}; delete it and download it again"
-        ) from error
-    if len(images) != len(labels) or not (len(labels) and 0 <= labels.min() <= labels.max() <= 9):
-        raise Fault(
-            Exit.DATA,
-            f"{path}: {len(images)} images, {len(labels)} labels; want a label, 0 to 9, for each image",
-        )
-    return images, labels
-
-
-class _Plain(pickle.Unpickler):
-    """Reads a pickle of arrays and nothing else: a downloaded file must not run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return _RECONSTRUCT
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return getattr(np, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
 def _download(folder: str) -> None:

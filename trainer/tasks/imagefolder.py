@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.augment import Augmentation
+from trainer.data.regular import open_regular
 from trainer.tasks.parts import torchvision_models
 from trainer.tasks.parts.classification import Classification
 
@@ -22,6 +23,8 @@ DEFAULTS = {"model": "resnet18"}
 NEEDS_DATA = True
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".webp"}
+_FORMATS = ("JPEG", "PNG", "GIF", "WEBP")
+_MOST_PIXELS = 50_000_000  # a decoded one takes up to 350 MB
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
 
@@ -51,7 +54,13 @@ class Folder:
         The loader reports what Pillow raises for a damaged file, with the path from `samples`.
         """
         path, label = self.samples[index]
-        with Image.open(path) as image:  # not by torchvision: every worker would import it
+        # Not by torchvision: every worker would import it. Of the formats, only those of the suffixes:
+        # Pillow hands an EPS, whatever its name, to Ghostscript.
+        with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise ValueError(
+                    f"{image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}"
+                )
             side = (self._side, self._side)
             square = ImageOps.fit(image.convert("RGB"), side, Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(square)).permute(2, 0, 1), label
@@ -63,24 +72,24 @@ class Folder:
 class Task(Classification):
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._classes = _classes(settings, "train")
+        self.classes = _classes(settings, "train")
 
     def model(self) -> nn.Module:
         return torchvision_models.build(
-            self._settings.model or "resnet18", classes=len(self._classes)
+            self._settings.model or "resnet18", classes=len(self.classes)
         )
 
     def data(self, *, train: bool) -> Folder:
         part = "train" if train else "val"
         found = _classes(self._settings, part)
-        if found != self._classes:
+        if found != self.classes:
             raise Fault(
                 Exit.DATA,
                 f"TRAINER_DATA={self._settings.data}: train/ and val/ differ in the classes "
-                f"{', '.join(sorted(set(found) ^ set(self._classes)))}",
+                f"{', '.join(sorted(set(found) ^ set(self.classes)))}",
             )
         root = Path(self._settings.data or "") / part
-        return Folder(root, self._classes, self._settings.image_size)
+        return Folder(root, self.classes, self._settings.image_size)
 
 
 def _classes(settings: Settings, part: str) -> list[str]:

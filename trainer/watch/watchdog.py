@@ -37,7 +37,8 @@ import torch.distributed as dist
 from trainer.config.ending import exit_at_once, report_fault
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
-from trainer.distributed.runtime import Runtime, as_fault, from_main
+from trainer.distributed.messages import from_main
+from trainer.distributed.runtime import Runtime, as_fault
 from trainer.report.events import Report
 from trainer.watch.position import Position, main_position
 from trainer.watch.stacks import write_dump
@@ -124,7 +125,7 @@ def watching(settings: Settings, runtime: Runtime, report: Report) -> Iterator[W
         return
     # Two threads must not wait on one connection, so this is not the process group's store.
     store = dist.PrefixStore(
-        f"watch/{from_main(os.urandom(8).hex(), runtime)}",
+        f"watch/{from_main(os.urandom(8).hex(), runtime, str)}",
         dist.TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),

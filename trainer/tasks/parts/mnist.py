@@ -3,6 +3,7 @@
 import gzip
 import math
 import struct
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +13,12 @@ from torch import Tensor, nn
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.augment import Augmentation
+from trainer.data.regular import open_regular
 from trainer.tasks.digits import Net
 from trainer.tasks.parts.classification import Classification
 from trainer.tasks.parts.images import Images, data_folder
+
+_MOST_BYTES = 100_000 * 28 * 28  # of one file; MNIST's own have 60,000 images
 
 
 class MnistTask(Classification):
@@ -40,7 +44,7 @@ class MnistTask(Classification):
         folder = data_folder(self._settings, raw, download) / raw
         images = _read_idx(folder / f"{part}-images-idx3-ubyte")
         labels = _read_idx(folder / f"{part}-labels-idx1-ubyte")
-        if images.shape != (len(labels), 28, 28) or (len(labels) and labels.max() > 9):
+        if images.shape != (len(labels), 28, 28) or labels.max() > 9:
             raise Fault(
                 Exit.DATA,
                 f"{folder}: images of shape {tuple(images.shape)} and {len(labels)} labels up to "
@@ -59,19 +63,28 @@ def _read_idx(path: Path) -> Tensor:
     """Return the uint8 array in an idx file, or in one with .gz added. Raises Fault(65).
 
     The format: two zero bytes, 8 for uint8, the number of dimensions, their sizes as big-endian uint32,
-    the elements.
+    the elements. No more is read than the sizes say, whatever a compressed file holds.
     """
     compressed = path.with_name(path.name + ".gz")
+    shape: tuple[int, ...] = ()
     try:
-        raw = path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes())
-    except (OSError, EOFError) as error:
-        raise Fault(Exit.DATA, f"{path}: cannot be read: {error}") from error
-    shape = struct.unpack_from(f">{raw[3]}I", raw, 4) if len(raw) >= 4 + 4 * raw[3] else ()
-    start = 4 + 4 * len(shape)
-    if raw[:3] != b"\0\0\x08" or not shape or len(raw) != start + math.prod(shape):
+        with (
+            open_regular(path if path.exists() else compressed) as file,
+            gzip.open(file) if not path.exists() else file as raw,
+        ):
+            head = raw.read(4)
+            if len(head) == 4 and head[:3] == b"\0\0\x08" and 1 <= head[3] <= 3:
+                sizes = raw.read(4 * head[3])
+                shape = struct.unpack(f">{head[3]}I", sizes.ljust(4 * head[3], b"\0"))
+            length = math.prod(shape) if shape else 0
+            elements = raw.read(length + 1) if 0 < length <= _MOST_BYTES else b""
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise Fault(Exit.DATA, f"{path}: cannot be read: {reason}") from error
+    if not elements or len(elements) != length:
         raise Fault(
             Exit.DATA,
-            f"{path}: not an idx file of uint8 {shape}: {len(raw)} bytes that begin {raw[:4].hex()}; "
-            "delete it and download it again",
+            f"{path}: not an idx file of uint8: it begins {head.hex()}, its sizes are {shape}, and "
+            f"{len(elements)} bytes follow; delete it and download it again",
         )
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8, offset=start).view(shape)
+    return torch.frombuffer(bytearray(elements), dtype=torch.uint8).view(shape)

@@ -142,7 +142,7 @@ def _empty(folder: Path) -> None:
 
 
 BROKEN = [
-    ("mnist", mnist, _truncate, "not an idx file of uint8 .* bytes that begin 00000803; delete it"),
+    ("mnist", mnist, _truncate, "not an idx file of uint8: it begins 00000803, .* delete it"),
     ("mnist", mnist, _empty, "train-images-idx3-ubyte: cannot be read"),
     (
         "cifar10",

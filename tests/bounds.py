@@ -1,0 +1,50 @@
+"""Run a function under bounds of memory and time, in a process of its own.
+
+assert bounded(partial(read, file), megabytes=300) == "64: job.yaml: ..."
+"""
+
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.config.exits import Fault
+
+
+def bounded(function: Callable[[], object], *, megabytes: int = 300, seconds: int = 5) -> str:
+    """Return the Fault that `function` raised, as CODE: TEXT, "" if none.
+
+    The process may have `megabytes` more than this one, and take `seconds` of processor time and three
+    times as long. What goes beyond ends with the signal's name, MemoryError with its own.
+    """
+    reading, writing = os.pipe()
+    process = os.fork()
+    if not process:
+        os.close(reading)
+        with os.fdopen(writing, "w") as out:
+            out.write(_attempt(function, megabytes=megabytes, seconds=seconds))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    _, status = os.waitpid(process, 0)
+    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else text
+
+
+def _attempt(function: Callable[[], object], *, megabytes: int, seconds: int) -> str:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    most = pages * resource.getpagesize() + (megabytes << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
+    resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, used + seconds))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(3 * seconds)
+    try:
+        function()
+    except Fault as fault:
+        return f"{fault.code}: {fault}"
+    except BaseException as error:  # noqa: BLE001  # the caller judges it
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,75 @@
+"""The port for Prometheus: bounded threads and bounded connections, whoever connects."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from tests.pool import free_port
+from trainer.report import metrics_server
+from trainer.report.metrics_server import served
+
+HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(metrics_server, "_SECONDS", 1)
+    registry = CollectorRegistry()
+    Gauge("muster_step", "steps", registry=registry).set(7)
+    number = free_port()
+    with served(registry, number):
+        yield number
+
+
+def scrape(port: int) -> str:
+    with urlopen(f"http://localhost:{port}/metrics", timeout=5) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_it_answers_over_both_families(host: str, port: int) -> None:
+    with socket.create_connection((host, port), timeout=5) as connection:
+        connection.sendall(HALF + b"\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.0 200 OK")
+
+
+@pytest.mark.parametrize("sent", [b"", HALF, b"\xff" * 70_000, b"GET /\r\n" * 5])
+def test_half_open_connections_hold_no_threads(sent: bytes, port: int) -> None:
+    before = threading.active_count()
+    connections = []
+    for _ in range(312):
+        connection = socket.create_connection(("127.0.0.1", port), timeout=5)
+        connections.append(connection)
+        with contextlib.suppress(OSError):  # closed at once, as one too many
+            connection.sendall(sent)
+        assert threading.active_count() - before <= 2 * 8 + 1
+    ended(before)
+    assert "muster_step 7.0" in scrape(port)
+    for connection in connections:
+        connection.close()
+
+
+def test_a_byte_at_a_time_does_not_hold_one_either(port: int) -> None:
+    before = threading.active_count()
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        began = time.monotonic()
+        with pytest.raises(OSError, match=r".*"):  # noqa: PT012  # it goes on until it is cut
+            while time.monotonic() < began + 10:
+                connection.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() - began < 5
+    ended(before)
+
+
+def ended(before: int) -> None:
+    limit = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert threading.active_count() <= before

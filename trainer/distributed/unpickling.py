@@ -1,0 +1,74 @@
+"""What torch's collectives of objects may unpickle: DCP's plans and results, and no code.
+
+restrict()      # before the process group is formed
+
+torch.distributed.checkpoint sends its plans as pickles, which would run whatever a rank that has joined
+the group put there. No public setting of it changes that (torch 2.15).
+"""
+
+import builtins
+import pickle
+from typing import Any
+
+import torch
+
+from trainer.distributed.torch_private import replace_unpickler
+
+_DCP = "torch.distributed.checkpoint"
+# Plain data, and what makes it: none of these does anything with what a pickle gives it.
+_ALLOWED = {
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    f"{_DCP}.metadata": (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    f"{_DCP}.planner": (
+        "BytesIOWriteData",
+        "LoadItemType",
+        "LoadPlan",
+        "ReadItem",
+        "SavePlan",
+        "TensorWriteData",
+        "WriteItem",
+        "WriteItemType",
+    ),
+    f"{_DCP}.storage": ("WriteResult",),
+    "traceback": ("FrameSummary", "StackSummary"),
+    "trainer.checkpoint.manifest": ("File",),
+    "trainer.config.exits": ("Exit", "Fault"),
+}
+
+
+class _Stranger(Exception):
+    """Stands for an exception of a class that is not allowed, such as one of a storage library."""
+
+    def __init__(self, *arguments: Any, **_: Any) -> None:
+        super().__init__(*arguments)
+
+    def __setstate__(self, _: Any) -> None:
+        """Keep nothing of it."""
+
+
+class Restricted(pickle.Unpickler):
+    """Makes plain data and exceptions, and no other thing: a class that it does not know is inert."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _ALLOWED.get(module, ()):
+            return super().find_class(module, name)
+        found = getattr({"builtins": builtins, "torch": torch}.get(module), name, None)
+        if isinstance(found, torch.dtype):
+            return found
+        if isinstance(found, type) and issubclass(found, Exception):
+            return found
+        return type(name, (_Stranger,), {"__module__": module})
+
+
+def restrict() -> None:
+    """Have torch unpickle as `Restricted` does, in this process."""
+    replace_unpickler(Restricted)

@@ -26,7 +26,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage kind-up kind-e2e kind-down torchx frameworks test-frameworks soak docs lock image docker-run compose-run sbom audit clean
+.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage kind-up kind-e2e kind-down torchx frameworks test-frameworks fuzz soak docs lock image docker-run compose-run sbom audit clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -124,6 +124,9 @@ kind-e2e: $(STAMP) ## build the CPU image, load it into the kind cluster, and ru
 
 kind-down: ## remove the kind cluster
 	@kind delete cluster --name $(KIND)
+
+fuzz: $(STAMP) ## mutated inputs for all that reads a stranger's bytes, for SECONDS (600); SEED repeats a run
+	@SECONDS=$(SECONDS) SEED=$(SEED) OMP_NUM_THREADS=1 $(PY) -m tests.fuzz
 
 soak: $(STAMP) ## train for SECONDS while a seeded adversary kills, stops, cuts links and resizes
 	@$(PY) -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

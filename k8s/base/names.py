@@ -45,8 +45,11 @@ label_value = matching(
     f"({_WORD})?", f"must be at most {LONGEST} letters, digits, '-', '_' and '.'", longest=LONGEST
 )
 # An environment variable's name, as a shell can export it too.
+# YAML's parsers take a key of a mapping up to 1,024 characters, which compose's variables are.
 variable = matching(
-    r"[A-Za-z_][A-Za-z0-9_]*", "must be letters, digits and '_', and not start with a digit"
+    r"[A-Za-z_][A-Za-z0-9_]*",
+    "must be at most 253 letters, digits and '_', and not start with a digit",
+    longest=253,
 )
 # [registry[:port]/]path[:tag][@digest]
 image = matching(

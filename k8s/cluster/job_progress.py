@@ -20,6 +20,7 @@ from trainer.config.exits import Fault
 METRICS = ("metrics.k8s.io/v1beta1", "PodMetrics")
 _MOST_PODS = 8  # whose logs are read
 _LINES = 200  # of each log, from its end
+_LARGEST = 1e15  # of a figure that any run has
 _TIMEOUT = 5.0  # seconds for all these logs; the log of a lost machine never comes
 
 
@@ -86,9 +87,17 @@ def newest_events(lines: list[str]) -> LogEvents:
         if {"step", "usage"} <= found.keys():
             break
     step, usage = found.get("step"), found.get("usage", {})
+    told = usage.get("ranks")
     ranks = tuple(
-        Usage(one["rank"], one.get("cpu"), one.get("busy"), one.get("memory"), one.get("memory_of"))
-        for one in usage.get("ranks", [])
+        Usage(
+            rank,
+            _figure(one.get("cpu")),
+            _figure(one.get("busy")),
+            _whole(one.get("memory")),
+            _whole(one.get("memory_of")),
+        )
+        for one in (told if isinstance(told, list) else [])
+        if isinstance(one, dict) and (rank := _whole(one.get("rank"))) is not None
     )
     return LogEvents(_progress(step) if step else None, ranks)
 
@@ -96,13 +105,23 @@ def newest_events(lines: list[str]) -> LogEvents:
 def _progress(event: dict[str, Any]) -> Progress | None:
     names = ("step", "steps", "samples", "samples_per_s", "loss")
     values = (event.get(name) for name in names)
-    done, steps, samples, rate, loss = (v if isinstance(v, (int, float)) else None for v in values)
+    done, steps, samples, rate, loss = map(_figure, values)
     if done is None:
         return None
     seconds = None
     if done and rate and steps is not None and samples is not None:
-        seconds = samples / done * (steps - done) / rate
+        seconds = _figure(samples / done * (steps - done) / rate)
     return Progress(int(done), None if steps is None else int(steps), loss, rate, seconds)
+
+
+def _figure(value: object) -> float | None:
+    """Return a number of an event; None for what no run has, since anything may stand in a log."""
+    return value if isinstance(value, int | float) and abs(value) < _LARGEST else None
+
+
+def _whole(value: object) -> int | None:
+    found = _figure(value)
+    return None if found is None else int(found)
 
 
 def _event(line: str) -> dict[str, Any]:
@@ -110,7 +129,7 @@ def _event(line: str) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -255,6 +255,30 @@ FAULTS = [
         f"{TRAINER}/data",
     ),
     Fault(
+        "k8s/base/yaml_text.py",
+        "total += sizes.get(event.anchor, 1)",
+        "total += 1",
+        f"{K8S}/base/test_yaml_text.py",
+    ),
+    Fault(
+        "trainer/checkpoint/store.py",
+        "return open_regular(self.root / folder / file)",
+        'return (self.root / folder / file).open("rb")',
+        "checkpoint/test_hostile.py",
+    ),
+    Fault(
+        "trainer/config/printable.py",
+        "\\x7f-\\x9f",
+        "\\x7f",
+        f"{TRAINER}/config/test_printable.py",
+    ),
+    Fault(
+        "trainer/distributed/unpickling.py",
+        "if name in _ALLOWED.get(module, ()):",
+        "if True:",
+        f"{TRAINER}/distributed/test_messages.py",
+    ),
+    Fault(
         "trainer/checkpoint/retention.py",
         "if step >= keep.every}",
         "if step > keep.every}",

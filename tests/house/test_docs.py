@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.house import pages
-from trainer.config.environment import variable
+from trainer.config.environment import KEY, variable
 from trainer.config.settings import Settings
 from trainer.tools import reference
 
@@ -52,7 +52,7 @@ def test_every_file_setting_and_target_named_exists(page: Path) -> None:
     paths = re.findall(r"\b(?:tests|trainer|k8s|docker)/[\w./*-]*\w", recipes.sub("", text))
     there = {path for path in paths for at in (ROOT, page.parent) if any(at.glob(path))}
     assert set(paths) - there == set()
-    settings = {variable(name) for name in Settings.model_fields}
+    settings = {KEY, *(variable(name) for name in Settings.model_fields)}
     # TRAINER_TASK_... is a setting that a task of one's own has.
     assert set(re.findall(r"TRAINER_(?!TASK_)[A-Z_]*[A-Z]", text)) <= settings
     makefile = pages.read(ROOT / "Makefile")

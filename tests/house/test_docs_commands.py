@@ -31,6 +31,7 @@ NOT_RUN = {
     r"-m tests.house.planted_faults": _MINUTES,
     r"-m trainer\.launch .* (train\.py|my\.package)": "tests/frameworks starts five such scripts",
     r"^muster ": "tests/house/test_wheel.py installs and runs it",
+    r"^make fuzz": "takes minutes; tests/fuzz/test_fuzz.py feeds every target a few inputs",
     r"^make soak": "takes minutes; tests/faults/test_soak.py runs one of them",
     r"^make (image|docker-run|compose-run)\b": _ENGINE,
     r"\bdocker (build|run)\b": _ENGINE,

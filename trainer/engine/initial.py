@@ -6,7 +6,6 @@ No code in a file is run: a pickle that holds more than tensors is refused.
 """
 
 import logging
-import pickle
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -78,20 +77,18 @@ def _load(model: nn.Module, settings: Settings) -> list[str]:
 def _read(path: Path, where: str) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, a folder of them, or a state dict."""
     # Not at the top: nothing else of the trainer's start needs it.
-    from safetensors import SafetensorError  # noqa: PLC0415
     from safetensors.torch import load_file  # noqa: PLC0415
 
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     values: Any = {}
     try:
-        if not files:
-            raise FileNotFoundError("a folder without *.safetensors")
-        if all(file.suffix == ".safetensors" for file in files):
+        if files and all(file.suffix == ".safetensors" for file in files):
             for file in files:
                 values |= load_file(file)
-        else:
+        elif files:
             values = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    # torch's reader raises anything for a damaged file.
+    except Exception as error:
         reason = str(error).partition("\n")[0].partition(". This file")[0]
         raise Fault(
             Exit.DATA,
@@ -106,7 +103,8 @@ def _read(path: Path, where: str) -> dict[str, Tensor]:
         if isinstance(name, str) and isinstance(value, Tensor)
     }
     if not tensors:
-        raise Fault(Exit.DATA, f"{where}: holds no tensors by name; wanted: a state dict")
+        wanted = "a state dict, or a folder of *.safetensors"
+        raise Fault(Exit.DATA, f"{where}: holds no tensors by name; wanted: {wanted}")
     return tensors
 
 

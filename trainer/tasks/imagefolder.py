@@ -5,6 +5,7 @@ Reads TRAINER_DATA/train/CLASS/* and, to evaluate, TRAINER_DATA/val/CLASS/*: JPE
     TRAINER_TASK=imagefolder TRAINER_DATA=photos TRAINER_WORKERS=4 python -m trainer
 """
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ NEEDS_DATA = True
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".webp"}
 _FORMATS = ("JPEG", "PNG", "GIF", "WEBP")
-_MOST_PIXELS = 50_000_000  # a decoded one takes up to 350 MB
+_MOST_BYTES = 250_000_000  # of a file, and of a decoded image, which has four for each pixel
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
 
@@ -56,13 +57,19 @@ class Folder:
         path, label = self.samples[index]
         # Not by torchvision: every worker would import it. Of the formats, only those of the suffixes:
         # Pillow hands an EPS, whatever its name, to Ghostscript.
-        with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
-            if image.width * image.height > _MOST_PIXELS:
+        with open_regular(path, at_most=_MOST_BYTES) as file:
+            content = io.BytesIO(
+                file.read()
+            )  # of a file Pillow would read as much as a PNG's chunk says
+        with Image.open(content, formats=_FORMATS) as image:
+            copies = 1 if image.mode == "RGB" else 2
+            if (size := image.width * image.height * 4 * copies) > _MOST_BYTES:
                 raise ValueError(
-                    f"{image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}"
+                    f"{image.width} x {image.height} pixels take {size:,} bytes; {_MOST_BYTES:,} may be"
                 )
+            colours = image if image.mode == "RGB" else image.convert("RGB")
             side = (self._side, self._side)
-            square = ImageOps.fit(image.convert("RGB"), side, Image.Resampling.BILINEAR)
+            square = ImageOps.fit(colours, side, Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(square)).permute(2, 0, 1), label
 
     def transform_batch(self, images: Tensor, keys: Tensor | None) -> Tensor:

@@ -5,9 +5,11 @@
 `render.py` makes the archive (`code.path` of a job file). One that was changed since is refused.
 """
 
+import gzip
 import hashlib
 import io
 import tarfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,7 +44,7 @@ def unpack(environment: Mapping[str, str]) -> Path | None:
                 archive.extractall(folder, filter="data")
             else:
                 archive.extractall(folder)  # noqa: S202
-    except tarfile.TarError as error:
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise Fault(Exit.DATA, f"MUSTER_CODE={file!r}: cannot be unpacked: {error}") from None
     except OSError as error:
         raise Fault(

@@ -87,8 +87,10 @@ SETTINGS = [
     (["env=[{name: WORLD_SIZE, value: x}]"], "env[0].name='WORLD_SIZE': not for env; set nodes"),
     (["env=[{name: RANK, value: x}]"], "env[0].name='RANK': not for env"),
     (["env=[{name: MASTER_ADDR, value: x}]"], "env[0].name='MASTER_ADDR': not for env"),
-    (["env=[{name: a-b, value: x}]"], "env[0].name='a-b': must be letters, digits and '_'"),
-    (["env=[{name: 'A=B', value: x}]"], "env[0].name='A=B': must be letters, digits and '_'"),
+    (["env=[{name: a-b, value: x}]"], "env[0].name='a-b': must be at most 253 letters"),
+    (["env=[{name: 'A=B', value: x}]"], "env[0].name='A=B': must be at most 253 letters"),
+    (["env=[{name: TRAINER_CHECKPOINT_KEY, value: x}]"], "env[0].name='TRAINER_CHECKPOINT_KEY': its value looks like a credential"),
+    ([f"env=[{{name: {'A' * 1024}, value: x}}]"], "env[0].name='AAAAAAAAAAAA...AAAAAAAAAAAAA': must be at most 253 letters"),
     # where a variable's value is
     (["env=[{name: A, value: a, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]"], "env[0]: must have exactly one of value, valueFrom"),
     (["env=[{name: A, valueFrom: {}}]"], "env[0].valueFrom: must have exactly one of fieldRef, configMapKeyRef, secretKeyRef"),

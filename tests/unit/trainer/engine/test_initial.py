@@ -151,7 +151,7 @@ class Malicious:
         (lambda _: None, "No such file"),
         (lambda path: path.write_bytes(b""), ""),
         (lambda path: path.write_bytes(b"no weights at all"), ""),
-        (lambda path: path.mkdir(), "a folder without *.safetensors"),
+        (lambda path: path.mkdir(), "a folder of *.safetensors"),
         (lambda path: torch.save({"epoch": 3}, path), "holds no tensors by name"),
         (lambda path: torch.save(torch.zeros(3), path), "holds no tensors by name"),
         (lambda path: torch.save({"a": Malicious()}, path), "UnpicklingError: Weights only load"),

@@ -1,0 +1,1 @@
+"""Mutated inputs for whatever reads a stranger's bytes: `make fuzz`."""

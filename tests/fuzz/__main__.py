@@ -1,0 +1,81 @@
+"""Feed mutated inputs to what reads a stranger's bytes, and keep those that do harm.
+
+make fuzz SECONDS=600 SEED=7
+
+Harm is a crash, an exception that is no Fault(64) or Fault(65), 5 s of one input, or 300 MB more memory.
+What is found goes to build/fuzz; a copy in tests/fuzz/found is run by every `make test`.
+"""
+
+import os
+import random
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+from tests.bounds import bounded
+from tests.fuzz.harm import attempt, mutate
+from tests.fuzz.targets import TARGETS
+
+BATCH = 500
+FOUND = Path("build/fuzz")
+
+
+def main() -> int:
+    """Fuzz every target in turn and return how many inputs did harm."""
+    seconds, seed = (
+        float(os.environ.get("SECONDS", "60")),
+        int(os.environ.get("SEED") or time.time()),
+    )
+    names = sys.argv[1:] or list(TARGETS)
+    print(f"SEED={seed}, {seconds:.0f} s, targets: {', '.join(names)}")
+    end = time.monotonic() + seconds
+    counts, harmful = dict.fromkeys(names, 0), 0
+    batch = 0
+    while time.monotonic() < end:
+        for name in names:
+            if time.monotonic() >= end:
+                break
+            done, problem = fuzz(name, f"{seed}-{batch}")
+            counts[name] += done
+            if problem:
+                harmful += 1
+                print(f"{name}: {problem}")
+        batch += 1
+    for name, count in counts.items():
+        print(f"{count:>9,} inputs  {name}")
+    print(f"{sum(counts.values()):>9,} inputs in all; {harmful} did harm")
+    return min(harmful, 125)
+
+
+def fuzz(name: str, seed: str) -> tuple[int, str]:
+    """Give a target BATCH inputs, in a process of its own; return how many, and the harm of the last."""
+    target = TARGETS[name]
+    dice = random.Random(f"{name}-{seed}")  # noqa: S311
+    seeds = target.seeds()
+    with tempfile.TemporaryDirectory(prefix="muster-fuzz-") as scratch:
+        count, current = Path(scratch) / "count", Path(scratch) / "input"
+        folder = Path(scratch) / "folder"
+        folder.mkdir()
+
+        def run() -> None:
+            warnings.simplefilter("ignore")  # what a library says of a damaged file
+            for number in range(BATCH):
+                data = mutate(seeds, dice)
+                current.write_bytes(data)
+                attempt(target, data, folder)
+                count.write_text(str(number + 1), encoding="ascii")
+
+        problem = bounded(run, seconds=600)
+        done = int(count.read_text(encoding="ascii")) if count.exists() else 0
+        if problem:
+            FOUND.mkdir(parents=True, exist_ok=True)
+            kept = FOUND / f"{name.replace(' ', '_')}-{seed}-{done}.bin"
+            kept.write_bytes(current.read_bytes())
+            problem = f"{problem[:300]}; kept in {kept}"
+    return done, problem
+
+
+if __name__ == "__main__":
+    sys.exit(main())

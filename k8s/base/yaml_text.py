@@ -4,7 +4,9 @@ python -c "from k8s.base.yaml_text import dump; print(dump([{'a': 'no'}]))"
 """
 
 import contextlib
+import functools
 import json
+import os
 import re
 import reprlib
 from collections.abc import Hashable, Iterator, Sequence
@@ -30,20 +32,30 @@ _WORDS_FOR_OTHERS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"
 
 
 def _text(dumper: yaml.CSafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=_style(value))
+
+
+@functools.lru_cache(maxsize=4096)
+def _style(value: str) -> str | None:
+    """Return the quotes that a text needs; a thousand jobs ask for the same keys again and again."""
     plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS_FOR_OTHERS
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+    return None if plain else '"'
 
 
 _Dumper.add_representer(str, _text)
 
 
-class Loader(yaml.CSafeLoader):
-    """YAML as Kubernetes' own tools read it: a date is text, and a key given twice an error."""
+class _Loader(yaml.CSafeLoader):
+    """YAML as Kubernetes' own tools read it: a date is text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # overrides PyYAML's own
         first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
     }
+
+
+class _UsersLoader(_Loader):
+    """What a user wrote: each error is one of YAML's, and a key given twice is one too."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  # PyYAML's signature
         """Make a node's value; PyYAML's own parts raise anything for `0x_` or `!!bool maybe`."""
@@ -83,19 +95,24 @@ def as_json(value: Any) -> str:
         character: str = json.loads('"' + pair[0] + '"')
         return f"\\U{ord(character):08x}"
 
-    return re.sub(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", one_escape, json.dumps(value))
+    text = json.dumps(value)
+    if "\\ud" not in text:
+        return text
+    return re.sub(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", one_escape, text)
 
 
 def parse(text: str) -> list[Any]:
     """Read the documents that a template wrote."""
-    return list(yaml.load_all(text, Loader))
+    return list(yaml.load_all(text, _Loader))
 
 
 def read_text(path: Path, *, label: str) -> str:
     """Return the text of a file. Raises Fault(64), its text beginning with `label`."""
     try:
         with path.open("rb") as file:
-            text = file.read(_MOST_BYTES + 1)
+            # A pipe has no size. read() makes room for all that it is asked for.
+            size = os.fstat(file.fileno()).st_size or _MOST_BYTES
+            text = file.read(min(size, _MOST_BYTES) + 1)
         if len(text) > _MOST_BYTES:
             raise config_error(f"{label}: more than {_MOST_BYTES >> 20} MiB")
         return text.decode("utf-8-sig")
@@ -110,7 +127,7 @@ def read(text: str, *, label: str) -> list[Any]:
     found: list[Any] = []
     with _yaml_errors(label):
         check_size(text)
-        found += (document for document in parse(text) if document)
+        found += (document for document in yaml.load_all(text, _UsersLoader) if document)
     return found
 
 
@@ -118,7 +135,7 @@ def read_one(text: str, *, label: str) -> Any:
     """Read the one document that a user wrote. Raises Fault(64)."""
     with _yaml_errors(label):
         check_size(text)
-        return yaml.load(text, Loader)  # noqa: S506  # a SafeLoader
+        return yaml.load(text, _UsersLoader)  # noqa: S506  # a SafeLoader
 
 
 @contextlib.contextmanager

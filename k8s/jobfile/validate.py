@@ -17,6 +17,7 @@ from k8s.jobfile.spec import JobSpec
 from trainer.config.environment import parse
 from trainer.config.settings import Settings
 
+_FIELDS = {to_camel(field): field for field in Settings.model_fields}
 OWN_KEY = "task[A-Z][A-Za-z0-9]*"  # trainer.taskLayers: a setting that a task of one's own has
 
 
@@ -30,7 +31,7 @@ def validate(values: dict[str, Any]) -> JobSpec:
 
 def settings_of(spec: JobSpec) -> Settings:
     """Return the trainer's settings, checked as the trainer will. Raises Fault(64)."""
-    fields = {to_camel(field): field for field in Settings.model_fields}
+    fields = dict(_FIELDS)
     texts: dict[str, str] = {}
     for key, value in spec.trainer.items():
         if re.fullmatch(OWN_KEY, key):

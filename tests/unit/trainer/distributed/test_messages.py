@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
+from torch.distributed.checkpoint.planner import WriteItemType
 
 from tests.conftest import ROOT, clean_environment
 from tests.pool import free_port
@@ -153,6 +154,23 @@ def test_no_other_file_unpickles() -> None:
 def test_plain_data_and_exceptions_arrive_as_they_are(value: Any) -> None:
     copied = Restricted(io.BytesIO(pickle.dumps(value))).load()
     assert (type(copied), str(copied)) == (type(value), str(value))
+
+
+def by_getattr(of: str, name: str) -> bytes:
+    """Pickle what getattr gives, as Python 3.11.2 does a member of an enumeration."""
+    return f"cbuiltins\ngetattr\n(c{of}\nV{name}\ntR.".encode()
+
+
+def test_a_member_of_an_enumeration_arrives_from_each_version_of_python() -> None:
+    """Debian's Python 3.11.2, which the image's base may have, pickles it by its name."""
+    data = by_getattr("torch.distributed.checkpoint.planner\nWriteItemType", "SHARD")
+    assert Restricted(io.BytesIO(data)).load() is WriteItemType.SHARD
+
+
+@pytest.mark.parametrize("of", ["builtins\nException", "torch\nSize"])
+def test_getattr_of_anything_else_is_refused(of: str) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="no enumeration"):
+        Restricted(io.BytesIO(by_getattr(of, "__init__"))).load()
 
 
 def main(name: str, rank: int, port: int) -> None:

@@ -15,9 +15,12 @@ from tests.conftest import ROOT, clean_environment
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
 from trainer.config.environment import parse, variable
+from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
+from trainer.plan.sizing import size
 from trainer.tasks import charlm_gpt
 from trainer.tasks.parts.text import TextTask
+from trainer.tools.fake_step import needs_of_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -222,3 +225,10 @@ def test_a_dry_run_says_whether_a_device_is_large_enough(tmp_path: Path) -> None
             check=True,
         )
         assert words in result.stderr
+
+
+def test_a_task_that_looks_into_its_data_is_refused(tmp_path: Path) -> None:
+    settings = Settings(task="seqclass", global_batch=4, out=tmp_path)
+    with pytest.raises(Fault, match="task seqclass: not for a dry run, which has shapes") as caught:
+        needs_of_ranks(settings, size(settings, 2, label=variable))
+    assert caught.value.code == Exit.CONFIG

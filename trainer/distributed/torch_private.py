@@ -12,12 +12,20 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._python_dispatch import TorchDispatchMode
+
+# What a fake tensor, which has a shape alone, answers whoever asks for its values.
+LOOKS_INTO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 
 __all__ = [
     "FakeTensorMode",  # a dry run's tensors have no elements; torch documents it under this path only

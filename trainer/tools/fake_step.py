@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer import strategies, tasks
+from trainer.config.exits import Exit, Fault
 from trainer.config.modes import MODES
 from trainer.config.settings import Settings
 from trainer.data.loader import Loader
@@ -22,7 +23,12 @@ from trainer.data.task_contract import own_of
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime, place
 from trainer.distributed.tensors import local_part, map_tensors
-from trainer.distributed.torch_private import FakeTensorMode, forget_shardings, joining_meshes
+from trainer.distributed.torch_private import (
+    LOOKS_INTO_DATA,
+    FakeTensorMode,
+    forget_shardings,
+    joining_meshes,
+)
 from trainer.models.ema import Average
 from trainer.models.footprint import Activations, Footprint
 from trainer.models.recompute import recompute_blocks
@@ -31,11 +37,21 @@ from trainer.plan.sizing import Sizing
 
 
 def needs_of_ranks(settings: Settings, sizing: Sizing) -> list[Need]:
-    """Return what a rank needs, of each stage of a pipeline one."""
+    """Return what a rank needs, of each stage of a pipeline one.
+
+    Raises Fault(64) for a task that looks into its data.
+    """
     needs = []
     for rank in range(0, sizing.world_size, sizing.world_size // sizing.mesh["pp"]):
-        with _fake_world(sizing, rank) as runtime:
-            needs.append(_need(settings, runtime))
+        try:
+            with _fake_world(sizing, rank) as runtime:
+                needs.append(_need(settings, runtime))
+        except LOOKS_INTO_DATA as error:
+            raise Fault(
+                Exit.CONFIG,
+                f"task {settings.task}: not for a dry run, which has shapes and no data: its model or "
+                f"loss asks for values ({error.func}); train some steps to see what it needs",
+            ) from error
     return needs
 
 

@@ -11,9 +11,10 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from k8s.base import names
-from k8s.base.model import Image, Model
+from k8s.base.model import DnsLabel, Image, Model
 
 _Port = Annotated[int, Field(ge=1, le=65535)]
+_FROM = "namespaces whose pods may reach the port, besides the job's own, e.g. [monitoring]"
 
 
 def _cidr(text: str) -> str:
@@ -43,7 +44,7 @@ class Network(Model):
     """What the pods may connect to, where the cluster's network applies a NetworkPolicy."""
 
     isolate: bool = Field(
-        True, description="only the job's own pods, DNS, `egress`, and the metrics port from inside"
+        True, description="only the job's own pods, DNS, `egress`, and whom `metrics.from` lets in"
     )
     egress: list[Egress] = Field(
         [], description="what else the pods may connect to, e.g. a data store"
@@ -67,6 +68,9 @@ class Metrics(Model):
     port: _Port = Field(description="the port")
     path: str = Field("/metrics", pattern=r"^/[-._~/A-Za-z0-9]*$", description="the path")
     interval: str = Field("30s", pattern=r"^[1-9][0-9]*(ms|s|m|h)$", description="how often")
+    from_: list[DnsLabel] = Field(  # `from` is a word of Python's
+        [], alias="from", description=_FROM
+    )
 
 
 class TensorBoard(Model):
@@ -76,3 +80,6 @@ class TensorBoard(Model):
         None, description="an image with `tensorboard`; the job's own has it"
     )
     port: _Port = Field(6006, description="the Service's port")
+    from_: list[DnsLabel] = Field(  # `from` is a word of Python's
+        [], alias="from", description=_FROM
+    )

@@ -6,6 +6,7 @@ render.py job.yaml --set metrics.port=9400 --set 'tensorboard={}' --plan
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from k8s.base.errors import config_error
 from k8s.base.yaml_text import dump
@@ -44,8 +45,19 @@ def _network_policy(spec: JobSpec) -> Extra:
     if fetches:
         # A NetworkPolicy has networks only, no host names.
         egress.append({"cidr": "0.0.0.0/0", "ports": sorted(fetches)})
-    port = spec.metrics.port if spec.metrics else None
-    return Extra("networkpolicy", "", {"egress": egress, "metrics": port})
+    values: dict[str, Any] = {"egress": egress, "metrics": None, "visitors": []}
+    if spec.metrics is not None:
+        values |= {"metrics": spec.metrics.port, "visitors": _visitors(spec.metrics.from_)}
+    return Extra("networkpolicy", "", values)
+
+
+def _visitors(namespaces: list[str]) -> list[dict[str, Any]]:
+    """Return the peers of a NetworkPolicy: every pod of the job's namespace, and of `namespaces`."""
+    name = "kubernetes.io/metadata.name"  # a label that Kubernetes gives each namespace
+    return [
+        {"podSelector": {}},
+        *({"namespaceSelector": {"matchLabels": {name: one}}} for one in namespaces),
+    ]
 
 
 def _tensorboard(spec: JobSpec) -> Extra:
@@ -65,6 +77,7 @@ def _tensorboard(spec: JobSpec) -> Extra:
     component = {"app.kubernetes.io/component": "tensorboard"}
     selector = {"app.kubernetes.io/instance": spec.name, **component}
     values = spec.tensorboard.model_dump() | {"volume": volume, "selector": selector}
+    values["visitors"] = _visitors(spec.tensorboard.from_) if spec.network.isolate else None
     return Extra("tensorboard", "-tensorboard", values | {"labels": component})
 
 

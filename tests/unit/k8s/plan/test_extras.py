@@ -89,7 +89,8 @@ def test_tensorboard_reads_the_run_folder_and_is_no_rank(launcher: str) -> None:
     (container,) = board["spec"]["containers"]
     assert container["args"][:2] == ["--logdir", "/out/a-job"]
     assert all(environment_in_pod(pod)["TRAINER_TENSORBOARD"] == "True" for pod in pods(rendered))
-    policy = only(rendered, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]
+    own = next(o for o in rendered.objects if o["kind"] == "NetworkPolicy")
+    policy = own["spec"]["podSelector"]["matchLabels"]
     assert not selected(policy, board["metadata"]["labels"])
     for pod in pods(rendered):
         assert not selected(service["spec"]["selector"], pod["metadata"]["labels"])

@@ -170,7 +170,8 @@ def _output(rendered: list[Rendered], asked: argparse.Namespace) -> int:
     if asked.rbac is not None:
         from k8s.cluster import rbac  # noqa: PLC0415  # rarely used, and loads the client
 
-        roles = rbac.render([(one.plan, one.launcher) for one in rendered], asked.rbac)
+        of = [rbac.Operated(one.plan, one.launcher, one.objects) for one in rendered]
+        roles = rbac.render(of, asked.rbac, any_name=asked.any_name)
         sys.stdout.buffer.write(dump(roles).encode())
     elif asked.check:
         names = ", ".join(one.launcher.name for one in rendered)

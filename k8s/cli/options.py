@@ -96,6 +96,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="WHO",
         help="the Role to operate the job: user:NAME, group:NAME or serviceaccount:NAMESPACE:NAME",
     )
+    add(
+        "--any-name",
+        action="store_true",
+        help="with --rbac: for jobs of every name, so also for other objects of these kinds",
+    )
     add("--explain", metavar="KEY", help="print what a key means, e.g. scheduling.queue")
     add(
         "--migrate",
@@ -124,6 +129,7 @@ def check_together(options: argparse.Namespace) -> None:
     wrong = {
         "no job file; e.g. render.py k8s/jobs/02-digits-ddp.yaml": not options.jobs,
         "--json: goes with --plan": options.json and not options.plan,
+        "--any-name: goes with --rbac": options.any_name and options.rbac is None,
         "--all: stands for every launcher; leave out --launcher": options.all and options.launcher,
         "--all: makes several files; add -o DIR": options.all and not somewhere,
         "--each: makes several files; add -o DIR": options.each and not somewhere,

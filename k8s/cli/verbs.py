@@ -19,7 +19,7 @@ from rich.live import Live
 from k8s.base.errors import config_error
 from k8s.cli import tables
 from k8s.cluster import control, doctor, forward, jobs, logs
-from k8s.cluster.client.api import Cluster
+from k8s.cluster.client.api import Cluster, Forbidden
 from k8s.cluster.client.connect import connect
 from k8s.cluster.job_progress import pod_metrics, read_progress
 from k8s.cluster.save_logs import save_logs
@@ -279,8 +279,11 @@ def gc(
         if dry_run:
             log.info("would delete %s, %s at %s", job.name, job.state.phase, job.state.ended_at)
             continue
-        for deleted in jobs.delete(cluster, job):
-            log.info("deleted %s", deleted)
+        try:
+            for deleted in jobs.delete(cluster, job):
+                log.info("deleted %s", deleted)
+        except Forbidden as refusal:  # a Role may be for some jobs only
+            log.warning("kept %s: %s", job.name, refusal)
 
 
 @app.command("doctor")

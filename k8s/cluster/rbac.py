@@ -1,40 +1,50 @@
-"""The Role with which a user can run the verbs of `python -m k8s` on a launcher, and no more.
+"""The Role to run the verbs of `python -m k8s` on a job, and to change nothing else.
 
 render.py job.yaml --launcher jobset --rbac user:jane | kubectl apply -f -
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from k8s.base.errors import config_error
-from k8s.cluster import control, job_progress
+from k8s.cluster import control, job_progress, rendezvous_secret
 from k8s.cluster.jobs import companion_kinds
-from k8s.cluster.wrapped_job import WRAPPER
-from k8s.plan.job_kind import JobKind
+from k8s.cluster.wrapped_job import WRAPPER, contents
+from k8s.plan.job_kind import Api, JobKind, Object
 from k8s.plan.launcher import Launcher
 from k8s.plan.model import Plan
 
 _API = "rbac.authorization.k8s.io"
-_ALL = ("get", "list", "watch", "create", "patch", "delete")
+_READ, _WRITE = ("get", "list", "watch"), ("create", "patch", "delete")
 
 
-def render(planned: list[tuple[Plan, Launcher]], subject: str) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Operated:
+    """What a Role is for: a job on a launcher, and its objects as rendered."""
+
+    plan: Plan
+    launcher: Launcher
+    objects: Sequence[Object]
+
+
+def render(asked: list[Operated], subject: str, *, any_name: bool) -> list[dict[str, Any]]:
     """Return a Role and its binding for every launcher, and a ClusterRole that only `doctor` needs.
 
-    Raises Fault(64) for a launcher without a cluster, and for an invalid subject.
+    The Roles are for the jobs' own objects, or, with `any_name`, for all objects of these kinds in the
+    namespace. Raises Fault(64) for a launcher without a cluster, and for an invalid subject.
     """
     bound_to = _subject(subject)
     made: list[dict[str, Any]] = []
-    for plan, launcher in planned:
-        if launcher.job_kind is None:
-            raise config_error(f"--rbac: {launcher.name} runs without a cluster; leave one out")
-        namespace = plan.identity.metadata.get("namespace")
+    for one in asked:
+        if one.launcher.job_kind is None:
+            raise config_error(f"--rbac: {one.launcher.name} runs without a cluster; leave one out")
+        namespace = one.plan.identity.metadata.get("namespace")
         place = {"namespace": str(namespace)} if namespace else {}
-        allowed = list(rules(launcher.job_kind))
-        if plan.app_wrapper:
-            allowed.insert(0, _rule(*WRAPPER, *_ALL))
-        made += _pair("Role", f"muster-{launcher.name}", place, allowed, bound_to)
+        name = f"muster-{one.launcher.name}" + ("" if any_name else f"-{one.plan.name}")
+        allowed = list(rules(one.launcher.job_kind, one, any_name=any_name))
+        made += _pair("Role", name, place, allowed, bound_to)
     return [*made, *_pair("ClusterRole", "muster-doctor", {}, _DOCTOR, bound_to)]
 
 
@@ -74,17 +84,37 @@ def _pair(
     return [role, binding]
 
 
-def rules(kind: JobKind) -> Iterator[dict[str, Any]]:
-    """Yield the rules of the verbs' requests for a job kind; a server-side apply is patch and create."""
-    yield _rule(kind.api_version, kind.kind, *_ALL)
-    for api_version, other, verbs in kind.rights:
-        yield _rule(api_version, other, *verbs)
-    if kind.suspend_field:  # which Kueue needs to queue a job
+def rules(kind: JobKind, job: Operated, *, any_name: bool) -> Iterator[dict[str, Any]]:
+    """Yield the rules of the verbs' requests for a job kind: for one job, or for those of every name.
+
+    What is read has no names: a list has none. A server-side apply is patch and create, and the API
+    server asks for either with the object's name (patch.go of k8s.io/apiserver).
+    """
+    names = None if any_name else _names(kind, job)
+
+    def changing(api_version: str, other: str, *verbs: str) -> Iterator[dict[str, Any]]:
+        if names is None:
+            yield _rule(api_version, other, *verbs)
+        elif (api_version, other) == ("v1", "ConfigMap") and job.plan.payload.files:
+            yield _rule(api_version, other, *verbs)  # their names hold the hash of what travels
+        elif of_kind := names.get((api_version, other)):
+            yield _rule(api_version, other, *verbs) | {"resourceNames": of_kind}
+
+    if job.plan.app_wrapper:
+        yield _rule(*WRAPPER, *_READ)
+        yield from changing(*WRAPPER, *_WRITE)
+    yield _rule(kind.api_version, kind.kind, *_READ)
+    yield from changing(kind.api_version, kind.kind, *_WRITE)
+    for api_version, other, verbs, _ in kind.rights:
+        yield from changing(api_version, other, *verbs)
+    if kind.suspend_field and (any_name or job.plan.scheduled.queue):
+        # Kueue needs it to queue a job, and makes its name up.
         yield _rule(control.KUEUE_VERSIONS[0], "Workload", "list", "patch")
     for api_version, other in companion_kinds(kind):
-        yield _rule(api_version, other, "list", "create", "patch", "delete")
-    yield _rule("v1", "PersistentVolumeClaim", "create", "patch")  # which `delete` keeps
-    yield _rule("v1", "Secret", "create", "patch", "delete")  # the rendezvous'; none is read
+        yield _rule(api_version, other, "list")
+        yield from changing(api_version, other, *_WRITE)
+    yield from changing("v1", "PersistentVolumeClaim", "create", "patch")  # which `delete` keeps
+    yield from changing("v1", "Secret", *_WRITE)  # the rendezvous'; none is read
     yield _rule("v1", "Pod", "list")
     yield {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
     # a WebSocket is opened by GET, and counts as create from Kubernetes 1.35 on
@@ -94,6 +124,19 @@ def rules(kind: JobKind) -> Iterator[dict[str, Any]]:
     yield _rule("kueue.x-k8s.io/v1beta2", "LocalQueue", "list")
     yield _rule("v1", "ResourceQuota", "list")
     yield _rule("v1", "Namespace", "get")
+
+
+def _names(kind: JobKind, job: Operated) -> dict[Api, list[str]]:
+    """Return the names of a job's objects, of what the verbs make beside them, and of their makers."""
+    found: dict[Api, list[str]] = {}
+    inside = [one for manifest in job.objects for one in contents(manifest)]
+    for one in [*(one for one in job.objects if one not in inside), *inside]:
+        found.setdefault((one["apiVersion"], one["kind"]), []).append(one["metadata"]["name"])
+    for api_version, other, _, forms in kind.rights:
+        found[api_version, other] = [form.format(job.plan.name) for form in forms]
+    if reference := rendezvous_secret.find_reference(job.objects):
+        found["v1", "Secret"] = [reference["name"]]
+    return found
 
 
 def _rule(api_version: str, kind: str, *verbs: str) -> dict[str, Any]:

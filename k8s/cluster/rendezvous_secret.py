@@ -7,7 +7,7 @@ import base64
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from k8s.cluster.client import objects
@@ -23,7 +23,7 @@ def make(cluster: Cluster, manifests: list[Object], *, labels: dict[str, str]) -
 
     Returns None where they refer to none, and with a warning where the user may not make one.
     """
-    reference = next(_references(manifests), None)
+    reference = find_reference(manifests)
     if reference is None:
         return None
     value = secrets.token_hex(32).encode()
@@ -53,6 +53,11 @@ def own(cluster: Cluster, secret: Object, owner: Object) -> None:
     metadata = secret["metadata"] | {"ownerReferences": [reference]}
     with contextlib.suppress(Forbidden):
         objects.apply(cluster, secret | {"metadata": metadata})
+
+
+def find_reference(manifests: Sequence[Object]) -> dict[str, str] | None:
+    """Return the name and key of the Secret that the pods of manifests refer to; None for none."""
+    return next(_references(list(manifests)), None)
 
 
 def _references(found: Any) -> Iterator[dict[str, str]]:

@@ -53,7 +53,8 @@ class JobKind:
     made_job: returns the name of the batch/v1 Job to scale where the job object refuses the change.
     requires: other kinds that the cluster must serve; `doctor` looks for them.
     companion_kinds: kinds that this launcher alone renders with a job; deleted with it.
-    rights: other requests that the verbs make: API version, kind, RBAC verbs.
+    rights: other requests that the verbs make: API version, kind, RBAC verbs, and the objects' names,
+        with {} for the job's.
     label_domains: domains of labels that the controller sets, refused in a job file.
     """
 
@@ -70,7 +71,7 @@ class JobKind:
     made_job: Callable[[Object], str] | None = None
     requires: tuple[Api, ...] = ()
     companion_kinds: tuple[Api, ...] = ()
-    rights: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+    rights: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = ()
     label_domains: tuple[str, ...] = ()
 
 

@@ -45,7 +45,7 @@ JOB_KIND = JobKind(
     label_domains=("jobset.sigs.k8s.io",),
     companion_kinds=(POD_GROUP,),
     # `scale`, where the controller does not let the JobSet itself change
-    rights=(("batch/v1", "Job", ("patch",)),),
+    rights=(("batch/v1", "Job", ("patch",), ("{}-node-0",)),),
     install={
         "jobset.x-k8s.io": "JobSet, https://jobset.sigs.k8s.io/docs/installation/",
         **SCHEDULER_PLUGINS,

@@ -72,7 +72,7 @@ JOB_KIND = JobKind(
     kind="Job",
     suspend_command=_command,
     requires=(_COMMAND,),
-    rights=((*_COMMAND, ("create", "patch")),),
+    rights=((*_COMMAND, ("create", "patch"), ("{}-abortjob", "{}-resumejob")),),
     label_domains=("volcano.sh",),
     install=dict.fromkeys(
         ("batch.volcano.sh", "bus.volcano.sh"),

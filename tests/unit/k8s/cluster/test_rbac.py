@@ -17,24 +17,36 @@ import yaml
 from k8s.cli.command import main
 from k8s.cluster.wrapped_job import WRAPPER
 from k8s.launchers import job_kinds
-from tests.cluster_objects import JOBSET, LABELS, Run, fill
+from tests.cluster_objects import COMPLETED, JOBSET, LABELS, Run, fill
 from tests.ranks import free_port
 from tests.rendering import CLUSTER, job, render
 from tests.standin.server import Answer, Server
 
-Allowed = set[tuple[str, str, str]]  # group, resource, verb
+Allowed = set[tuple[str, str, str, str]]  # group, resource, verb, name or "" for any
+WRITES = {"create", "patch", "delete"}
 
 
 def granted(text: str, kinds: Iterable[str]) -> Allowed:
     """Return what the roles of some kinds grant."""
     return {
-        (group, resource, verb)
+        (group, resource, verb, name)
         for one in yaml.safe_load_all(text)
         if one["kind"] in kinds
         for rule in one["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
+        for name in rule.get("resourceNames", [""])
+    }
+
+
+def by(allowed: Allowed, wanted: Allowed) -> Allowed:
+    """Return what of the requests the roles allow, as it stands there: with a name or for any."""
+    return {
+        one
+        for group, resource, verb, name in wanted
+        for one in ((group, resource, verb, name), (group, resource, verb, ""))
+        if one in allowed
     }
 
 
@@ -51,16 +63,17 @@ def asked(server: Server, method: str, target: str) -> Allowed:
     if found is None:  # discovery, the version
         return set()
     group, resource = found["group"] or "", found["resource"]
+    name = found["name"] or ""
     if found["part"] == "portforward":
-        return {(group, "pods/portforward", verb) for verb in ("get", "create")}
+        return {(group, "pods/portforward", verb, name) for verb in ("get", "create")}
     if found["part"]:
-        return {(group, f"{resource}/{found['part']}", "get")}
+        return {(group, f"{resource}/{found['part']}", "get", name)}
     verbs = {"GET": ["get"], "DELETE": ["delete"], "PATCH": ["patch"]}[method]
-    if method == "GET" and not found["name"]:
+    if method == "GET" and not name:
         verbs = ["watch"] if "watch=true" in parts.query else ["list"]
     if method == "PATCH" and "force=" in parts.query and parts.path not in server.objects:
         verbs = ["patch", "create"]  # a server-side apply of what is not there
-    return {(group, resource, verb) for verb in verbs}
+    return {(group, resource, verb, name) for verb in verbs}
 
 
 def a_job(launcher: str) -> dict[str, Any]:
@@ -117,32 +130,51 @@ def stage(server: Server) -> None:
     server.put("v1", "Namespace", {"metadata": {"name": "lab"}})
 
 
+class Gate:
+    """Answers as the API server does to who has the rights `allowed`; `used` and `refused` say which."""
+
+    def __init__(self, server: Server, launcher: str, allowed: Allowed) -> None:
+        self.server, self.launcher, self.allowed = server, launcher, allowed
+        self.scaling = False
+        self.used: Allowed = set()
+        self.refused: Allowed = set()
+
+    def answer(self, method: str, target: str) -> Answer | None:
+        wanted = asked(self.server, method, target)
+        self.used |= by(self.allowed, wanted)
+        lacking = {one for one in wanted if not by(self.allowed, {one})}
+        self.refused |= lacking
+        if lacking:
+            return 403, {}, json.dumps({"message": f'User "jane" cannot {sorted(lacking)}'})
+        patching = method == "PATCH" and "force=" not in target
+        if self.launcher == "jobset" and patching and self.scaling and "/jobsets/" in target:
+            return 422, {}, '{"message": "immutable"}'  # so that its Job is asked for as well
+        return None
+
+
+@pytest.mark.parametrize("options", [[], ["--any-name"]], ids=["one name", "any name"])
 @pytest.mark.parametrize("launcher", CLUSTER)
 def test_the_role_is_what_the_verbs_take(
-    launcher: str, run: Run, cluster: tuple[Server, Path], tmp_path: Path, capsys: Any
+    launcher: str,
+    options: list[str],
+    run: Run,
+    cluster: tuple[Server, Path],
+    tmp_path: Path,
+    capsys: Any,
 ) -> None:
     server, config = cluster
     file, rendered = tmp_path / "job.yaml", tmp_path / "rendered.yaml"
-    file.write_text(json.dumps(a_job(launcher)))
+    kind = next(one for one in job_kinds() if one.launcher == launcher)
+    values = a_job(launcher)
+    if kind.suspend_field:  # it comes into the queue below
+        values["scheduling"] = {"queue": "team", **values.get("scheduling", {})}
+    file.write_text(json.dumps(values))
     rendered.write_text(render(a_job(launcher), launcher).text)
-    assert main([str(file), "--launcher", launcher, "--rbac", "user:jane"]) == 0
+    assert main([str(file), "--launcher", launcher, "--rbac", "user:jane", *options]) == 0
     text = capsys.readouterr().out
     allowed = granted(text, ("Role", "ClusterRole"))
-    used: Allowed = set()
-
-    def ask(method: str, target: str) -> Answer | None:
-        wanted = asked(server, method, target)
-        used.update(wanted)
-        if wanted <= allowed:
-            patching = method == "PATCH" and "force=" not in target
-            if launcher == "jobset" and patching and scaling and "/jobsets/" in target:
-                return 422, {}, '{"message": "immutable"}'  # so that its Job is asked for as well
-            return None
-        return 403, {}, json.dumps({"message": f'User "jane" cannot {sorted(wanted - allowed)}'})
-
-    server.answer = ask
-    scaling = False
-    kind = next(one for one in job_kinds() if one.launcher == launcher)
+    gate = Gate(server, launcher, allowed)
+    server.answer = gate.answer
     place = server.path(kind.api_version, kind.kind, "digits")
     stage(server)
 
@@ -157,9 +189,9 @@ def test_the_role_is_what_the_verbs_take(
     for verb in (["list"], ["gc"], ["status", "digits"], ["logs", "digits"], ["top", "digits"]):
         does(*verb)
     does("logs", "digits", "--save", str(tmp_path / "saved"))
-    scaling = True
+    gate.scaling = True
     does("scale", "digits", "3", code=64 if launcher == "trainjob" else 0)
-    scaling = False
+    gate.scaling = False
     does("suspend", "digits")
     does("resume", "digits")
     if kind.suspend_field:  # and as a job of a queue
@@ -177,9 +209,39 @@ def test_the_role_is_what_the_verbs_take(
     versions = [*((one.api_version, one.kind) for one in job_kinds()), WRAPPER]
     other = {(version.split("/")[0], f"{name.lower()}s") for version, name in versions}
     here = {(kind.api_version.split("/")[0], f"{kind.kind.lower()}s")}
-    elsewhere = {one for one in used if one[:2] in other - here and one[2] in ("get", "list")}
-    assert used - allowed <= elsewhere  # it looks whether it is there, and goes on without
-    assert allowed - used == set()
+    elsewhere = {
+        one for one in gate.refused if one[:2] in other - here and one[2] in ("get", "list")
+    }
+    assert gate.refused <= elsewhere  # it looks whether it is there, and goes on without
+    assert allowed - gate.used == set()
+    makes_names_up = {"pods/portforward", "workloads"}
+    unnamed = {one[1] for one in allowed if one[2] in WRITES and not one[3]} - makes_names_up
+    assert bool(unnamed) == bool(options)
+
+
+def test_garbage_of_others_is_left(run: Run, cluster: tuple[Server, Path]) -> None:
+    server, config = cluster
+    fill(server, **COMPLETED)
+
+    def ask(method: str, _: str) -> Answer | None:
+        message = 'User "jane" cannot delete resource "jobsets"'
+        return (403, {}, json.dumps({"message": message})) if method == "DELETE" else None
+
+    server.answer = ask
+    code, _, err = run(config, "gc", "--older-than", "0")
+    assert code == 0, err
+    assert "kept " in err
+
+
+def test_configmaps_that_a_hash_names_have_no_name_in_the_role(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(job(code={"path": "."})))
+    assert main([str(file), "--launcher", "job", "--rbac", "user:jane"]) == 0
+    allowed = granted(capsys.readouterr().out, ["Role"])
+    assert ("", "configmaps", "patch", "") in allowed
+    assert not any(
+        one[1] == "networkpolicies" and one[2] in WRITES and not one[3] for one in allowed
+    )
 
 
 def test_who_may_is_said(tmp_path: Path, capsys: Any) -> None:
@@ -197,7 +259,8 @@ def test_who_may_is_said(tmp_path: Path, capsys: Any) -> None:
     }.items():
         assert main([str(file), "--launcher", "job", "--rbac", who]) == 0
         role, binding, doctor, everywhere = yaml.safe_load_all(capsys.readouterr().out)
-        assert role["metadata"] == {"name": "muster-job", "namespace": "research"}
+        name = "muster-job-" + job()["name"]
+        assert role["metadata"] == {"name": name, "namespace": "research"}
         assert binding["subjects"] == everywhere["subjects"] == [subject]
         assert binding["roleRef"]["name"] == role["metadata"]["name"]
         assert "namespace" not in doctor["metadata"]
@@ -216,6 +279,7 @@ API = "rbac.authorization.k8s.io"
         (["--rbac", "jane"], "--rbac jane: not user:NAME"),
         (["--rbac", "serviceaccount:bot"], "serviceaccount:NAMESPACE:NAME"),
         (["--rbac", "user:jane", "--launcher", "docker"], "docker runs without a cluster"),
+        (["--any-name"], "--any-name: goes with --rbac"),
     ],
 )
 def test_who_it_is_for_must_be_clear(

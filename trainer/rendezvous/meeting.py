@@ -46,7 +46,7 @@ class Meeting:
         """Start the server; None when another launcher on this machine has."""
         contract = self._contract
         try:
-            listener = _listen(contract.address, contract.port)
+            listener = _listen(contract.address, contract.port, own=contract.local_address)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -79,14 +79,27 @@ def secret_from(environment: MutableMapping[str, str]) -> str:
     return secret
 
 
-def _listen(address: str, port: int) -> socket.socket:
-    """Listen on all interfaces, or on loopback when all nodes are on this machine."""
+def _listen(address: str, port: int, *, own: str | None) -> socket.socket:
+    """Listen on the one address that the other nodes use where that is known, else on all interfaces.
+
+    It is `own`, PET_LOCAL_ADDR, if the meeting point's name leads there, or does not resolve yet.
+    """
     if address == "127.0.0.1":
         return socket.create_server((address, port))
+    if own is not None and own in (_addresses(address) or [own]):
+        family = socket.AF_INET6 if ":" in own else socket.AF_INET
+        return socket.create_server((own, port), family=family)
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
+
+
+def _addresses(host: str) -> list[str]:
+    """Return the addresses of a name, none for one that does not resolve."""
+    with contextlib.suppress(OSError):
+        return [str(found[4][0]) for found in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)]
+    return []
 
 
 def _has_address(host: str) -> bool:

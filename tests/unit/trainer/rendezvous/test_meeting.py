@@ -1,6 +1,8 @@
 """Where the shared secret comes from, and which node serves."""
 
 import socket
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,36 @@ def test_node_0_serves_and_another_connects() -> None:
         assert second.server is None
         assert first.server is not None
         first.server.close()
+
+
+def reached(meeting: Meeting, port: int) -> list[str]:
+    """Return the addresses of this machine at which the server answers."""
+    found = []
+    with meeting.open():
+        for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+            with suppress(ConnectionRefusedError), socket.create_connection((address, port), 5):
+                found.append(address)
+        assert meeting.server is not None
+        meeting.server.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "expected"),
+    [
+        ("127.0.0.2", "127.0.0.2", ["127.0.0.2"]),
+        ("no-such-name.invalid", "127.0.0.3", ["127.0.0.3"]),
+        ("127.0.0.2", "127.0.0.3", ["127.0.0.1", "127.0.0.2", "127.0.0.3"]),  # behind a NAT
+        ("127.0.0.2", None, ["127.0.0.1", "127.0.0.2", "127.0.0.3"]),
+    ],
+)
+def test_the_server_listens_where_the_nodes_meet(
+    name: str, own: str | None, expected: list[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    given = replace(contract(0, nodes=2, port=port), address=name, local_address=own)
+    assert reached(Meeting(given, RULES, secret=""), port) == expected
 
 
 def test_a_port_in_use_is_a_lost_peer() -> None:

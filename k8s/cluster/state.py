@@ -122,7 +122,7 @@ def _trainer_container(found: Object) -> tuple[str, int | None]:
         for variable in container.get("env", []):
             text = str(variable.get("value", ""))
             if variable["name"] == "PET_NPROC_PER_NODE" and text.isdecimal():
-                return container["name"], int(text)
+                return container.get("name", ""), int(text)
     return containers[0].get("name", ""), None
 
 

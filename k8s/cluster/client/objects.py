@@ -11,6 +11,7 @@ from urllib.parse import quote
 from k8s import launchers
 from k8s.base.yaml_text import as_json
 from k8s.cluster.client.api import FIELD_MANAGER, Cluster, Gone, Missing, Object, call
+from k8s.cluster.client.shape import checked
 from trainer.config.exits import Exit, Fault
 
 # The charset keeps the client from encoding the body anew: it would write a character beyond 16 bits as
@@ -59,7 +60,7 @@ def resource(cluster: Cluster, api_version: str, kind: str) -> Resource:
 
 def list_in(cluster: Cluster, path: str, answer: Object, key: str) -> list[Object]:
     """Return the list `key` of an answer. Raises Fault(69) without one: no API server answered."""
-    found = answer.get(key)
+    found = checked(answer, where=f"{cluster.where}: GET {path}", one=False).get(key)
     if not isinstance(found, list):
         raise Fault(
             Exit.PEER, f"{cluster.where}: GET {path} was answered without {key}: {str(answer)[:80]}"
@@ -96,10 +97,12 @@ def path_of(cluster: Cluster, api_version: str, kind: str, name: str = "") -> st
 
 def get(cluster: Cluster, api_version: str, kind: str, name: str) -> Object | None:
     """Return an object, or None when it is not there."""
+    path = path_of(cluster, api_version, kind, name)
     try:
-        return call(cluster, "GET", path_of(cluster, api_version, kind, name))
+        found = call(cluster, "GET", path)
     except Missing:
         return None
+    return checked(found, where=f"{cluster.where}: GET {path}", one=True)
 
 
 def find(

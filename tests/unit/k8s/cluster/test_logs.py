@@ -89,7 +89,9 @@ def test_the_ranks_of_an_elastic_job_may_be_in_any_pod(run: Run, cluster: Cluste
     fill(server, **COMPLETED)
     env = [{"name": "PET_NNODES", "value": "1:4"}]
     template = {"spec": {"template": {"spec": {"containers": [{"env": env}]}}}}
-    server.put(*JOBSET, jobset({"replicatedJobs": [{"template": template}]}, **COMPLETED))
+    server.put(
+        *JOBSET, jobset({"replicatedJobs": [{"name": "node", "template": template}]}, **COMPLETED)
+    )
     server.logs["digits-node-0-0"] = "[rank 3] here\n"  # the rendezvous has dealt so
     server.logs["digits-node-0-1"] = "[rank 1] there\n"
     assert run(config, "logs", "digits", "--rank", "3")[1] == "[node 0 rank 3] here\n"

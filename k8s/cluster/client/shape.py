@@ -1,0 +1,216 @@
+"""What an API answers, checked at the one place where it comes in: what is read of it has its type.
+
+answer = checked(json, where="GET /api/v1/namespaces/lab/pods")
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from trainer.config.exits import Exit, Fault
+
+Object = dict[str, Any]
+_Label = Annotated[str, Field(max_length=63)]
+
+
+class _Shape(BaseModel):
+    """What else is in an answer is not looked at. A number is no text, as in the API."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", alias_generator=to_camel)
+
+
+class _Owner(_Shape):
+    kind: str
+    name: str
+
+
+class _Metadata(_Shape):
+    labels: dict[str, _Label] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[_Owner] = []
+    uid: str = ""
+    creation_timestamp: str = ""
+    deletion_timestamp: str = ""
+    resource_version: str = ""
+
+
+class _Named(_Metadata):
+    name: str
+
+
+class _OfList(_Shape):
+    token: str = Field("", alias="continue")
+    resource_version: str = ""
+
+
+class _Variable(_Shape):
+    name: str
+    value: str = ""
+
+
+class _Container(_Shape):
+    name: str = ""
+    env: list[_Variable] = []
+    usage: dict[str, str] = {}
+
+
+class _PodSpec(_Shape):
+    node_name: str = ""
+    containers: list[_Container] = []
+
+
+class _Template(_Shape):
+    spec: _PodSpec = _PodSpec()
+
+
+class _JobSpec(_Shape):
+    template: _Template = _Template()
+
+
+class _JobTemplate(_Shape):
+    spec: _JobSpec = _JobSpec()
+
+
+class _ReplicatedJob(_Shape):
+    name: str
+    template: _JobTemplate = _JobTemplate()
+
+
+class _Task(_Shape):
+    template: _Template = _Template()
+
+
+class _Component(_Shape):
+    template: Object
+
+
+class _Elastic(_Shape):
+    min_replicas: int = 0
+    max_replicas: int = 0
+
+
+class _Spec(_PodSpec):
+    suspend: bool = False
+    template: _Template = _Template()
+    replicated_jobs: list[_ReplicatedJob] = []
+    tasks: list[_Task] = []
+    components: list[_Component] = []
+    elastic_policy: _Elastic = _Elastic()
+    run_policy: Object = {}
+
+
+class _Reason(_Shape):
+    reason: str = ""
+    message: str = ""
+
+
+class _End(_Reason):
+    exit_code: int
+
+
+class _ContainerState(_Shape):
+    terminated: _End | None = None
+    waiting: _Reason = _Reason()
+
+
+class _ContainerStatus(_Shape):
+    restart_count: int = 0
+    state: _ContainerState = _ContainerState()
+    last_state: _ContainerState = _ContainerState()
+
+
+class _Condition(_Reason):
+    type: str
+    status: str = ""
+    last_transition_time: str = ""
+    last_update_time: str = ""
+
+
+class _VolcanoState(_Reason):
+    phase: str = ""
+    last_transition_time: str = ""
+
+
+class _Status(_Reason):
+    phase: str = ""
+    state: _VolcanoState = _VolcanoState()
+    active: int = 0
+    pending: int = 0
+    ready: int = 0
+    running: int = 0
+    succeeded: int = 0
+    terminating: int = 0
+    resetting_count: int = 0
+    conditions: list[_Condition] = []
+    init_container_statuses: list[_ContainerStatus] = []
+    container_statuses: list[_ContainerStatus] = []
+    restarts: int = 0
+    retry_count: int = 0
+    failed: int = 0
+    replicated_jobs_status: list[dict[str, int | str]] = []
+    jobs_status: list[dict[str, int | str]] = []
+    replica_statuses: dict[str, Object] = {}
+    allocatable: dict[str, str] = {}
+    hard: dict[str, str] = {}
+    used: dict[str, str] = {}
+
+
+class _Involved(_Shape):
+    name: str = ""
+
+
+class _Found(_Reason):
+    api_version: str = ""
+    kind: str = ""
+    metadata: _Named
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+    type: str = ""
+    involved_object: _Involved = _Involved()
+    last_timestamp: str = ""
+    event_time: str = ""
+    containers: list[_Container] = []
+    provisioner: str = ""
+
+
+class _Resource(_Shape):
+    name: str
+    kind: str
+    namespaced: bool
+
+
+class _Version(_Shape):
+    version: str
+
+
+class _List(_Shape):
+    metadata: _OfList = _OfList()
+    items: list[_Found] = []
+    resources: list[_Resource] = []
+    versions: list[_Version] = []
+    git_version: str = ""
+
+
+def checked(answer: Object, *, where: str, one: bool) -> Object:
+    """Return an answer, an object or a list, without its nulls, which mean what is absent.
+
+    Raises Fault(69) where a field that is read has another type than Kubernetes gives it.
+    """
+    kept: Object = _without_nulls(answer)
+    try:
+        (_Found if one else _List).model_validate(kept)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"]) or "the answer"
+        problem = (
+            f"{path}: {first['msg'][:1].lower()}{first['msg'][1:]}, not {first['input']!r:.60}"
+        )
+        raise Fault(Exit.PEER, f"{where} was answered with something else: {problem}") from None
+    return kept
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,86 @@
+"""An answer of the API that is not what Kubernetes says ends a verb with one line, and no exception."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from k8s.cluster.client.shape import checked
+from tests.cluster_objects import FAILED, Run, fill
+from tests.standin.server import Server
+from trainer.config.exits import Exit, Fault
+
+Cluster = tuple[Server, Path]
+Place = tuple[str | int, ...]
+WRONG = st.sampled_from([None, [], {}, "x", 0, -1, 1e308, True, [None], {"a": None}, "9" * 5000])
+
+
+def places(value: Any, above: Place = ()) -> list[Place]:
+    """Return the path of each value in a JSON document but the whole."""
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value)
+    found: list[Place] = []
+    for key, inside in items:
+        found.append((*above, key))
+        if isinstance(inside, dict | list):
+            found += places(inside, (*above, key))
+    return found
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[str, Any]:
+    """Draw an object or a list of a cluster with some values replaced, and the end of its path."""
+    server = Server()
+    fill(server, **FAILED)
+    path, found = draw(st.sampled_from(sorted(server.objects.items())))
+    plural, name = path.rsplit("/", 2)[1:]
+    listed = draw(st.booleans())
+    answer: Any = {"items": [found], "metadata": {}} if listed else found
+    answer = json.loads(json.dumps(answer))
+    for _ in range(draw(st.integers(1, 2))):
+        *above, last = draw(st.sampled_from(places(answer)))
+        inside = answer
+        for key in above:
+            inside = inside[key]
+        inside[last] = draw(WRONG)
+    return f"/{plural}?" if listed else f"/{plural}/{name}", answer
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(found=damaged())
+def test_a_verb_ends_with_a_code(found: tuple[str, Any], run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    server.answer = lambda _, __: None
+    fill(server, **FAILED)
+    place, answer = found
+    server.answer = lambda _, target: (200, {}, json.dumps(answer)) if place in target else None
+    for verb in (["list"], ["status", "digits"], ["wait", "digits", "--timeout", "0.1"]):
+        code, _, err = run(config, "--timeout", "0.1", *verb)
+        assert code in (0, 64, 65, 69, 70, 143), err
+        assert "Traceback" not in err
+
+
+def test_the_field_and_what_came_are_named() -> None:
+    answer = {"items": [{"metadata": {"name": "a", "labels": {"b": 5}}}]}
+    with pytest.raises(Fault) as caught:
+        checked(answer, where="GET /pods", one=False)
+    assert caught.value.code == Exit.PEER
+    assert str(caught.value) == (
+        "GET /pods was answered with something else: items.0.metadata.labels.b: input should be a "
+        "valid string, not 5"
+    )
+
+
+def test_nulls_are_left_out() -> None:
+    answer = {"metadata": {"name": "a", "labels": None}, "spec": {"other": [{"b": None}]}}
+    assert checked(answer, where="", one=True) == {
+        "metadata": {"name": "a"},
+        "spec": {"other": [{}]},
+    }

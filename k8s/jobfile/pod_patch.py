@@ -98,6 +98,11 @@ def warnings(patch: PodPatch) -> list[str]:
                 walk(item, f"{path}[{name}]")
 
     walk(patch.spec, "podPatch.spec")
+    if patch.spec.get("hostNetwork") is True:
+        found.append(
+            "podPatch.spec.hostNetwork: NetworkPolicies do not cover it: who reaches the host reaches "
+            "the ports of gloo, NCCL and torch's store, which ask for no password"
+        )
     return found
 
 

@@ -6,7 +6,7 @@ render.py job.yaml --set metrics.port=9400 --set 'network.egress=[{cidr: 10.0.0.
 import contextlib
 import ipaddress
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -45,6 +45,15 @@ class Network(Model):
 
     isolate: bool = Field(
         True, description="only the job's own pods, DNS, `egress`, and whom `metrics.from` lets in"
+    )
+    dns: Literal["cluster", "any"] = Field(
+        "cluster",
+        description="where names are asked for: `cluster`, the pods with k8s-app=kube-dns in "
+        "kube-system or a cache on the machine; `any`, for a cluster whose DNS is elsewhere",
+    )
+    fetch_from: list[Annotated[str, AfterValidator(_cidr)]] = Field(
+        ["0.0.0.0/0", "::/0"],
+        description="networks that `code.git` and `data.pull` may be fetched from (default: any)",
     )
     egress: list[Egress] = Field(
         [], description="what else the pods may connect to, e.g. a data store"

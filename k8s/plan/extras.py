@@ -35,6 +35,17 @@ def extra_objects(spec: JobSpec, payload: Payload) -> Iterator[Extra]:
         yield Extra("disruptionbudget", "", {"minAvailable": spec.least_nodes})
 
 
+_DNS = [
+    {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    },
+    # A cache on the machine is no pod: it, and the DNS of some clouds, have link-local addresses.
+    {"ipBlock": {"cidr": "169.254.0.0/16"}},
+    {"ipBlock": {"cidr": "fe80::/10"}},
+]
+
+
 def _network_policy(spec: JobSpec) -> Extra:
     egress = [{"cidr": one.cidr, "ports": one.ports} for one in spec.network.egress]
     fetches = set()
@@ -44,8 +55,9 @@ def _network_policy(spec: JobSpec) -> Extra:
         fetches.add(443)
     if fetches:
         # A NetworkPolicy has networks only, no host names.
-        egress.append({"cidr": "0.0.0.0/0", "ports": sorted(fetches)})
-    values: dict[str, Any] = {"egress": egress, "metrics": None, "visitors": []}
+        egress += ({"cidr": one, "ports": sorted(fetches)} for one in spec.network.fetch_from)
+    dns = _DNS if spec.network.dns == "cluster" else None
+    values: dict[str, Any] = {"egress": egress, "dns": dns, "metrics": None, "visitors": []}
     if spec.metrics is not None:
         values |= {"metrics": spec.metrics.port, "visitors": _visitors(spec.metrics.from_)}
     return Extra("networkpolicy", "", values)
@@ -83,6 +95,11 @@ def _tensorboard(spec: JobSpec) -> Extra:
 
 def warnings(spec: JobSpec) -> Iterator[str]:
     """Yield warnings about these objects."""
+    if not spec.network.isolate:
+        yield (
+            "network.isolate: without it every pod that reaches the job's pods reaches the ports of "
+            "gloo, NCCL and torch's store, which ask for no password"
+        )
     if spec.network.isolate and not spec.network.egress:
         yield (
             "network: the pods reach their peers and DNS, and nothing else; name what the task "

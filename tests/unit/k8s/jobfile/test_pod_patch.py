@@ -139,3 +139,9 @@ def test_what_weakens_the_pods_security_is_said(spec: dict[str, Any], key: str) 
     assert "restricted forbids" not in str(planned(job()).warnings)
     harmless = {"hostNetwork": False, "securityContext": {"runAsNonRoot": True}}
     assert "restricted forbids" not in str(planned(job(podPatch={"spec": harmless})).warnings)
+
+
+@pytest.mark.parametrize("hosts", [True, False])
+def test_that_policies_do_not_cover_the_machines_network_is_said(*, hosts: bool) -> None:
+    warnings = planned(job(podPatch={"spec": {"hostNetwork": hosts}})).warnings
+    assert ("NetworkPolicies do not cover it" in str(warnings)) == hosts

@@ -33,9 +33,18 @@ def test_a_job_is_isolated_unless_it_says_otherwise(launcher: str) -> None:
     peers = [{"podSelector": {"matchLabels": own}}]
     assert spec["ingress"] == [{"from": peers}]
     dns = [{"protocol": kind, "port": 53} for kind in ("UDP", "TCP")]
-    assert spec["egress"] == [{"to": peers}, {"ports": dns}]
+    ranks, names = spec["egress"]
+    assert ranks == {"to": peers}
+    assert names["ports"] == dns
+    assert len(names["to"]) == 3
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert "NetworkPolicy" not in render(alone(network={"isolate": False}), launcher).text
+
+
+def test_what_is_open_without_isolation_is_said() -> None:
+    said = "network.isolate: without it every pod"
+    assert any(one.startswith(said) for one in planned(alone(network={"isolate": False})).warnings)
+    assert said not in str(planned(alone()).warnings)
 
 
 def test_what_is_declared_may_be_called() -> None:

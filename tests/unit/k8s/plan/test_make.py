@@ -232,6 +232,7 @@ def test_no_warning_without_cause() -> None:
         checkpoints={"pvc": "c"},
         data={"pvc": "d"},
         faults={"deadline": 60},
+        network={"egress": [{"cidr": "10.0.0.0/8"}]},
     )
     for launcher in ("job", "pytorchjob"):
         assert planned(values, launcher).warnings == ()

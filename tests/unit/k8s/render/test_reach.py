@@ -82,9 +82,13 @@ def _selected(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 NEIGHBOUR = Place({"app": "other"})
 MONITOR = Place({"app": "prometheus"}, namespace="monitoring")
 STRANGER = Place({"app": "other"}, namespace="default")
+DNS = Place({"k8s-app": "kube-dns"}, namespace="kube-system")
+CACHE = Place({}, namespace="", address="169.254.20.10", inside=False)
+INTERNET_6 = Place({}, namespace="", address="2001:db8::7", inside=False)
 INTERNET = Place({}, namespace="", address="203.0.113.7", inside=False)
 STORE = Place({}, namespace="", address="192.0.2.9", inside=False)
 RANK, BOARD = "a pod of the job", "TensorBoard"
+FETCH = "443 with `data.pull`, 22 or 443 with `code.git`"
 
 # A row of the page: from, to, what is allowed; and the ports of PORTS that this means in the job below.
 ROWS: list[tuple[str, str, str, Any, Any, list[int]]] = [
@@ -95,23 +99,12 @@ ROWS: list[tuple[str, str, str, Any, Any, list[int]]] = [
     ("another pod of the namespace", BOARD, "its port", NEIGHBOUR, BOARD, [6006]),
     ("a pod of a namespace in `tensorboard.from`", BOARD, "its port", MONITOR, BOARD, [6006]),
     ("a pod of any other namespace", BOARD, "nothing", STRANGER, BOARD, []),
-    (RANK, "what `network.egress` names", "its ports", RANK, STORE, [22, 53, 443]),
-    (
-        RANK,
-        "the internet",
-        "53; 443 with `data.pull`, 22 or 443 with `code.git`",
-        RANK,
-        INTERNET,
-        [22, 53],
-    ),
-    (
-        RANK,
-        "another pod",
-        "53, as DNS may be anywhere; 443 and 22 as above",
-        RANK,
-        STRANGER,
-        [22, 53],
-    ),
+    (RANK, "the cluster's DNS", "53", RANK, DNS, [22, 53]),
+    (RANK, "the cluster's DNS", "53", RANK, CACHE, [22, 53]),
+    (RANK, "what `network.egress` names", "its ports", RANK, STORE, [22, 443]),
+    (RANK, "`network.fetchFrom`, by default anything", FETCH, RANK, INTERNET, [22]),
+    (RANK, "`network.fetchFrom`, by default anything", FETCH, RANK, INTERNET_6, [22]),
+    (RANK, "`network.fetchFrom`, by default anything", FETCH, RANK, STRANGER, [22]),
     (BOARD, "anything", "nothing", BOARD, STRANGER, []),
     (BOARD, "anything", "nothing", BOARD, INTERNET, []),
 ]
@@ -147,6 +140,27 @@ def test_the_page_has_these_rows() -> None:
     table = page.split("## Who reaches what\n")[1].split("\n## ")[0]
     told = [line for line in table.splitlines() if line.startswith("|")][2:]
     assert told == list(dict.fromkeys(f"| {a} | {b} | {c} |" for a, b, c, *_ in ROWS))
+
+
+def policy(**network: Any) -> list[dict[str, Any]]:
+    made = render(
+        job(network=network, code={"git": "https://git.example.com/m", "revision": "a" * 40}), "job"
+    )
+    return [one for one in made.objects if one["kind"] == "NetworkPolicy"]
+
+
+def test_fetching_from_one_network_alone() -> None:
+    policies = policy(fetchFrom=["192.0.2.0/24"])
+    (labels,) = [one["spec"]["podSelector"]["matchLabels"] for one in policies]
+    own = Place(labels, namespace=OWN)
+    assert reaches(policies, own, STORE) == [443]
+    assert reaches(policies, own, INTERNET) == reaches(policies, own, INTERNET_6) == []
+
+
+def test_dns_that_is_anywhere() -> None:
+    policies = policy(dns="any", fetchFrom=[])
+    (labels,) = [one["spec"]["podSelector"]["matchLabels"] for one in policies]
+    assert reaches(policies, Place(labels), STRANGER) == [53]
 
 
 @pytest.mark.parametrize("launcher", CLUSTER)

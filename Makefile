@@ -153,6 +153,7 @@ image: ## build the trainer's image IMAGE (TORCH_BACKEND=cpu: without CUDA; =whe
 	docker build --file docker/Dockerfile --tag $(IMAGE) \
 		--build-arg TORCH_BACKEND=$(or $(TORCH_BACKEND),locked) $(if $(WHEELS),--build-context wheels=$(WHEELS)) \
 		--build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
+		--build-arg LOCK=$$(sha256sum docker/requirements.txt | cut -d ' ' -f 1) \
 		--build-arg REVISION=$$(git rev-parse HEAD) .
 
 docker-run: $(STAMP) ## train JOB in the image IMAGE on this machine, on its GPUs if JOB asks for them

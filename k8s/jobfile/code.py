@@ -140,6 +140,8 @@ _IMAGES = {
 }
 
 
+# The version, and of what it needs the newest at that date: what runs does not change unseen.
+_HUB = ("--exclude-newer", "2026-11-20", "--from", "huggingface_hub==2.4.0")
 # The commands may need the code before the launcher unpacks it.
 _UNPACK = (
     'echo "$MUSTER_CODE_SHA256  $MUSTER_CODE" | sha256sum -c',
@@ -190,7 +192,7 @@ def _copy(pull: Pull, data: str) -> Step:
         command = ["hf", "download", name, "--repo-type", "dataset", "--local-dir", data]
         command += ["--revision", revision] if revision else []
         if pull.image is None:
-            command = ["uvx", "--from", "huggingface_hub", *command]
+            command = ["uvx", *_HUB, *command]
     return Step(
         "data",
         pull.image or _IMAGES[scheme],

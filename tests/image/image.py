@@ -10,6 +10,7 @@ UV_DEFAULT_INDEX or PIP_INDEX_URL. From its environment also:
 """
 
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from typing import Any
 from tests.conftest import ROOT
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
+LOCK = hashlib.sha256((ROOT / "docker/requirements.txt").read_bytes()).hexdigest()
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
 # What builds, and what must work for it: entering what buildah makes takes namespaces, and so root.
@@ -106,6 +108,7 @@ class Builder:
             *self._options,
             f"--build-arg=TORCH_BACKEND={self._backend}",
             *(f"--build-arg=VERSION={VERSION}", f"--build-arg=REVISION={revision}"),
+            f"--build-arg=LOCK={LOCK}",
             str(source),
         )
         if self._engine == "buildah":

@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import ROOT, clean_environment
 from tests.image.conftest import Built
-from tests.image.image import REVISION, VERSION, Image
+from tests.image.image import LOCK, REVISION, VERSION, Image
 from tests.image.running import as_container, running
 
 # The first of these to run builds the image; on a busy machine that takes its time.
@@ -47,6 +47,7 @@ def test_its_configuration_has_user_command_labels_and_health_check(built: Built
         ("org.opencontainers.image.version", VERSION),
         ("org.opencontainers.image.revision", REVISION),
         ("org.opencontainers.image.licenses", "Apache-2.0"),
+        ("muster.lock.sha256", LOCK),
     }
     assert config["Healthcheck"]["Test"] == ["CMD", "python", "-m", "trainer.health"]
 

@@ -3,14 +3,18 @@
 cluster = connect(context=None, namespace="research")
 """
 
+import os
 import warnings
+from pathlib import Path
 
 import urllib3
 import yaml
 from kubernetes import client, config
+from kubernetes.config import kube_config
 from kubernetes.config.config_exception import ConfigException
 
 from k8s.base.errors import config_error, in_one_line
+from k8s.base.yaml_text import read, read_text
 from k8s.cluster.client.api import Cluster
 
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -22,6 +26,7 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
     Raises Fault(64) when there is neither, and when no namespace is given.
     """
     configuration = client.Configuration()
+    _check_files()
     try:
         config.load_kube_config(context=context, client_configuration=configuration)
         contexts, current = config.list_kube_config_contexts()
@@ -47,6 +52,14 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
         warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
     configuration.retries = False  # api.py has its own, bounded by the timeout
     return Cluster(client.ApiClient(configuration), found, f"{where}, namespace {found}", timeout)
+
+
+def _check_files() -> None:
+    """Refuse a kubeconfig that would take long to read, with the place of an error. Raises Fault(64)."""
+    for name in kube_config.KUBE_CONFIG_DEFAULT_LOCATION.split(os.pathsep):
+        path = Path(name).expanduser()
+        if name and path.exists():
+            read(read_text(path, label=str(path)), label=str(path))
 
 
 def _namespace_of_this_pod() -> str | None:

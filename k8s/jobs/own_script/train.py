@@ -29,7 +29,7 @@ def main() -> int:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first = 0
     if file.exists():
-        saved = torch.load(file)
+        saved = torch.load(file, weights_only=True)
         model.load_state_dict(saved["model"])
         first = saved["step"]
     draw = torch.Generator().manual_seed(1000 * dist.get_rank() + first)

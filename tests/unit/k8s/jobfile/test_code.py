@@ -134,7 +134,8 @@ def test_steps_come_before_the_trainer_in_their_order(launcher: str) -> None:
 
 
 HF = (
-    "uvx --from huggingface_hub hf download o/d --repo-type dataset --local-dir /data --revision v2"
+    "uvx --exclude-newer 2026-11-20 --from huggingface_hub==2.4.0 hf download o/d --repo-type dataset "
+    "--local-dir /data --revision v2"
 )
 
 

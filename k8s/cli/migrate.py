@@ -58,11 +58,16 @@ def _read(path: Path) -> tuple[Launcher, dict[str, Any], list[str]]:
         kinds = " or ".join(f"{kind} of {version}" for version, kind in known)
         raise config_error(f"{label}: holds {len(jobs)} of {kinds}; must be one")
     others = [
-        f"{one.get('kind')} {(one.get('metadata') or {}).get('name')}"
+        f"{one.get('kind')} {_name(one)}"
         for one in found
         if isinstance(one, dict) and one is not jobs[0][1]
     ]
     return *jobs[0], others
+
+
+def _name(one: dict[str, Any]) -> str:
+    metadata = one.get("metadata")
+    return str(metadata.get("name")) if isinstance(metadata, dict) else "without a name"
 
 
 def _kind(one: dict[str, Any]) -> tuple[str, str]:

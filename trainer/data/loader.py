@@ -61,7 +61,10 @@ class Loader:
         self._device = device
         self._dtype = dtype
         self._channels_last = channels_last
-        if not isinstance(data, InMemory):
+        # Asked for once: isinstance of a protocol looks for its methods each time.
+        self._transform = data.transform_batch if isinstance(data, Transformed) else None
+        self._batch = data.batch if isinstance(data, InMemory) else None
+        if self._batch is None:
             self._requests = _Requests()
             if workers:
                 _start_loader_server(type(data).__module__)
@@ -85,8 +88,10 @@ class Loader:
         One pass at a time: the next pass ends one that was not read to its end.
         """
         for samples, read, unreadable in self._read(shares):
-            weights = samples.weights.clone()
-            weights[list(unreadable)] = 0
+            weights = samples.weights
+            if unreadable:
+                weights = weights.clone()
+                weights[list(unreadable)] = 0
             is_pair = isinstance(read, tuple | list) and len(read) == 2
             inputs = self._inputs(read[0] if is_pair else read, samples)
             yield Batch(
@@ -100,9 +105,9 @@ class Loader:
 
     def _inputs(self, inputs: Nested, samples: Samples) -> Nested:
         inputs = map_tensors(self._move, inputs)
-        if isinstance(self._data, Transformed):
+        if self._transform is not None:
             keys = None if samples.keys is None else samples.keys.to(self._device)
-            inputs = self._data.transform_batch(inputs, keys)
+            inputs = self._transform(inputs, keys)
         return map_tensors(self._input, inputs)
 
     def _input(self, tensor: Tensor) -> Tensor:
@@ -113,9 +118,9 @@ class Loader:
         return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
     def _read(self, shares: Shares) -> Iterator[tuple[Samples, Nested, _Unreadable]]:
-        if isinstance(self._data, InMemory):
+        if self._batch is not None:
             for samples in shares:
-                yield samples, self._data.batch(samples.indices), {}
+                yield samples, self._batch(samples.indices), {}
             return
         self._requests.shares, self._requests.pending = shares, []
         for read in self._workers:

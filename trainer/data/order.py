@@ -61,17 +61,24 @@ class Order:
         Positions beyond `stop`, or the end, are padding: the last position before it, with weight 0.
         """
         end = self.end if stop is None else min(self.end, stop)
-        positions = torch.arange(start, start + count).clamp_(max=end - 1)
-        indices, keys = torch.empty(2, count, dtype=torch.long)
-        epochs = positions // self.length
-        for epoch in epochs.unique().tolist():
-            here = epochs == epoch
-            order = _permutation(self.seed, epoch, self.length)
-            indices[here] = order[positions[here] % self.length]
-            keys[here] = scramble(indices[here] + mix(self.seed, epoch, "sample"))
+        real = max(0, min(count, end - start))
+        parts = []
+        done = 0
+        while done < real:
+            parts.append(self._in_epoch(start + done, real - done))
+            done += parts[-1].shape[1]
+        if real < count:
+            parts.append(self._in_epoch(end - 1, 1).expand(2, count - real))
+        indices, keys = torch.cat(parts, dim=1)
         weights = torch.ones(count) if self.tokens is None else self.tokens[indices].float()
-        weights *= torch.arange(start, start + count) < end
+        weights[real:] = 0
         return Samples(indices, weights, keys)
+
+    def _in_epoch(self, start: int, count: int) -> Tensor:
+        """Return indices and keys, shape (2, n), of `count` positions, or of those left in the epoch."""
+        epoch, first = divmod(start, self.length)
+        indices = _permutation(self.seed, epoch, self.length)[first : first + count]
+        return torch.stack([indices, scramble(indices + mix(self.seed, epoch, "sample"))])
 
     def weight(self, start: int, count: int) -> float:
         """Return the sum of the weights of the samples at positions start .. start+count."""

@@ -33,8 +33,11 @@ __all__ = [
 ]
 
 
-def multiply_all(tensors: list[Tensor], factor: float) -> None:
-    """Multiply in place, in a few kernels: public are only loops, with a kernel for each tensor."""
+def multiply_all(tensors: list[Tensor], factor: float | Tensor) -> None:
+    """Multiply in place, in a few kernels: public are only loops, with a kernel for each tensor.
+
+    A factor that is a tensor has shape (), and their device and dtype.
+    """
     torch._foreach_mul_(tensors, factor)
 
 

@@ -21,6 +21,7 @@ from trainer.data.order import mix, training_shares
 from trainer.data.shared import once_per_machine
 from trainer.data.task_contract import own_of
 from trainer.distributed import optim
+from trainer.distributed.generators import seed_generators
 from trainer.distributed.messages import from_all
 from trainer.distributed.precision import set_tf32
 from trainer.distributed.runtime import Runtime, as_fault, join, peak_memory, total
@@ -188,7 +189,7 @@ def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
 
         # Forward and backward. What a layer draws depends on this seed alone, so a resumed run draws
         # the same.
-        torch.manual_seed(mix(settings.seed, run.step, runtime.seed_rank))
+        seed_generators(mix(settings.seed, run.step, runtime.seed_rank), runtime.device)
         rate = optim.learning_rate(run.step, steps, settings, run.own)
         optim.set_learning_rate(strategy.optimizer, rate, run.options, settings)
         samples = min(run.batch, order.end - run.samples)

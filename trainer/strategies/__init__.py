@@ -26,6 +26,7 @@ from trainer.distributed.optim import NOTHING, Own
 from trainer.distributed.precision import autocast
 from trainer.distributed.runtime import Runtime
 from trainer.distributed.tensors import local_part, move
+from trainer.distributed.torch_private import multiply_all
 
 
 def build(mode: str, model: nn.Module, context: "Context") -> "Strategy":
@@ -151,9 +152,11 @@ def clip(
     total = global_norm(gradients, group, like=parameters[0])
     if norm:
         scale = (norm / (total + 1e-6)).clamp(max=1.0)  # as in torch's clip_grad_norm_
-        for gradient in gradients:
-            part = local_part(gradient)
-            part.mul_(scale.to(part.device, part.dtype))
+        kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for part in map(local_part, gradients):
+            kinds.setdefault((part.device, part.dtype), []).append(part)
+        for (device, dtype), parts in kinds.items():
+            multiply_all(parts, scale.to(device, dtype))
     return total
 
 

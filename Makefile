@@ -26,7 +26,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage kind-up kind-e2e kind-down torchx frameworks test-frameworks fuzz soak docs lock image docker-run compose-run sbom audit clean
+.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage kind-up kind-e2e kind-down torchx frameworks test-frameworks fuzz soak docs lock image publish docker-run compose-run sbom audit clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -150,11 +150,16 @@ LOCK = --quiet --upgrade --universal --generate-hashes --python-version 3.11 --n
 	--no-annotate --custom-compile-command 'make lock'
 
 image: ## build the trainer's image IMAGE (TORCH_BACKEND=cpu: without CUDA; =wheels WHEELS=FOLDER)
-	docker build --file docker/Dockerfile --tag $(IMAGE) \
-		--build-arg TORCH_BACKEND=$(or $(TORCH_BACKEND),locked) $(if $(WHEELS),--build-context wheels=$(WHEELS)) \
-		--build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
-		--build-arg LOCK=$$(sha256sum docker/requirements.txt | cut -d ' ' -f 1) \
-		--build-arg REVISION=$$(git rev-parse HEAD) .
+	docker build $(OF_IMAGE) .
+OF_IMAGE = --file docker/Dockerfile --tag $(IMAGE) \
+	--build-arg TORCH_BACKEND=$(or $(TORCH_BACKEND),locked) $(if $(WHEELS),--build-context wheels=$(WHEELS)) \
+	--build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
+	--build-arg LOCK=$$(sha256sum docker/requirements.txt | cut -d ' ' -f 1) \
+	--build-arg REVISION=$$(git rev-parse HEAD)
+
+publish: ## build IMAGE with provenance and bill of materials, push it, and write its digest to build/published.json
+	@mkdir -p build
+	docker buildx build $(OF_IMAGE) --push --provenance=mode=max --sbom=true --metadata-file build/published.json .
 
 docker-run: $(STAMP) ## train JOB in the image IMAGE on this machine, on its GPUs if JOB asks for them
 	@$(RENDER) --set image=$(IMAGE) --launcher docker -o $(FOLDER)

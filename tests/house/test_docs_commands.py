@@ -25,6 +25,7 @@ _NETWORK = "needs the network"
 NOT_RUN = {
     r"^git clone ": _NETWORK,
     r"^make (lock|audit)\b": _NETWORK,
+    r"^cosign ": "needs a published image",
     r"^make (test|lint|coverage)": _MINUTES,
     r"-m pytest ": _MINUTES,
     r"^python -m tests\.goldens": "writes into the tree; tests/unit/k8s/render compares the goldens",

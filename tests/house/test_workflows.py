@@ -33,8 +33,9 @@ def test_every_action_is_pinned_by_digest(path: Path) -> None:
 def test_rights_are_least_and_every_job_ends(path: Path) -> None:
     workflow = read(path)
     assert workflow["permissions"] == {"contents": "read"}
+    publishes = {"contents": "read", "packages": "write", "id-token": "write"}
     for name, job in workflow["jobs"].items():
-        assert "permissions" not in job, name
+        assert job.get("permissions") == (publishes if path.name == "release.yml" else None), name
         assert job["timeout-minutes"] <= 90, name
         for step in job["steps"]:
             if str(step.get("uses", "")).startswith("actions/checkout@"):
@@ -56,6 +57,16 @@ def test_ci_is_what_was_promised() -> None:
     assert any("pytest" in step.get("run", "") for step in jobs["image"]["steps"])  # no copy of it
     kept = [step for step in jobs["kind"]["steps"] if step.get("if") == "failure()"]
     assert len(kept) == 2  # the logs are collected, and kept
+
+
+def test_a_release_is_signed_by_its_digest_and_has_its_provenance() -> None:
+    (job,) = read(ROOT / ".github/workflows/release.yml")["jobs"].values()
+    *_, publish, sign = [step["run"] for step in job["steps"] if "run" in step]
+    assert publish.startswith("make publish ")
+    assert sign.startswith('cosign sign --yes "$IMAGE@$(jq -r \'.["containerimage.digest"]\' ')
+    command = ["make", "--dry-run", "publish", "IMAGE=a:1"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {"--provenance=mode=max", "--sbom=true", "--push"} <= set(made.split())
 
 
 def test_what_kind_gets_is_of_a_pinned_version() -> None:

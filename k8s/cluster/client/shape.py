@@ -148,8 +148,8 @@ class _Status(_Reason):
     restarts: int = 0
     retry_count: int = 0
     failed: int = 0
-    replicated_jobs_status: list[dict[str, int | str]] = []
-    jobs_status: list[dict[str, int | str]] = []
+    replicated_jobs_status: list[Object] = []
+    jobs_status: list[Object] = []
     replica_statuses: dict[str, Object] = {}
     allocatable: dict[str, str] = {}
     hard: dict[str, str] = {}

@@ -69,7 +69,10 @@ def call(
     """
     headers = {"Accept": "application/json", "Content-Type": content_type}
     options = {"header_params": headers, "body": body, "response_type": "object"}
-    answer = _request(cluster, method, path, query or {}, options)
+    try:
+        answer = _request(cluster, method, path, query or {}, options)
+    except RecursionError:
+        answer = "JSON nested too deeply"
     if isinstance(answer, dict):
         return answer
     text = repr(answer)[:80]

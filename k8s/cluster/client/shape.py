@@ -197,8 +197,8 @@ def checked(answer: Object, *, where: str, one: bool) -> Object:
 
     Raises Fault(69) where a field that is read has another type than Kubernetes gives it.
     """
-    kept: Object = _without_nulls(answer)
     try:
+        kept: Object = _without_nulls(answer)
         (_Found if one else _List).model_validate(kept)
     except ValidationError as error:
         first = error.errors()[0]
@@ -207,6 +207,8 @@ def checked(answer: Object, *, where: str, one: bool) -> Object:
             f"{path}: {first['msg'][:1].lower()}{first['msg'][1:]}, not {first['input']!r:.60}"
         )
         raise Fault(Exit.PEER, f"{where} was answered with something else: {problem}") from None
+    except RecursionError:
+        raise Fault(Exit.PEER, f"{where} was answered with JSON nested too deeply") from None
     return kept
 
 

@@ -88,7 +88,7 @@ def _events(cluster: Cluster, path: str, query: Object, *, silence: float) -> It
 def _parsed(cluster: Cluster, path: str, line: bytes) -> Object:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         event = None
     if not isinstance(event, dict):
         raise Fault(Exit.PEER, f"{cluster.where}: watch of {path}: not JSON: {line[:80]!r}")

@@ -78,6 +78,16 @@ def test_the_field_and_what_came_are_named() -> None:
     )
 
 
+@pytest.mark.parametrize("depth", [600, 900, 100_000])
+def test_deep_nesting_is_no_answer(depth: int, run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **FAILED)
+    deep = '{"items": ' + "[" * depth + "]" * depth + "}"
+    server.answer = lambda _, target: (200, {}, deep) if "/jobsets" in target else None
+    code, _, err = run(config, "--timeout", "0.3", "list")
+    assert (code, "Traceback" in err) == (69, False), err
+
+
 def test_nulls_are_left_out() -> None:
     answer = {"metadata": {"name": "a", "labels": None}, "spec": {"other": [{"b": None}]}}
     assert checked(answer, where="", one=True) == {

@@ -4,7 +4,6 @@ python -c "from k8s.base.yaml_text import dump; print(dump([{'a': 'no'}]))"
 """
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -32,30 +31,20 @@ _WORDS_FOR_OTHERS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"
 
 
 def _text(dumper: yaml.CSafeDumper, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=_style(value))
-
-
-@functools.lru_cache(maxsize=4096)
-def _style(value: str) -> str | None:
-    """Return the quotes that a text needs; a thousand jobs ask for the same keys again and again."""
     plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS_FOR_OTHERS
-    return None if plain else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
 
 
 _Dumper.add_representer(str, _text)
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML as Kubernetes' own tools read it: a date is text."""
+    """YAML as Kubernetes' own tools read it: a date is text, and a key given twice an error."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # overrides PyYAML's own
         first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
     }
-
-
-class _UsersLoader(_Loader):
-    """What a user wrote: each error is one of YAML's, and a key given twice is one too."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  # PyYAML's signature
         """Make a node's value; PyYAML's own parts raise anything for `0x_` or `!!bool maybe`."""
@@ -95,10 +84,7 @@ def as_json(value: Any) -> str:
         character: str = json.loads('"' + pair[0] + '"')
         return f"\\U{ord(character):08x}"
 
-    text = json.dumps(value)
-    if "\\ud" not in text:
-        return text
-    return re.sub(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", one_escape, text)
+    return re.sub(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", one_escape, json.dumps(value))
 
 
 def parse(text: str) -> list[Any]:
@@ -127,7 +113,7 @@ def read(text: str, *, label: str) -> list[Any]:
     found: list[Any] = []
     with _yaml_errors(label):
         check_size(text)
-        found += (document for document in yaml.load_all(text, _UsersLoader) if document)
+        found += (document for document in parse(text) if document)
     return found
 
 
@@ -135,7 +121,7 @@ def read_one(text: str, *, label: str) -> Any:
     """Read the one document that a user wrote. Raises Fault(64)."""
     with _yaml_errors(label):
         check_size(text)
-        return yaml.load(text, _UsersLoader)  # noqa: S506  # a SafeLoader
+        return yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
 
 
 @contextlib.contextmanager

@@ -170,8 +170,7 @@ def _output(rendered: list[Rendered], asked: argparse.Namespace) -> int:
     if asked.rbac is not None:
         from k8s.cluster import rbac  # noqa: PLC0415  # rarely used, and loads the client
 
-        of = [rbac.Operated(one.plan, one.launcher, one.objects) for one in rendered]
-        roles = rbac.render(of, asked.rbac, any_name=asked.any_name)
+        roles = rbac.render(rendered, asked.rbac, any_name=asked.any_name)
         sys.stdout.buffer.write(dump(roles).encode())
     elif asked.check:
         names = ", ".join(one.launcher.name for one in rendered)

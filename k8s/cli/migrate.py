@@ -67,7 +67,8 @@ def _read(path: Path) -> tuple[Launcher, dict[str, Any], list[str]]:
 
 def _name(one: dict[str, Any]) -> str:
     metadata = one.get("metadata")
-    return str(metadata.get("name")) if isinstance(metadata, dict) else "without a name"
+    found = metadata.get("name") if isinstance(metadata, dict) else None
+    return str(found or "without a name")
 
 
 def _kind(one: dict[str, Any]) -> tuple[str, str]:

@@ -56,6 +56,7 @@ def _common(
 ) -> None:
     def connected() -> Cluster:
         found = connect(context=cluster, namespace=namespace, timeout=timeout)
+        context.call_on_close(found.close)
         log.info(found.where)
         return found
 
@@ -283,7 +284,7 @@ def gc(
             for deleted in jobs.delete(cluster, job):
                 log.info("deleted %s", deleted)
         except Forbidden as refusal:  # a Role may be for some jobs only
-            log.warning("kept %s: %s", job.name, refusal)
+            log.warning("cannot delete %s: %s", job.name, refusal)
 
 
 @app.command("doctor")

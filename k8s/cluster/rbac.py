@@ -4,32 +4,21 @@ render.py job.yaml --launcher jobset --rbac user:jane | kubectl apply -f -
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from k8s.base.errors import config_error
 from k8s.cluster import control, job_progress, rendezvous_secret
 from k8s.cluster.jobs import companion_kinds
-from k8s.cluster.wrapped_job import WRAPPER, contents
-from k8s.plan.job_kind import Api, JobKind, Object
-from k8s.plan.launcher import Launcher
-from k8s.plan.model import Plan
+from k8s.cluster.wrapped_job import WRAPPER, contents, is_wrapper
+from k8s.plan.job_kind import Api, JobKind
+from k8s.render.manifests import Rendered
 
 _API = "rbac.authorization.k8s.io"
 _READ, _WRITE = ("get", "list", "watch"), ("create", "patch", "delete")
 
 
-@dataclass(frozen=True)
-class Operated:
-    """What a Role is for: a job on a launcher, and its objects as rendered."""
-
-    plan: Plan
-    launcher: Launcher
-    objects: Sequence[Object]
-
-
-def render(asked: list[Operated], subject: str, *, any_name: bool) -> list[dict[str, Any]]:
+def render(jobs: list[Rendered], subject: str, *, any_name: bool) -> list[dict[str, Any]]:
     """Return a Role and its binding for every launcher, and a ClusterRole that only `doctor` needs.
 
     The Roles are for the jobs' own objects, or, with `any_name`, for all objects of these kinds in the
@@ -37,7 +26,7 @@ def render(asked: list[Operated], subject: str, *, any_name: bool) -> list[dict[
     """
     bound_to = _subject(subject)
     made: list[dict[str, Any]] = []
-    for one in asked:
+    for one in jobs:
         if one.launcher.job_kind is None:
             raise config_error(f"--rbac: {one.launcher.name} runs without a cluster; leave one out")
         namespace = one.plan.identity.metadata.get("namespace")
@@ -84,7 +73,7 @@ def _pair(
     return [role, binding]
 
 
-def rules(kind: JobKind, job: Operated, *, any_name: bool) -> Iterator[dict[str, Any]]:
+def rules(kind: JobKind, job: Rendered, *, any_name: bool) -> Iterator[dict[str, Any]]:
     """Yield the rules of the verbs' requests for a job kind: for one job, or for those of every name.
 
     What is read has no names: a list has none. A server-side apply is patch and create, and the API
@@ -126,11 +115,11 @@ def rules(kind: JobKind, job: Operated, *, any_name: bool) -> Iterator[dict[str,
     yield _rule("v1", "Namespace", "get")
 
 
-def _names(kind: JobKind, job: Operated) -> dict[Api, list[str]]:
-    """Return the names of a job's objects, of what the verbs make beside them, and of their makers."""
+def _names(kind: JobKind, job: Rendered) -> dict[Api, list[str]]:
+    """Return the names, by kind, of the objects that a job is rendered with and that the verbs make."""
     found: dict[Api, list[str]] = {}
-    inside = [one for manifest in job.objects for one in contents(manifest)]
-    for one in [*(one for one in job.objects if one not in inside), *inside]:
+    wrappers = [one for one in job.objects if is_wrapper(one)]
+    for one in [*wrappers, *(one for manifest in job.objects for one in contents(manifest))]:
         found.setdefault((one["apiVersion"], one["kind"]), []).append(one["metadata"]["name"])
     for api_version, other, _, forms in kind.rights:
         found[api_version, other] = [form.format(job.plan.name) for form in forms]

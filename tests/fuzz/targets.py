@@ -191,7 +191,9 @@ def _cluster() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="muster-fuzz-api-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     Process(target=_serve, args=(folder,), daemon=True).start()
+    end = time.monotonic() + 30
     while not (folder / "ready").exists():
+        assert time.monotonic() < end, "the cluster's API has not started in 30 s"
         time.sleep(0.01)
     return folder / "kubeconfig"
 

@@ -30,12 +30,10 @@ class SkippedSamples:
     def __init__(self, run: Run, batches: Iterable[Batch]) -> None:
         self._run = run
         self._skipped = [one for batch in batches for one in batch.unreadable if one.weight]
-        weight = sum(one.weight for one in self._skipped)
-        self._sum: float | torch.Tensor = weight
+        self._sum = torch.tensor([sum(one.weight for one in self._skipped)], dtype=torch.float64)
         self._pending: dist.Work | None = None
         # Data in memory has been read completely: none of it can be bad.
         if run.runtime.control is not None and not isinstance(run.training, InMemory):
-            self._sum = torch.tensor([weight], dtype=torch.float64)
             self._pending = dist.all_reduce(self._sum, group=run.runtime.control, async_op=True)
 
     def rescale_gradients(self, weight: float) -> float:

@@ -82,11 +82,13 @@ def secret_from(environment: MutableMapping[str, str]) -> str:
 def _listen(address: str, port: int, *, own: str | None) -> socket.socket:
     """Listen on the one address that the other nodes use where that is known, else on all interfaces.
 
-    It is `own`, PET_LOCAL_ADDR, if the meeting point's name leads there, or does not resolve yet.
+    It is `own`, PET_LOCAL_ADDR, if the meeting point's name leads there, or does not resolve yet, and an
+    interface has it: behind a NAT none has the address that others use.
     """
     if address == "127.0.0.1":
         return socket.create_server((address, port))
-    if own is not None and own in (_addresses(address) or [own]):
+    resolved = _addresses(address)
+    if own is not None and (own in resolved or not resolved) and _has_address(own):
         family = socket.AF_INET6 if ":" in own else socket.AF_INET
         return socket.create_server((own, port), family=family)
     if socket.has_dualstack_ipv6():

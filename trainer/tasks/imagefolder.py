@@ -58,9 +58,8 @@ class Folder:
         # Not by torchvision: every worker would import it. Of the formats, only those of the suffixes:
         # Pillow hands an EPS, whatever its name, to Ghostscript.
         with open_regular(path, at_most=_MOST_BYTES) as file:
-            content = io.BytesIO(
-                file.read()
-            )  # of a file Pillow would read as much as a PNG's chunk says
+            # Whole: of a file Pillow reads as much as a PNG's chunk says that it has.
+            content = io.BytesIO(file.read())
         with Image.open(content, formats=_FORMATS) as image:
             copies = 1 if image.mode == "RGB" else 2
             if (size := image.width * image.height * 4 * copies) > _MOST_BYTES:

@@ -37,6 +37,12 @@ class Cluster:
     where: str
     timeout: float = 30.0
 
+    def close(self) -> None:
+        """Close the sockets that wait for another request; a stream's reader closes the stream's own."""
+        pools = self.client.rest_client.pool_manager.pools
+        for host in pools.keys():  # noqa: SIM118  # urllib3's container is no iterable
+            pools[host].close()
+
 
 class Missing(Fault):
     """404: there is no such object or API."""

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from k8s.cluster.client.api import Object
 from trainer.config.exits import Exit, Fault
 
-Object = dict[str, Any]
 _Label = Annotated[str, Field(max_length=63)]
 
 

@@ -12,6 +12,7 @@ import urllib3
 from k8s.base.errors import in_one_line
 from k8s.cluster.client import api, objects
 from k8s.cluster.client.api import Cluster, Gone, Object
+from k8s.cluster.client.shape import checked
 from trainer.config.exits import Exit, Fault
 
 _LONGEST = 240  # seconds that one watch is asked to last; proxies cut longer ones
@@ -56,14 +57,17 @@ def _watch(
             "timeoutSeconds": seconds,
         }
         for event in _events(cluster, path, options, silence=min(seconds + _MARGIN, left)):
-            found = event.get("object") or {}
+            changed = event.get("type") in ("ADDED", "MODIFIED")
+            found = checked(
+                event.get("object") or {}, where=f"{cluster.where}: watch of {path}", one=changed
+            )
             if event.get("type") == "ERROR":
                 text = f"{found.get('code')}: {found.get('message')}"
                 text = f"{cluster.where}: watch of {path}: {text}"
                 # Gone for every error: the list that follows fails with the same error if it persists.
                 raise Gone(Exit.PEER, in_one_line(text))
             version = str(found.get("metadata", {}).get("resourceVersion", version))
-            if event.get("type") in ("ADDED", "MODIFIED"):
+            if changed:
                 yield found
             elif event.get("type") == "DELETED":
                 yield None

@@ -1,5 +1,6 @@
 """Which cluster the verbs go to: by a kubeconfig, or as one of its pods; nothing is guessed."""
 
+import time
 import warnings
 from pathlib import Path
 
@@ -8,12 +9,25 @@ import urllib3
 import yaml
 
 from k8s.cluster.client.connect import connect
-from tests.cluster_objects import Run
+from tests.cluster_objects import RUNNING, Run, fill
 from tests.standin.http import kubeconfig
 from tests.standin.server import Server
 from trainer.config.exits import Fault
 
 Cluster = tuple[Server, Path]
+
+
+@pytest.mark.parametrize("verb", [["list"], ["status", "digits"], ["status", "none"]])
+def test_a_verb_leaves_no_socket_open(verb: list[str], run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    open_files = Path("/proc/self/fd")
+    before = len([*open_files.iterdir()])
+    run(config, *verb)
+    end = time.monotonic() + 10  # the server's ends are of this process too
+    while len([*open_files.iterdir()]) > before:
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_no_namespace_is_guessed(run: Run, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """An answer of the API that is not what Kubernetes says ends a verb with one line, and no exception."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from k8s.cluster.client.shape import checked
-from tests.cluster_objects import FAILED, Run, fill
+from tests.cluster_objects import FAILED, RUNNING, Run, fill
 from tests.standin.server import Server
 from trainer.config.exits import Exit, Fault
 
@@ -44,7 +45,7 @@ def damaged(draw: st.DrawFn) -> tuple[str, Any]:
         inside = answer
         for key in above:
             inside = inside[key]
-        inside[last] = draw(WRONG)
+        inside[last] = deepcopy(draw(WRONG))  # the next one may change what is inside it
     return f"/{plural}?" if listed else f"/{plural}/{name}", answer
 
 
@@ -76,6 +77,26 @@ def test_the_field_and_what_came_are_named() -> None:
         "GET /pods was answered with something else: items.0.metadata.labels.b: input should be a "
         "valid string, not 5"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("MODIFIED", {"metadata": {"name": "digits", "labels": 5}}),
+        ("ADDED", [1]),
+        ("ADDED", None),
+        ("BOOKMARK", {"metadata": "none"}),
+        ("DELETED", {"metadata": {"resourceVersion": 5}}),
+    ],
+)
+def test_a_watch_is_checked_too(kind: str, found: Any, run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    line = json.dumps({"type": kind, "object": found}) + "\n"
+    server.answer = lambda _, target: (200, {}, line) if "watch=true" in target else None
+    code, _, err = run(config, "--timeout", "0.3", "wait", "digits", "--timeout", "20")
+    assert (code, "Traceback" in err) == (69, False), err
+    assert "watch of" in err
 
 
 @pytest.mark.parametrize("depth", [600, 900, 100_000])

@@ -40,8 +40,8 @@ def names_of_features() -> list[str]:
 def run(*arguments: str) -> tuple[int, str, str]:
     """Run a render.py command line in the folder of features."""
     words, errors = io.TextIOWrapper(io.BytesIO(), newline=""), io.StringIO()
-    told = (contextlib.redirect_stdout(words), contextlib.redirect_stderr(errors))
-    with contextlib.chdir(FEATURES), stand_ins(), told[0], told[1]:
+    redirected = (contextlib.redirect_stdout(words), contextlib.redirect_stderr(errors))
+    with contextlib.chdir(FEATURES), stand_ins(), redirected[0], redirected[1]:
         code = command.main(arguments)
     words.seek(0)
     return code, words.read(), errors.getvalue()

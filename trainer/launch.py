@@ -27,14 +27,14 @@ def main() -> int:
     for number in STOP_SIGNALS:
         signal.signal(number, _stop_before_start)
     try:
-        is_told = len(sys.argv) > 1
+        has_command = len(sys.argv) > 1
         if os.environ.get("MUSTER_CODE"):
             from trainer.launcher.program.code_archive import unpack  # noqa: PLC0415  # rarely needed
 
             folder = unpack(os.environ)
-            if folder and is_told:
+            if folder and has_command:
                 os.chdir(folder)
-        if is_told:
+        if has_command:
             from trainer.launcher.program.command_line import parse  # noqa: PLC0415  # often not needed
 
             name, command = parse(sys.argv[1:])

@@ -87,7 +87,7 @@ def newest_events(lines: list[str]) -> LogEvents:
         if {"step", "usage"} <= found.keys():
             break
     step, usage = found.get("step"), found.get("usage", {})
-    told = usage.get("ranks")
+    listed = usage.get("ranks")
     ranks = tuple(
         Usage(
             rank,
@@ -96,7 +96,7 @@ def newest_events(lines: list[str]) -> LogEvents:
             _whole(one.get("memory")),
             _whole(one.get("memory_of")),
         )
-        for one in (told if isinstance(told, list) else [])
+        for one in (listed if isinstance(listed, list) else [])
         if isinstance(one, dict) and (rank := _whole(one.get("rank"))) is not None
     )
     return LogEvents(_progress(step) if step else None, ranks)

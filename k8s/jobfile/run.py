@@ -141,7 +141,7 @@ class Run(OneOf):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the launcher is told about the program."""
+        """The launcher's variables about the program."""
         found = {}
         if self.exit_codes:
             codes = sorted(self.exit_codes.items(), key=lambda pair: int(pair[0]))

@@ -78,7 +78,7 @@ class Verbs:
             finally:
                 process.kill()
 
-    def told(self, name: str) -> dict[str, Any]:
+    def status(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.does("status", name, "--json"))
         return found
 

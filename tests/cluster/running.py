@@ -94,16 +94,16 @@ def trained_to(verbs: Verbs, name: str, least: int) -> int:
         if (now := verbs.step(name)) < least and jobs.get_job(
             verbs.cluster, name
         ).state.phase.ended:
-            pytest.fail(f"it has ended at step {now} of {least}: {verbs.told(name)}")
+            pytest.fail(f"it has ended at step {now} of {least}: {verbs.status(name)}")
         return now if now >= least else 0
 
-    found: int = until(come, START, lambda: verbs.told(name))
+    found: int = until(come, START, lambda: verbs.status(name))
     return found
 
 
 def are_ready(verbs: Verbs, labels: dict[str, str]) -> bool:
     """Return whether there are pods with these labels, and all of them ready."""
     found = objects.find(verbs.cluster, "v1", "Pod", labels)
-    told = [pod["status"].get("conditions", []) for pod in found]
+    shown = [pod["status"].get("conditions", []) for pod in found]
     ready = {"type": "Ready", "status": "True"}
-    return bool(told) and all(any(ready.items() <= one.items() for one in each) for each in told)
+    return bool(shown) and all(any(ready.items() <= one.items() for one in each) for each in shown)

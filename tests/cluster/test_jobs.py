@@ -54,7 +54,7 @@ def test_a_job_trains_to_its_accuracy(verbs: Verbs, launcher: str, accuracy_here
     with submitted(verbs, launcher, DIGITS) as name:
         followed = verbs.does("logs", name, "--follow", timeout=660).splitlines()
         verbs.does("wait", name, "--timeout", "60")
-        assert verbs.told(name)["phase"] == "succeeded"
+        assert verbs.status(name)["phase"] == "succeeded"
         (summary,) = (one for one in verbs.events(name) if one["event"] == "summary")
         FIGURES.append(
             f"{launcher}: accuracy {summary['accuracy']:.5f}, by `make run` {accuracy_here:.5f}"
@@ -96,7 +96,7 @@ def test_a_killed_pod_is_replaced_and_the_job_goes_on(
         trained_to(verbs, name, 60)
         first = next(one for one in verbs.events(name) if one["event"] == "step")
         start = first["time"] - submitted_at
-        victim = next(pod for pod in verbs.told(name)["pods"] if pod["node"] == 1)
+        victim = next(pod for pod in verbs.status(name)["pods"] if pod["node"] == 1)
         path = objects.path_of(verbs.cluster, "v1", "Pod", victim["name"])
         began = time.time()
         api.call(verbs.cluster, "DELETE", path, body={"gracePeriodSeconds": 0})
@@ -109,8 +109,8 @@ def test_a_killed_pod_is_replaced_and_the_job_goes_on(
             steps = [one for one in later if one["event"] == "step"]
             return [later[0], steps[0]] if steps else []
 
-        resumed, first = until(again, 120, lambda: verbs.told(name))
-        seconds, counted = first["time"] - began, verbs.told(name)["restarts"]
+        resumed, first = until(again, 120, lambda: verbs.status(name))
+        seconds, counted = first["time"] - began, verbs.status(name)["restarts"]
         FIGURES.append(
             f"{launcher}: first step {start:.1f} s after submission, {seconds:.1f} s after a pod's "
             f"deletion; {counted} failures counted"
@@ -150,7 +150,7 @@ def test_sigterm_saves_a_checkpoint(verbs: Verbs, launcher: str, claim: str) -> 
                 for one in verbs.events(name)
             ),
             120,
-            lambda: verbs.told(name),
+            lambda: verbs.status(name),
         )
 
 
@@ -158,10 +158,10 @@ def test_bad_configuration_is_final(verbs: Verbs, launcher: str) -> None:
     unknown = job("wrong", task="no_such_module:Task")  # which only the image can know
     with submitted(verbs, launcher, unknown) as name:
         verbs.does("wait", name, "--timeout", "300", code=64, timeout=360)
-        told = verbs.told(name)
-        assert told["phase"] == "failed"
-        assert told["restarts"] <= 2  # each node's failure itself; nothing was tried again
-        assert len(told["pods"]) <= 2
+        shown = verbs.status(name)
+        assert shown["phase"] == "failed"
+        assert shown["restarts"] <= 2  # each node's failure itself; nothing was tried again
+        assert len(shown["pods"]) <= 2
 
 
 def test_suspended_resumed_and_cancelled(verbs: Verbs, launcher: str, claim: str) -> None:
@@ -169,13 +169,13 @@ def test_suspended_resumed_and_cancelled(verbs: Verbs, launcher: str, claim: str
         before = trained_to(verbs, name, 30)
         verbs.does("scale", name, "1", code=64)  # of fixed size
         verbs.does("suspend", name)
-        until(lambda: verbs.told(name)["pods"] == [], 90, lambda: verbs.told(name))
-        assert verbs.told(name)["phase"] == "suspended"
+        until(lambda: verbs.status(name)["pods"] == [], 90, lambda: verbs.status(name))
+        assert verbs.status(name)["phase"] == "suspended"
         verbs.does("resume", name)
         assert trained_to(verbs, name, before + 1) > before
         verbs.does("cancel", name)
         verbs.does("wait", name, "--timeout", "60", code=143)
-        until(lambda: verbs.told(name)["pods"] == [], 90, lambda: verbs.told(name))
+        until(lambda: verbs.status(name)["pods"] == [], 90, lambda: verbs.status(name))
         verbs.does("gc", "--older-than", "0")
 
 
@@ -189,10 +189,10 @@ def test_an_elastic_job_is_scaled(verbs: Verbs, launcher: str, claim: str) -> No
         verbs.does("scale", name, "3", code=64)
         for nodes in (2, 1):
             verbs.does("scale", name, str(nodes))
-            until(lambda: ranks(verbs, name) == 2 * nodes, 120, lambda: verbs.told(name))  # noqa: B023
+            until(lambda: ranks(verbs, name) == 2 * nodes, 120, lambda: verbs.status(name))  # noqa: B023
             seen = trained_to(verbs, name, seen + 30)
-        until(lambda: len(verbs.told(name)["pods"]) == 1, 90, lambda: verbs.told(name))
-        assert verbs.told(name)["phase"] == "running"
+        until(lambda: len(verbs.status(name)["pods"]) == 1, 90, lambda: verbs.status(name))
+        assert verbs.status(name)["phase"] == "running"
 
 
 def ranks(verbs: Verbs, name: str) -> int:

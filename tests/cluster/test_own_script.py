@@ -27,7 +27,7 @@ def test_a_script_trains_from_the_folder_that_travels(
     run = {"script": "train.py", "args": ["--steps", 200], "patterns": "key=value"}
     with submitted(verbs, launcher, own(run=run, code={"path": "own_script"})) as name:
         verbs.does("wait", name, "--timeout", "240", timeout=300)
-        assert verbs.told(name)["phase"] == "succeeded"
+        assert verbs.status(name)["phase"] == "succeeded"
         steps = [one for one in verbs.events(name) if one["event"] == "step"]
         assert steps[-1]["step"] == 200
         assert steps[-1]["loss"] < 0.1 * steps[0]["loss"]
@@ -39,4 +39,4 @@ def test_an_exit_code_of_its_own_is_understood(verbs: Verbs, launcher: str) -> N
     with submitted(verbs, launcher, own(run={"command": command, "exitCodes": {3: 65}})) as name:
         ended = verbs.run("wait", name, "--timeout", "240", timeout=300)
         assert ended.returncode == 65, ended.stderr
-        assert verbs.told(name)["phase"] == "failed"
+        assert verbs.status(name)["phase"] == "failed"

@@ -84,7 +84,7 @@ def test_the_role_is_enough(verbs: Verbs, bot: Verbs, launcher: str, claim: str)
                 "app.kubernetes.io/instance": name,
                 "app.kubernetes.io/component": "tensorboard",
             }
-            until(lambda: are_ready(verbs, board), START, lambda: verbs.told(name))
+            until(lambda: are_ready(verbs, board), START, lambda: verbs.status(name))
             with bot.starts("port-forward", name, "--port", "0", said="leads to") as (process, _):
                 process.send_signal(signal.SIGINT)
                 assert process.wait(timeout=30) == 130

@@ -19,7 +19,7 @@ from tests.cluster.running import START, are_ready, endless, submitted, trained_
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_what_a_running_job_uses_is_told(verbs: Verbs, claim: str) -> None:
+def test_what_a_running_job_uses_is_shown(verbs: Verbs, claim: str) -> None:
     def measured() -> list[dict[str, Any]]:
         rows = json.loads(verbs.does("top", "used", "--json"))
         return rows if rows and all(row["cpu"] is not None for row in rows) else []
@@ -49,7 +49,7 @@ def test_tensorboard_shows_a_job_through_a_forwarded_port(verbs: Verbs, claim: s
     with submitted(verbs, "job", endless("shown", claim) | {"tensorboard": {}}) as name:
         trained_to(verbs, name, 30)
         board = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": "tensorboard"}
-        until(lambda: are_ready(verbs, board), START, lambda: verbs.told(name))
+        until(lambda: are_ready(verbs, board), START, lambda: verbs.status(name))
         forward = verbs.starts("port-forward", name, "--port", "0", said="leads to TensorBoard")
         with forward as (process, line):
             (port,) = re.findall(r"http://127.0.0.1:(\d+) ", line)
@@ -65,7 +65,7 @@ def fetched(address: str) -> Any:
         return json.load(answer)
 
 
-def test_what_a_cluster_has_is_told(verbs: Verbs) -> None:
+def test_what_a_cluster_has_reason(verbs: Verbs) -> None:
     found = {one["about"]: one for one in json.loads(verbs.does("doctor", "--json"))}
     assert found["launcher job"]["good"] is True
     assert "restricted" in found["pod security"]["text"]

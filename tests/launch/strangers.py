@@ -1,4 +1,4 @@
-"""What whoever reaches the port of the rendezvous may send, and how a job fares meanwhile.
+"""What a stranger who reaches the rendezvous' port may send, and how a job fares meanwhile.
 
 python -m tests.launch.strangers HOST PORT SECONDS      # attack a port
 """
@@ -87,7 +87,7 @@ def forged_events(to: Address) -> None:
 
 
 def escape_sequences(to: Address) -> None:
-    """Text for the terminal of whoever reads the log."""
+    """Text for the terminal on which the log is read."""
     _send(to, _join(number="\x1b]0;owned\x07", address="\x1b[2J"))
 
 

@@ -130,7 +130,7 @@ main()
 """
 
 
-def test_the_rank_that_failed_is_told_with_its_traceback_and_the_others_are_ended(
+def test_the_rank_that_failed_is_shown_with_its_traceback_and_the_others_are_ended(
     start: Any, tmp_path: Path
 ) -> None:
     script = tmp_path / "raises.py"

@@ -47,7 +47,7 @@ sys.exit("the cause")
 """
 
 
-def test_the_rank_that_failed_first_is_told_with_its_last_lines_and_the_other_as_its_victim(
+def test_the_rank_that_failed_first_is_shown_with_its_last_lines_and_the_other_as_its_victim(
     start: Any, tmp_path: Path
 ) -> None:
     script = tmp_path / "fails.py"
@@ -56,10 +56,10 @@ def test_the_rank_that_failed_first_is_told_with_its_last_lines_and_the_other_as
     code, _, error, _ = launch(start, "--nproc-per-node", "2", str(script), **wait)
     assert code == 70
     lines = error.splitlines()
-    told = lines.index("launch: rank 1 failed first; its last lines:")
-    assert lines[told + 1] == "[rank 1] line 21"
-    assert lines[told + 10] == "[rank 1] the cause"
-    assert lines[told + 11] == "launch: rank 1: ended with its own code 1 (exit 70)"
+    shown = lines.index("launch: rank 1 failed first; its last lines:")
+    assert lines[shown + 1] == "[rank 1] line 21"
+    assert lines[shown + 10] == "[rank 1] the cause"
+    assert lines[shown + 11] == "launch: rank 1: ended with its own code 1 (exit 70)"
 
 
 TRAINS = """

@@ -1,7 +1,7 @@
 """Which settings decide what a run computes: by these a checkpoint is compared before a run goes on.
 
-A figure is told only under the settings that made it. Every setting is in one of the three groups, which
-tests/unit/trainer/config/test_identity.py checks.
+A figure is reported only under the settings that made it. Every setting is in one of the three groups;
+tests/unit/trainer/config/test_identity.py checks that.
 
     differences(saved=identity(settings), now=identity(changed))    # {"lr": (0.03, 0.0001)}
 """

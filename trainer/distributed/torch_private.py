@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# What a fake tensor, which has a shape alone, answers whoever asks for its values.
+# What a fake tensor, which has a shape alone, raises when its values are asked for.
 LOOKS_INTO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 
 __all__ = [

@@ -22,14 +22,14 @@ _log = logging.getLogger("launch")
 class Failure:
     """How a rank failed; `when` is in seconds of this machine's clock.
 
-    `is_told`: the rank has told why; else `message` says only how it ended.
+    `has_reason`: the rank wrote why; else `message` says only how it ended.
     """
 
     code: int
     message: str
     traceback: str
     when: float
-    is_told: bool = False
+    has_reason: bool = False
 
 
 def read_failure(
@@ -45,11 +45,11 @@ def read_failure(
     try:
         report = json.loads(error_file.read_text(encoding="utf-8"))["message"]
         more = report["extraInfo"]
-        told = int(report.get("errorCode", code)) if own_code in (None, code) else code
+        reported = int(report.get("errorCode", code)) if own_code in (None, code) else code
         when = error_file.stat().st_mtime
         trace = str(more.get("py_callstack", ""))
         own = "" if own_code in (None, code) else f" with its own code {own_code}"
-        return Failure(told, str(report["message"]) + own, trace, when, is_told=True)
+        return Failure(reported, str(report["message"]) + own, trace, when, has_reason=True)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         if code == -signal.SIGTERM:  # it had no handler yet, so no step to save
             return Failure(int(Exit.STOPPED), "ended by SIGTERM", "", now)
@@ -66,7 +66,7 @@ def report_failures(
 ) -> Exit:
     """Write each rank's failure to stderr, the earliest cause first; return one code for all ranks.
 
-    `last_lines` returns what a rank wrote last to its stderr; it is told where there is no traceback.
+    `last_lines` returns what a rank wrote last to its stderr; it is shown where there is no traceback.
     """
     code = combine(failure.code for failure in failures.values())
     if code == Exit.STOPPED:
@@ -77,7 +77,7 @@ def report_failures(
         failure = failures[rank]
         if rank == first:
             lines = failure.traceback.splitlines()
-            if not lines and not failure.is_told and (lines := last_lines(rank)):
+            if not lines and not failure.has_reason and (lines := last_lines(rank)):
                 _log.error("rank %d failed first; its last lines:", rank)
             for line in lines:
                 print(rank_prefix(rank) + line, file=sys.stderr, flush=True)

@@ -31,7 +31,7 @@ class NoGradient(Right):
         return super().loss(outputs, targets).detach().requires_grad_()
 
 
-def test_a_right_task_is_told_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_right_task_is_reported_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"{WRONG}:Right"]) == Exit.DONE
     lines = capsys.readouterr().out.splitlines()
     assert [line[:4] for line in lines] == ["ok  "] * 7
@@ -64,7 +64,7 @@ def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None
         ("nothing", 64, "no such task"),
     ],
 )
-def test_a_wrong_one_is_told_in_a_line(
+def test_a_wrong_one_is_reported_in_a_line(
     task: str, code: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([task]) == code

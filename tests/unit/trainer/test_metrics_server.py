@@ -1,4 +1,4 @@
-"""The port for Prometheus: bounded threads and bounded connections, whoever connects."""
+"""The port for Prometheus: bounded threads and bounded connections, of whatever client."""
 
 import contextlib
 import socket

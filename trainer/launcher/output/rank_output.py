@@ -64,8 +64,8 @@ class _Stream:
 
     def _prefixed(self, line: bytes) -> bytes:
         self.last.append(line)
-        if self.on_line and (told := self.on_line(line.decode(errors="replace"))):
-            write_all(sys.stdout.fileno(), f"{told}\n".encode())
+        if self.on_line and (event := self.on_line(line.decode(errors="replace"))):
+            write_all(sys.stdout.fileno(), f"{event}\n".encode())
         plain = self.unprefixed and line.startswith(self.unprefixed)
         return line if plain else self.prefix + line
 

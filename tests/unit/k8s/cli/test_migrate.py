@@ -177,12 +177,12 @@ def test_what_is_mounted_over_a_folder_of_the_pods_own_is_noted() -> None:
     ]
     values, notes = migrate.migrate(PYTORCHJOB, made)
     assert not {"data", "checkpoints", "volumes"} & values.keys()
-    told = [
+    shown = [
         note.split(":")[0] + note.split("own ")[1].split(";")[0]
         for note in notes
         if "its own" in note
     ]
-    assert sorted(told) == [
+    assert sorted(shown) == [
         "volume config/data",
         "volume pvc/code",
         "volume pvc/etc/muster",
@@ -264,7 +264,7 @@ def test_an_elastic_job_stays_elastic() -> None:
     assert migrate.migrate(PYTORCHJOB, made)[0]["nodes"] == {"min": 2, "max": 6}
 
 
-def test_auto_on_a_cpu_is_told() -> None:
+def test_auto_on_a_cpu_is_said() -> None:
     made = only(render(job(), "pytorchjob"), "PyTorchJob")
     made["spec"]["nprocPerNode"] = "auto"
     values, notes = migrate.migrate(PYTORCHJOB, made)

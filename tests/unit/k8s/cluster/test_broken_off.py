@@ -83,8 +83,8 @@ def test_a_watch_begins_anew_when_its_version_is_forgotten(how: str, cluster: Cl
     def act() -> None:
         attached(server)
         if how == "as the answer":
-            told: Iterator[Answer] = iter([(410, {}, '{"message": "too old"}')])
-            server.answer = lambda _, path: next(told, None) if "watch" in path else None
+            said: Iterator[Answer] = iter([(410, {}, '{"message": "too old"}')])
+            server.answer = lambda _, path: next(said, None) if "watch" in path else None
             server.hang_up()
         server.forget()
         attached(server, times=3 if how == "as the answer" else 2)
@@ -110,10 +110,10 @@ def test_a_watch_of_garbage_is_69(cluster: Cluster) -> None:
 def test_a_list_begins_anew_when_its_pages_are_forgotten(cluster: Cluster) -> None:
     server, config = cluster
     page = {"items": [{"metadata": {"name": "a"}}], "metadata": {"continue": "next"}}
-    told: Iterator[Answer] = iter(
+    said: Iterator[Answer] = iter(
         [(200, {}, json.dumps(page)), (410, {}, "{}"), (200, {}, json.dumps(page))]
     )
-    server.answer = lambda _, __: next(told, None)
+    server.answer = lambda _, __: next(said, None)
     found = listed(connection(config, timeout=5), "/api/v1/namespaces/lab/pods", {})
     assert found == [{"metadata": {"name": "a"}}]
     assert ["continue=next" in path for _, path in server.requests] == [False, True, False, True]
@@ -127,8 +127,8 @@ def test_a_followed_log_goes_on_where_it_broke_off(cluster: Cluster) -> None:
     whole = b"".join(server.log(f"/x/{name}", {"timestamps": "true"})).decode()
     # cut within the second line: the length promises more than comes
     lying = {"Content-Length": "9999", "Connection": "close"}
-    told: Iterator[Answer] = iter([(200, lying, whole[: whole.index("two") + 1])])
-    server.answer = lambda _, path: next(told, None) if "/log" in path else None
+    said: Iterator[Answer] = iter([(200, lying, whole[: whole.index("two") + 1])])
+    server.answer = lambda _, path: next(said, None) if "/log" in path else None
     connected = connection(config, timeout=5)
     lines: list[str] = []
     job = jobs.get_job(connected, "digits")

@@ -34,8 +34,8 @@ def test_what_a_former_job_of_the_name_left_is_not_taken_for_its_own(
         }
         server.put("v1", "Event", event)
     code, out, _ = run(config, "status", "digits", "--json")
-    told = json.loads(out)
+    shown = json.loads(out)
     assert code == 0
-    assert [one["name"] for one in told["pods"]] == ["digits-node-0-0-new"]
-    assert told["progress"] is None
-    assert sorted(told["warnings"]) == ["digits: Seen1: so", "digits: Seen2: so"]
+    assert [one["name"] for one in shown["pods"]] == ["digits-node-0-0-new"]
+    assert shown["progress"] is None
+    assert sorted(shown["warnings"]) == ["digits: Seen1: so", "digits: Seen2: so"]

@@ -104,8 +104,8 @@ def test_a_cluster_that_is_lost_halfway_is_69_at_every_request(
 def test_a_request_is_tried_again_after_429_and_5xx(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)
-    told = iter([BAD["429"], BAD["500"]])
-    server.answer = lambda _, __: next(told, None)
+    listed = iter([BAD["429"], BAD["500"]])
+    server.answer = lambda _, __: next(listed, None)
     began = time.monotonic()
     assert run(config, "status", "digits")[0] == 0
     assert time.monotonic() - began >= 1.5  # the second that was asked for, and a pause of our own
@@ -117,8 +117,8 @@ def test_the_pauses_double_and_never_undercut_what_was_asked_for(
     server, config = cluster
     answers = [BAD["500"], BAD["500"], (429, {"Retry-After": "7"}, ""), BAD["500"]]
     answers += [(503, {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, "")]  # then our own
-    told = iter(answers)
-    server.answer = lambda _, __: next(told, (200, {}, "{}"))
+    listed = iter(answers)
+    server.answer = lambda _, __: next(listed, (200, {}, "{}"))
     pauses: list[float] = []
     monkeypatch.setattr("k8s.cluster.client.api.time.sleep", pauses.append)
     connected = connection(config, timeout=60)

@@ -38,13 +38,13 @@ def test_status_tells_state_pods_and_progress(run: Run, cluster: Cluster) -> Non
     server, config = cluster
     fill(server, **RUNNING)
     code, out, err = run(config, "status", "digits", "--json")
-    told = json.loads(out)
+    said = json.loads(out)
     assert code == 0
-    assert (told["phase"], told["launcher"], told["restarts"]) == ("running", "jobset", 2)
-    assert [(p["node"], p["procs"]) for p in told["pods"]] == [(0, 2), (1, 2)]
+    assert (said["phase"], said["launcher"], said["restarts"]) == ("running", "jobset", 2)
+    assert [(p["node"], p["procs"]) for p in said["pods"]] == [(0, 2), (1, 2)]
     # 30 steps of 32 samples at 96 samples a second
-    assert told["progress"]["seconds_left"] == pytest.approx(10)
-    assert told["warnings"] == ["digits-node-0-1: FailedMount: no such volume"]
+    assert said["progress"]["seconds_left"] == pytest.approx(10)
+    assert said["warnings"] == ["digits-node-0-1: FailedMount: no such volume"]
     assert "context test, namespace lab" in err
     code, out, _ = run(config, "status", "digits")
     assert code == 0
@@ -60,10 +60,10 @@ def test_a_machine_that_does_not_answer_hides_no_more_than_what_it_has(
     lost: Answer = (500, {}, json.dumps({"message": "dial tcp 10.0.0.7:10250: no route to host"}))
     server.answer = lambda _, path: lost if "/log" in path else None
     code, out, _ = run(config, "--timeout", "2", "status", "digits", "--json")
-    told = json.loads(out)
-    assert (code, told["phase"], told["progress"]) == (0, "running", None)
-    assert told["warnings"][-1].startswith("the log of digits-node-0-0 cannot be read: ")
-    assert "no route to host" in told["warnings"][-1]
+    said = json.loads(out)
+    assert (code, said["phase"], said["progress"]) == (0, "running", None)
+    assert said["warnings"][-1].startswith("the log of digits-node-0-0 cannot be read: ")
+    assert "no route to host" in said["warnings"][-1]
     code, out, _ = run(config, "--timeout", "2", "top", "digits", "--once")
     assert (code, "no route to host" in out) == (0, True)
     code, out, err = run(config, "--timeout", "2", "logs", "digits")

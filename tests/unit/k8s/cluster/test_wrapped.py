@@ -99,16 +99,16 @@ def test_both_together_are_in_one_phase(
 ) -> None:
     server, config = submitted
     control(server, phase, made, **more)
-    told = json.loads(run(config, "status", "digits", "--json")[1])
-    assert (told["phase"], told["restarts"], told["reason"]) == expected
-    assert told["launcher"] == "jobset"
+    shown = json.loads(run(config, "status", "digits", "--json")[1])
+    assert (shown["phase"], shown["restarts"], shown["reason"]) == expected
+    assert shown["launcher"] == "jobset"
     assert json.loads(run(config, "list", "--json")[1]) == [
-        {key: told[key] for key in ("name", "launcher", "phase", "reason", "restarts", "ended_at")}
+        {key: shown[key] for key in ("name", "launcher", "phase", "reason", "restarts", "ended_at")}
     ]
     if expected[0] in ("succeeded", "failed"):
         assert run(config, "suspend", "digits")[0] == 64
     if made is COMPLETED or GONE in more.get("conditions", []):
-        assert told["ended_at"] == "2020-01-01T00:00:00Z"
+        assert shown["ended_at"] == "2020-01-01T00:00:00Z"
 
 
 def test_the_wrapper_is_what_is_stopped_resumed_and_deleted(run: Run, submitted: Cluster) -> None:
@@ -134,8 +134,8 @@ def test_a_queued_wrapper_is_stopped_by_its_workload(run: Run, submitted: Cluste
     labels = found["metadata"]["labels"] | {"kueue.x-k8s.io/queue-name": "team"}
     held = {"spec": found["spec"] | {"suspend": True}, "status": {"phase": "Suspended"}}
     server.store(path, found | held | {"metadata": found["metadata"] | {"labels": labels}})
-    told = json.loads(run(config, "status", "digits", "--json")[1])
-    assert (told["phase"], told["reason"]) == ("suspended", "waits in queue team of Kueue")
+    shown = json.loads(run(config, "status", "digits", "--json")[1])
+    assert (shown["phase"], shown["reason"]) == ("suspended", "waits in queue team of Kueue")
     kueue = ("kueue.x-k8s.io/v1beta2", "Workload")
     server.put(
         *kueue, {"metadata": {"name": "w", "labels": {"kueue.x-k8s.io/job-uid": "uid-digits"}}}

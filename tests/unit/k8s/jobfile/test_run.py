@@ -1,4 +1,4 @@
-"""`run`: what the launcher is told of a program of one's own, and what its lines say."""
+"""`run`: the launcher's variables about a program of one's own, and what its lines say."""
 
 import json
 import re
@@ -36,17 +36,17 @@ def test_what_is_not_said_is_not_set() -> None:
     assert not [name for name in environment() if name.startswith(("MUSTER_", "TRAINER_"))]
 
 
-def test_exit_codes_are_told_in_the_order_of_their_numbers() -> None:
+def test_exit_codes_stand_in_the_order_of_their_numbers() -> None:
     assert environment(exitCodes={10: 72, 3: 65, "4": 69})["MUSTER_EXIT_CODES"] == "3=65,4=69,10=72"
     for code in Exit:
         assert environment(exitCodes={1: int(code)})["MUSTER_EXIT_CODES"] == f"1={int(code)}"
 
 
-def test_a_stall_is_told_in_seconds() -> None:
+def test_a_stall_is_in_seconds() -> None:
     assert environment(stall=600)["MUSTER_STALL"] == "600"
 
 
-def test_patterns_of_ones_own_are_told_as_they_are() -> None:
+def test_patterns_of_ones_own_stay_as_they_are() -> None:
     own = {"loss": r"L=(?P<value>\S+) (\d+)", "samples_per_second": r"(\d+)/s"}
     assert json.loads(environment(patterns=own)["MUSTER_PATTERNS"]) == own
 
@@ -87,9 +87,9 @@ LINES = [
 def test_ready_patterns_read_the_lines_of_their_framework(
     name: str, line: str, wanted: dict[str, str]
 ) -> None:
-    told = json.loads(environment(patterns=name)["MUSTER_PATTERNS"])
-    assert told == SETS[name]
-    found = {metric: match[1] for metric, form in told.items() if (match := re.search(form, line))}
+    shown = json.loads(environment(patterns=name)["MUSTER_PATTERNS"])
+    assert shown == SETS[name]
+    found = {metric: match[1] for metric, form in shown.items() if (match := re.search(form, line))}
     assert found == wanted
 
 

@@ -417,10 +417,10 @@ def test_the_plan_says_what_runs_and_what_travels(
     assert "  restarts       of the ranks in place, 3 at most; then exit 64" in shown
     assert not [label for label in ("mode", "mesh", "batch", "rank's") if f"  {label} " in shown]
     assert command.main([str(path), "--plan", "--json"]) == 0
-    (told,) = yaml.safe_load(capsys.readouterr().out)
-    assert (told["program"], told["sizing"], told["estimate"]) == (["train.py"], None, None)
-    assert set(told["carried"]) == {"launch.pyz", "code.tar.gz"}
-    assert told["carried"]["launch.pyz"] == hashlib.sha256(launch_zip.build()).hexdigest()
+    (said,) = yaml.safe_load(capsys.readouterr().out)
+    assert (said["program"], said["sizing"], said["estimate"]) == (["train.py"], None, None)
+    assert set(said["carried"]) == {"launch.pyz", "code.tar.gz"}
+    assert said["carried"]["launch.pyz"] == hashlib.sha256(launch_zip.build()).hexdigest()
 
 
 def test_what_travels_is_owned_wrapped_submitted_and_deleted_with_the_job(

@@ -138,8 +138,8 @@ def test_a_row_of_the_table(row: Any, made: Any) -> None:
 def test_the_page_has_these_rows() -> None:
     page = (ROOT / "k8s/SECURITY.md").read_text(encoding="utf-8")
     table = page.split("## Who reaches what\n")[1].split("\n## ")[0]
-    told = [line for line in table.splitlines() if line.startswith("|")][2:]
-    assert told == list(dict.fromkeys(f"| {a} | {b} | {c} |" for a, b, c, *_ in ROWS))
+    shown = [line for line in table.splitlines() if line.startswith("|")][2:]
+    assert shown == list(dict.fromkeys(f"| {a} | {b} | {c} |" for a, b, c, *_ in ROWS))
 
 
 def policy(**network: Any) -> list[dict[str, Any]]:

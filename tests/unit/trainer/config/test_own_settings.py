@@ -121,8 +121,8 @@ def test_check_tells_them(
 ) -> None:
     monkeypatch.setenv("TRAINER_TASK_LAYERS", "5")
     assert check.main([TASK]) == Exit.DONE
-    told = "its own settings: TRAINER_TASK_LAYERS=5, TRAINER_TASK_KIND_OF_NORM=layer"
-    assert told in capsys.readouterr().out
+    shown = "its own settings: TRAINER_TASK_LAYERS=5, TRAINER_TASK_KIND_OF_NORM=layer"
+    assert shown in capsys.readouterr().out
 
 
 @pytest.mark.slow

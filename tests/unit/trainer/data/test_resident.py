@@ -40,7 +40,7 @@ class Rows:
         (SMALL, None, None),
     ],
 )
-def test_what_fits_is_kept_there_and_the_reason_is_told(
+def test_what_fits_is_kept_there_and_the_reason_is_printed(
     data: Tensors | Rows, free: int | None, why: str | None
 ) -> None:
     kept, reason = resident(data, torch.device("meta"), free=free)  # a device that is not the host

@@ -120,7 +120,7 @@ def test_another_head_is_refused_and_may_be_skipped(tmp_path: Path) -> None:
     assert found["body.0.weight"].eq(7).all()
 
 
-def test_what_the_file_lacks_is_refused_and_what_is_more_is_told(
+def test_what_the_file_lacks_is_refused_and_what_is_more_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = filled(Net())

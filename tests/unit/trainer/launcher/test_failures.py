@@ -1,4 +1,4 @@
-"""Which failure of several is told as the cause, and what is told of it."""
+"""Which failure of several is reported as the cause, and what is reported of it."""
 
 import json
 import signal
@@ -20,9 +20,9 @@ def test_the_earliest_cause_comes_first_with_its_traceback(
     }
     assert report_failures(failures, None, last_lines=lambda _: []) == Exit.CODE
     assert capsys.readouterr().err == "[rank 5] one\n[rank 5] two\n"
-    told = [record.getMessage() for record in caplog.records]
-    assert told[0] == "rank 5: ValueError: first (exit 1)"
-    assert sorted(told[1:]) == [
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "rank 5: ValueError: first (exit 1)"
+    assert sorted(said[1:]) == [
         "rank 0: lost a peer, after rank 5 had failed (exit 69)",
         "rank 4: ValueError: late, after rank 5 had failed (exit 1)",
     ]
@@ -51,7 +51,7 @@ def test_what_a_rank_has_written_is_read(tmp_path: Path) -> None:
     assert (own.code, own.message) == (65, "no such mode with its own code 3")
 
 
-def test_without_a_report_the_last_lines_are_told(
+def test_without_a_report_the_last_lines_are_shown(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     failures = {0: Failure(70, "ended", "", 2.0), 1: Failure(70, "ended", "", 1.0)}

@@ -153,7 +153,7 @@ def test_a_store_that_answers_late_is_waited_for() -> None:
             assert time.monotonic() - begun > 0.5
 
 
-def test_a_name_that_does_not_resolve_yet_is_waited_for_and_told() -> None:
+def test_a_name_that_does_not_resolve_yet_is_waited_for_and_reported() -> None:
     def fail() -> Any:
         raise socket.gaierror(-2, "Name or service not known")
 

@@ -17,7 +17,7 @@ FINAL = (State.ENDING, State.FINISHED, State.BROKEN)
 
 
 class Machine(RuleBasedStateMachine):
-    """Nodes that join, get ready, leave, are lost and fall silent, and what each has been told."""
+    """Nodes that join, get ready, leave, are lost and fall silent, and what each was sent."""
 
     @initialize(
         low=st.integers(1, NODES),
@@ -33,7 +33,7 @@ class Machine(RuleBasedStateMachine):
         self.rounds = 0
         self.messages = 0
         self.running: dict[Node, dict[str, Any]] = {}  # nodes whose ranks run, with their round
-        self.told_to_end: set[Node] = set()
+        self.sent_the_end: set[Node] = set()
         self.state = State.WAITING
         self.own = Node(own if elastic else 0, 1, "the server's node", own=True)
         assert self.membership.join(self.own, now=0) == ""
@@ -49,7 +49,7 @@ class Machine(RuleBasedStateMachine):
                 assert node in self.running
             else:
                 assert kind in ("peer_lost", "peer_finished")
-                self.told_to_end.add(node)
+                self.sent_the_end.add(node)
 
     @property
     def present(self) -> list[Node]:
@@ -108,7 +108,7 @@ class Machine(RuleBasedStateMachine):
             "another node finished the run"
         )
         if done and not took_part:
-            assert self.membership.state is not State.ENDING or self.told_to_end or finished
+            assert self.membership.state is not State.ENDING or self.sent_the_end or finished
 
     @precondition(lambda self: len(self.present) > 1)
     @rule(index=st.integers(1, NODES), silent=st.booleans())
@@ -121,7 +121,7 @@ class Machine(RuleBasedStateMachine):
             self.membership.lose(node, f"{node.name} is gone", silent=silent)
             if broken:
                 assert self.membership.state is State.BROKEN
-                assert {*self.present} <= self.told_to_end
+                assert {*self.present} <= self.sent_the_end
 
     @precondition(lambda self: self.own in self.present)
     @rule()
@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
         del self.running[self.own]
         self.membership.leave(self.own, done=True)
         assert self.membership.state is State.FINISHED
-        assert {*self.present} <= self.told_to_end
+        assert {*self.present} <= self.sent_the_end
         assert self.membership.start_if_ready(self.now) == float("inf")
 
     @rule(seconds=st.floats(0, 10))
@@ -163,22 +163,22 @@ class Machine(RuleBasedStateMachine):
         assert self.allowed.min_nodes <= len(begun) <= self.allowed.max_nodes
         self.agrees([*begun.values()], [*begun])
 
-    def agrees(self, told: list[dict[str, Any]], nodes: list[Node]) -> None:
-        """All are told one round, and each a place of its own in it, the server's node the first."""
+    def agrees(self, shown: list[dict[str, Any]], nodes: list[Node]) -> None:
+        """All are sent one round, and each a place of its own in it, the server's node the first."""
         world_size = sum(node.ranks for node in nodes)
-        assert {fields["round"] for fields in told} == {self.rounds}
-        assert {fields["world_size"] for fields in told} == {world_size}
-        assert {fields["nodes"] for fields in told} == {len(nodes)}
-        assert len({fields["port"] for fields in told}) == 1
-        assert sorted(fields["node"] for fields in told) == [*range(len(nodes))]
+        assert {fields["round"] for fields in shown} == {self.rounds}
+        assert {fields["world_size"] for fields in shown} == {world_size}
+        assert {fields["nodes"] for fields in shown} == {len(nodes)}
+        assert len({fields["port"] for fields in shown}) == 1
+        assert sorted(fields["node"] for fields in shown) == [*range(len(nodes))]
         ranks = [
             rank
-            for fields, node in zip(told, nodes, strict=True)
+            for fields, node in zip(shown, nodes, strict=True)
             for rank in range(fields["first_rank"], fields["first_rank"] + node.ranks)
         ]
         assert sorted(ranks) == [*range(world_size)]
         assert self.running[self.own]["node"] == 0
-        assert told[0]["port"] == self.own.port
+        assert shown[0]["port"] == self.own.port
 
     @invariant()
     def what_is_final_stays(self) -> None:
@@ -211,7 +211,7 @@ class Machine(RuleBasedStateMachine):
             assert {*self.running} == {*self.present}
         else:
             others = {node for node in self.present if not node.own}
-            assert others <= self.told_to_end or state is State.ENDING
+            assert others <= self.sent_the_end or state is State.ENDING
 
 
 TestMembership = Machine.TestCase

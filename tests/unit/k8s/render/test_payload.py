@@ -1,24 +1,19 @@
-"""What travels with a job: the launcher and the folder, on every launcher, or a refusal in one line."""
+"""What travels with a job: the launcher and the folder, on every launcher of a cluster."""
 
 import base64
 import hashlib
-import io
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from k8s.cli import command
 from k8s.render import archive, launch_zip
-from k8s.render.manifests import Rendered
 from tests.cluster_objects import Run
 from tests.rendering import (
-    AWKWARD,
     CLUSTER,
     LAUNCHERS,
     environment_in_pod,
@@ -27,35 +22,10 @@ from tests.rendering import (
     job,
     only,
     pods,
-    refused,
     render,
-    run_script,
 )
 from tests.standin.server import Server
-
-RUN = {"script": "train.py", "args": ["--name", *AWKWARD]}
-WORDS = ["train.py", "--name", *AWKWARD]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script, which is the current one."""
-    code = tmp_path / "code"
-    (code / "package").mkdir(parents=True)
-    (code / "train.py").write_text("import package.part\n")
-    (code / "package" / "part.py").write_text("")
-    monkeypatch.chdir(code)
-    return code
-
-
-def own(launcher: str, **changes: Any) -> Rendered:
-    return render(job(**{"run": RUN, "code": {"path": "."}, **changes}), launcher)
-
-
-def maps(rendered: Rendered) -> dict[str, dict[str, Any]]:
-    """Return the ConfigMaps by the name of their file."""
-    found = [one for one in rendered.objects if one["kind"] == "ConfigMap"]
-    return {next(iter(one["binaryData"])): one for one in found}
+from tests.unit.k8s.render.own_program import RUN, WORDS, maps, own, write_job
 
 
 @pytest.mark.parametrize("launcher", CLUSTER)
@@ -211,199 +181,6 @@ def test_a_tool_that_starts_its_own_processes_has_one_of_a_node(
     rendered = render(values, launcher)
     assert (rendered.plan.size.procs, rendered.plan.ranks) == (1, 1)
     assert rendered.plan.program == ("--", "a")
-
-
-# --- on a machine
-
-
-def test_local_runs_in_the_folder_with_the_launcher_beside_it(folder: Path, tmp_path: Path) -> None:
-    text = own("local", nodes=2).text
-    place = tmp_path / "place"
-    place.mkdir()
-    code, _, errors = run_script(text.replace("cd .", f"cd {folder}"), place)
-    assert code == 64
-    assert "launch.pyz is not beside it; write both with render.py -o DIR" in errors
-    (place / "launch.pyz").write_text("")
-    code, seen, errors = run_script(text.replace("cd .", f"cd {folder}"), place, PYTHON="./docker")
-    assert code == 0, errors
-    assert seen["arguments"] == [str(place / "launch.pyz"), *WORDS]
-    environment = seen["environment"]
-    assert environment["PWD"] == str(folder)
-    assert environment["PYTHONPATH"].split(":")[0] == str(folder)
-    assert Path(environment["TRAINER_OUT"]).is_absolute()
-    assert environment["PET_NPROC_PER_NODE"] == "2"
-    assert "MUSTER_CODE" not in environment
-
-
-def test_docker_mounts_what_stands_beside_the_script(folder: Path, tmp_path: Path) -> None:
-    text = own("docker").text
-    place = tmp_path / "place"
-    place.mkdir()
-    for name in ("launch.pyz", "code.tar.gz"):
-        code, _, errors = run_script(text, place)
-        assert code == 64
-        assert f"{name} is not beside it" in errors
-        (place / name).write_text("")
-    code, seen, errors = run_script(text, place)
-    assert code == 0, errors
-    words = seen["arguments"]
-    assert words[-len(WORDS) - 2 :] == ["muster:cpu", "/muster/launch.pyz", *WORDS]
-    assert words[words.index("--entrypoint") + 1] == "python3"
-    mounts = [words[at + 1] for at, word in enumerate(words) if word == "--mount"]
-    assert f"type=bind,source={place}/launch.pyz,target=/muster/launch.pyz,readonly" in mounts
-    assert (
-        f"type=bind,source={place}/code.tar.gz,target=/muster-code/code.tar.gz,readonly" in mounts
-    )
-    assert "/code:rw,exec,mode=1777" in words
-
-
-def test_compose_mounts_what_stands_beside_its_file(folder: Path) -> None:
-    services = yaml.safe_load(own("compose", nodes=2).text)["services"]
-    for service in services.values():
-        words = [word.replace("$$", "$") for word in service["entrypoint"]]
-        assert words == ["python3", "/muster/launch.pyz", *WORDS]
-        mounts = {one["target"]: one for one in service["volumes"]}
-        for target, source in (
-            ("/muster/launch.pyz", "./launch.pyz"),
-            ("/muster-code/code.tar.gz", "./code.tar.gz"),
-        ):
-            assert mounts[target]["source"] == source
-            assert mounts[target]["read_only"] is True
-        assert "/code:rw,exec,mode=1777" in service["tmpfs"]
-
-
-def test_what_travels_is_written_beside_a_machines_files_alone(folder: Path) -> None:
-    write_job(folder.parent)
-    arguments = [str(folder.parent / "job.yaml"), "-o", "out"]
-    everywhere = [part for name in LAUNCHERS for part in ("--launcher", name)]
-    assert command.main([*arguments, *everywhere]) == 0
-    assert Path("out/launch.pyz").read_bytes() == launch_zip.build()
-    with tarfile.open(fileobj=io.BytesIO(Path("out/code.tar.gz").read_bytes())) as opened:
-        assert opened.getnames() == ["package/part.py", "train.py"]
-    assert Path("out/launch.pyz").stat().st_mode & 0o777 == 0o644
-    assert command.main([*arguments[:-1], "other", "--launcher", "job"]) == 0
-    assert [path.name for path in Path("other").iterdir()] == ["job.yaml"]
-
-
-# --- where the folder is
-
-
-def write_job(folder: Path, **changes: Any) -> Path:
-    path = folder / "job.yaml"
-    values = {**job(run={"script": "train.py"}, code={"path": "code"}), **changes}
-    path.write_text(yaml.safe_dump(values))
-    return path
-
-
-def test_the_folder_is_seen_from_the_file_that_names_it(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_job(tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    over = tmp_path / "elsewhere" / "over.yaml"
-    over.write_text("nodes: 2")
-    assert command.main([str(path), str(over), "--check"]) == 0
-
-
-@pytest.mark.parametrize("setting", ["code.path=.", "code={path: .}"])
-def test_the_folder_of_an_option_is_seen_from_the_current_one(
-    setting: str, folder: Path, tmp_path: Path
-) -> None:
-    assert command.main([str(write_job(tmp_path)), "--set", setting, "--check"]) == 0
-
-
-def test_the_folder_of_a_job_file_from_a_pipe_is_seen_from_the_current_one(folder: Path) -> None:
-    text = yaml.safe_dump(job(run={"script": "train.py"}, code={"path": "."})).encode()
-    reading, writing = os.pipe()
-    os.write(writing, text)
-    os.close(writing)
-    try:
-        assert command.main([f"/dev/fd/{reading}", "--check"]) == 0
-    finally:
-        os.close(reading)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (["code.path=none"], "code.path='none': no such folder, seen from the job file's own"),
-        (["code.path=train.py"], "code.path='train.py': no such folder"),
-        (["code.path=.."], "code.path='..': out of the job file's folder; put the job file into"),
-        (["code.path=/tmp"], "code.path='/tmp': out of the job file's folder"),
-        (["code.path=out"], "code.path='out': out of the job file's folder"),
-        (["code.path=empty"], "code.path='empty': holds no files that would travel"),
-        (["code.path=''"], "code.path='': String should have at least 1 character"),
-        (["run.script=tran.py"], "run.script='tran.py': no such file in code.path='.'"),
-        (["run.script=../job.yaml"], "run.script='../job.yaml': no such file in code.path='.'"),
-        (["run.script=package"], "run.script='package': no such file in code.path='.'"),
-        (["run.script=a.log"], "run.script='a.log': is there, but does not travel; see .gitignore"),
-        (["code={path: ., git: 'https://h/a'}"], "code.revision: missing; it is the commit"),
-        (["code={path: ., secret: a}"], "code.secret: goes with code.git"),
-        (["code={}"], "code: must have git, or path without git; has none"),
-        (
-            ["code={git: 'https://h/a', revision: b}", "launcher=local"],
-            "code: not on launcher local",
-        ),
-    ],
-)
-def test_a_folder_that_cannot_travel(
-    settings: list[str],
-    says: str,
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (folder / "empty").mkdir()
-    (folder / "out").symlink_to("..")
-    (folder / "a.log").write_text("")
-    (folder / ".gitignore").write_text("*.log\nout\n")
-    (folder / "job.yaml").write_text(
-        yaml.safe_dump(job(run={"script": "train.py"}, code={"path": "."}))
-    )
-    pairs = [part for setting in settings for part in ("--set", setting)]
-    line = refused(["job.yaml", *pairs], tmp_path, capsys)
-    assert line.removeprefix("render.py: ").split(": ", 1)[1].startswith(says), line
-
-
-@pytest.mark.parametrize("script", ["./train.py", "package/../train.py", "link.py", "way/part.py"])
-def test_a_script_may_be_written_in_other_ways(script: str, folder: Path) -> None:
-    (folder / "link.py").symlink_to("train.py")
-    (folder / "way").symlink_to("package")
-    assert own("job", run={"script": script}).plan.program == (script,)
-
-
-def test_a_script_in_the_image_is_not_looked_for(folder: Path) -> None:
-    assert own("job", run={"script": "/opt/train.py"}).plan.program == ("/opt/train.py",)
-
-
-def test_a_key_that_stays_is_warned_of_once(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "id_rsa").write_text("secret")
-    assert command.main([str(write_job(tmp_path)), "--all", "--check"]) == 0
-    warned = "render.py: warning: code.path: id_rsa looks like a key and stays here; use a Secret\n"
-    assert capsys.readouterr().err == warned
-
-
-def test_what_kubectl_cannot_apply_is_warned_of(folder: Path) -> None:
-    assert not [one for one in own("job").plan.warnings if "--server-side" in one]
-    (folder / "large").write_bytes(os.urandom(200 * 1024))
-    assert [one for one in own("job").plan.warnings if "--server-side" in one]
-
-
-def test_a_folder_that_is_too_large_is_refused_in_one_line(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "large").write_bytes(os.urandom(1000 * 1024))
-    line = refused([str(write_job(tmp_path))], tmp_path, capsys)
-    assert "code.path='code': more than 900 KiB when compressed" in line
-    assert line.endswith(
-        "the largest: large (1,000 KiB), train.py (0 KiB), package/part.py (0 KiB)"
-    )
-
-
-# --- with the rest
 
 
 def test_the_plan_says_what_runs_and_what_travels(

@@ -1,43 +1,32 @@
 """A guard against sliding back: what the trainer adds to a step of a small net."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from tests.conftest import ROOT, clean_environment
 
 BOUND = 1.5
 
 
 @pytest.mark.slow
-def test_a_step_costs_little_more_than_a_bare_loops(tmp_path: Path) -> None:
+def test_a_step_costs_little_more_than_a_bare_loops(start: Any, tmp_path: Path) -> None:
     """Nine of each in turn in one process; the fastest of each, since a neighbour slows any.
 
     It was 1.35, and 1.6 before the generators were seeded for their own device alone. The goal is 1.15.
     """
-    environment = clean_environment(
+    started = start(
+        "-m",
+        "trainer",
         TRAINER_TASK="tests.unit.trainer.engine.step_cost:Task",
         TRAINER_STEPS="1100",
         TRAINER_LOG_STEPS="100",
         TRAINER_MICRO_BATCH="32",
         TRAINER_EVAL_STEPS="0",
         TRAINER_OUT=str(tmp_path),
-        OMP_NUM_THREADS="1",
-        PYTHONPATH=str(ROOT),
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    ended = started.end()
+    assert ended.code == 0, ended.stderr
     pairs = json.loads((tmp_path / "pairs.json").read_text(encoding="utf-8"))[-9:]
     assert len(pairs) == 9
     trained, bare = map(min, zip(*pairs, strict=True))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.trainer.rendezvous.test_server import (
+from tests.unit.trainer.rendezvous.joining import (
     TIMEOUT,
     client,
     contract,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.trainer.rendezvous.test_server import contract
+from tests.unit.trainer.rendezvous.joining import contract
 from trainer.config.exits import Exit, Fault
 from trainer.rendezvous.meeting import SECRET, Meeting, secret_from
 from trainer.rendezvous.membership import Rules

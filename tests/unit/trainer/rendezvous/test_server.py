@@ -1,129 +1,19 @@
 """The rendezvous server and its clients: who may join, who is lost, when a round starts."""
 
-import contextlib
 import resource
-import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 
-from trainer.config.contract import Contract, resolve
+from tests.unit.trainer.rendezvous.joining import TIMEOUT, next_round, rounds, wait_for
 from trainer.config.exits import Exit, Fault
-from trainer.rendezvous.client import RendezvousClient
-from trainer.rendezvous.connection import Connection, connect
 from trainer.rendezvous.events import Round
 from trainer.rendezvous.membership import Rules
-from trainer.rendezvous.messages import HEARTBEATS_PER_SILENCE, encode
 from trainer.rendezvous.server import RendezvousServer
-
-TIMEOUT = 1.0  # seconds of silence; what is known without it is known much sooner
-
-
-def contract(number: int, *, nodes: int, port: int, ranks: int = 1, job: str = "job") -> Contract:
-    variables = {
-        "PET_NNODES": str(max(nodes, number + 1)),
-        "PET_NODE_RANK": str(number),
-        "PET_NPROC_PER_NODE": str(ranks),
-        "PET_MASTER_ADDR": "127.0.0.1",
-        "PET_MASTER_PORT": str(port),
-        "PET_RDZV_ID": job,
-    }
-    return resolve(variables, devices=lambda: 0)
-
-
-def client(
-    place: Contract, *, open_connection: Callable[[], socket.socket], **changed: Any
-) -> RendezvousClient:
-    known: dict[str, Any] = {"secret": "", "peer_timeout": TIMEOUT, "has_store": False}
-    return RendezvousClient(place, open_connection, **(known | changed))
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Callable[..., RendezvousClient]]]:
-    """Start a server for `low` to `high` nodes; return a function with which node `number` joins it.
-
-    Number 0 is the server's own node.
-    """
-    with contextlib.ExitStack() as stack:
-
-        def start(
-            low: int, high: int, *, elastic: bool = True, last_call: float = 0.2, secret: str = ""
-        ) -> Any:
-            listener = socket.create_server(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-            rules = Rules(low, high, elastic, TIMEOUT, last_call)
-            server = RendezvousServer(listener, rules, job="job", secret=secret)
-            stack.callback(server.close)
-
-            def join(
-                number: int, *, job: str = "job", seconds: float = 30, secret: str = secret
-            ) -> RendezvousClient:
-                place = contract(number, nodes=max(high, 2), port=port, ranks=number + 1, job=job)
-                opened = partial(connect, "127.0.0.1", port)
-                member = client(
-                    place,
-                    open_connection=(lambda: server.own_socket) if number == 0 else opened,
-                    secret=secret,
-                )
-                stack.callback(member.leave, Exit.CODE)
-                member.start(deadline=time.monotonic() + seconds)
-                wait_for(lambda: member.joined or member.failure)
-                if member.failure:
-                    raise member.failure
-                return member
-
-            join.port = port  # type: ignore[attr-defined]
-            join.server = server  # type: ignore[attr-defined]
-            return join
-
-        yield start
-
-
-def next_round(
-    member: RendezvousClient, *, clean: bool = True, port: int = 1234, seconds: float = 30
-) -> Round:
-    return member.next_round(
-        clean=clean,
-        open_port=lambda: port,
-        deadline=time.monotonic() + seconds,
-        turn=lambda: None,
-    )
-
-
-def rounds(*members: RendezvousClient, clean: bool = True) -> list[Round]:
-    """Let the members wait for the next round at once, and return each one's.
-
-    A round that starts before all have joined is followed by another, as in the launcher.
-    """
-    results: dict[int, Round] = {}
-
-    def wait(number: int) -> None:
-        member = members[number]
-        found = next_round(member, clean=clean)
-        while found.nodes < len(members):
-            wait_for(lambda: member.membership_changed)
-            found = next_round(member, clean=clean)
-        results[number] = found
-
-    threads = [threading.Thread(target=wait, args=(n,)) for n in range(len(members))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [results[number] for number in range(len(members))]
-
-
-def wait_for(what: Callable[[], Any], *, seconds: float = 30) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return found
 
 
 def test_a_fixed_size_starts_when_all_have_joined_ranked_by_their_numbers(serve: Any) -> None:
@@ -294,80 +184,6 @@ def test_no_wall_clock_decides(serve: Any, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(time, "time", none)
     join = serve(2, 2)
     assert len(rounds(join(0), join(1))) == 2
-
-
-def stranger(port: int) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT * 3)
-    connection.recv(4096)  # the challenge
-    return connection
-
-
-def test_a_line_that_is_no_message_ends_its_connection_and_nothing_else(serve: Any) -> None:
-    join = serve(1, 3)
-    member = join(0)
-    rounds(member)
-    for wrong in (b"nonsense\n", encode("leave", done=True), b"x" * 5000):
-        with stranger(join.port) as connection:
-            connection.sendall(wrong)
-            connection.settimeout(TIMEOUT / 2)  # not as long as a stranger may stay
-            with contextlib.suppress(ConnectionResetError):
-                assert connection.recv(4096) == b""
-    assert member.membership_changed is member.peer_lost is None
-
-
-def test_strangers_have_an_absolute_time_to_join_however_much_they_send(serve: Any) -> None:
-    join = serve(1, 3)
-    began = time.monotonic()
-    with stranger(join.port) as connection, contextlib.suppress(OSError):
-        while time.monotonic() < began + TIMEOUT * 5:
-            connection.sendall(b"{")
-            time.sleep(0.05)
-    assert TIMEOUT * 0.8 < time.monotonic() - began < TIMEOUT * 3
-
-
-def test_a_running_job_of_fixed_size_answers_few_strangers_and_refuses_a_late_node(
-    serve: Any,
-) -> None:
-    join = serve(2, 2, elastic=False)
-    rounds(join(0), join(1))
-    with contextlib.ExitStack() as stack:
-        strangers = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", join.port)))
-            for _ in range(200)
-        ]
-        time.sleep(TIMEOUT)
-        selector = stack.enter_context(selectors.DefaultSelector())
-        for one in strangers:
-            selector.register(one, selectors.EVENT_READ)
-        assert 0 < len(selector.select(0)) <= 10 * (HEARTBEATS_PER_SILENCE + 1)
-    with pytest.raises(Fault, match="a former attempt of this job still runs here"):
-        join(1, seconds=10)
-
-
-def test_of_too_many_strangers_the_oldest_goes_and_a_node_still_joins(serve: Any) -> None:
-    join = serve(1, 3)
-    member = join(0)
-    held = [stranger(join.port) for _ in range(300)]  # 256 are allowed for few nodes
-    assert held[0].recv(1) == b""
-    join(1)
-    held[-1].setblocking(False)
-    with pytest.raises(BlockingIOError):
-        held[-1].recv(1)
-    assert member.peer_lost is None
-    for one in held:
-        one.close()
-
-
-def test_a_member_that_reads_nothing_is_lost_and_keeps_no_other_waiting(serve: Any) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    with socket.create_connection(listener.getsockname()) as deaf, listener:
-        connection = Connection(listener.accept()[0])
-        began = time.monotonic()
-        while not connection.closed and time.monotonic() < began + 30:
-            connection.send(b"x" * 100_000)
-        assert connection.closed
-        assert time.monotonic() - began < 5
-        deaf.close()
 
 
 def test_more_nodes_than_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

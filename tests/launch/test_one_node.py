@@ -87,6 +87,33 @@ def test_a_rank_that_raises_is_reported_once_and_is_70(start: Any, tmp_path: Pat
     assert sorted(kept[1:]) == sorted(shown)
 
 
+SLOW_END = """
+import atexit, os, time
+
+if os.environ["RANK"] == os.environ["FAILING_RANK"]:
+    atexit.register(time.sleep, 20)  # its connections are closed by then
+"""
+
+
+def test_a_rank_that_raises_is_the_cause_though_its_peer_ends_first(
+    start: Any, tmp_path: Path
+) -> None:
+    """Seen on a busy machine: exit 69, and no word of what was raised."""
+    (tmp_path / "own.py").write_text(SLOW_END + OWN_TASK, encoding="utf-8")
+    started = start(
+        "-m",
+        "trainer.launch",
+        PET_NPROC_PER_NODE="2",
+        FAILING_RANK="1",
+        **(QUICK | {"TRAINER_TASK": "own:Own"}),
+        PYTHONPATH=f"{tmp_path}:{ROOT}",
+    )
+    ended = started.end()
+    assert ended.code == 70
+    assert ended.stderr.count("[rank 1] Traceback (most recent call last)") == 1
+    assert "launch: rank 1: ValueError: out of order (exit 70)" in ended.stderr
+
+
 def test_codes_that_may_be_retried_are_shifted_where_a_controller_judges_by_range(
     start: Any, tmp_path: Path
 ) -> None:

@@ -117,7 +117,11 @@ class Ranks:
     @property
     def has_reported_failure(self) -> bool:
         """Whether a rank here has written why it ends (trainer/config/ending.py)."""
-        return any(file.exists() for file in self._error_files)
+        return any(map(self.has_reported, range(len(self._error_files))))
+
+    def has_reported(self, local: int) -> bool:
+        """Return whether this one has."""
+        return self._error_files[local].exists()
 
     def failures(self, codes: Mapping[int, int]) -> dict[int, Failure]:
         """Return why ranks have failed, by global rank."""

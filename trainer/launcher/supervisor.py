@@ -222,14 +222,17 @@ class Supervisor:
         """End the other ranks, which may tell the cause, and decide whether all start again."""
         first = dict(self._ranks.poll())
         self._end_ranks(grace=self._contract.shutdown_timeout)
-        # What ends because we have asked it to tells nothing: signals, and stops in order.
+        # What ends because we have asked it to tells nothing: signals, and stops in order. A rank that
+        # has reported had failed before.
         asked = {0, int(Exit.STOPPED)}
         codes = {
             local: code
             for local, code in self._ranks.poll().items()
-            if local in first or (code in set(Exit) and code not in asked)
+            if local in first
+            or self._ranks.has_reported(local)
+            or (code in set(Exit) and code not in asked)
         }
-        seen = set(codes.values()) - {0}
+        seen = {failure.code for failure in self._ranks.failures(codes).values()}
         if self._contract.elastic and seen <= _RESUMABLE and not self._signals:
             clean = int(Exit.PEER) not in seen
             if not clean:

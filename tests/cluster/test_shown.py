@@ -65,7 +65,7 @@ def fetched(address: str) -> Any:
         return json.load(answer)
 
 
-def test_what_a_cluster_has_reason(verbs: Verbs) -> None:
+def test_what_a_cluster_has_is_shown(verbs: Verbs) -> None:
     found = {one["about"]: one for one in json.loads(verbs.does("doctor", "--json"))}
     assert found["launcher job"]["good"] is True
     assert "restricted" in found["pod security"]["text"]

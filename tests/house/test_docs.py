@@ -86,6 +86,13 @@ def test_no_page_uses_a_word_that_the_glossary_has_replaced(page: Path) -> None:
     assert _NOT_USED.findall(written) == []
 
 
+def test_the_code_uses_plain_words_too() -> None:
+    files = [file for top in ("k8s", "trainer", "tests") for file in (ROOT / top).rglob("*.py")]
+    here = Path(__file__)  # the list itself
+    found = {_name(file): _NOT_USED.findall(pages.read(file)) for file in files if file != here}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
 @pytest.mark.parametrize("folder", ["docker", "k8s", "tests", "trainer"])
 def test_a_packages_page_shows_its_folders(folder: str) -> None:
     """The annotated tree at the start names every folder, and nothing that is not there."""

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import QUICK, ROOT, clean_environment
+from tests.conftest import QUICK, ROOT, Started, clean_environment
 from tests.ranks import free_port, run_ranks
 
 pytestmark = pytest.mark.slow
@@ -62,16 +62,16 @@ def test_plain_torchrun_reads_the_same_contract(start: Any) -> None:
     assert [json.loads(line) for line in file.read_text().splitlines()] == ended.events
 
 
+def start_failing(start: Any, folder: Path, source: str) -> Started:
+    """Start two ranks of a task with this source, of which rank 1 raises."""
+    (folder / "own.py").write_text(source, encoding="utf-8")
+    own = {"TRAINER_TASK": "own:Own", "PYTHONPATH": f"{folder}:{ROOT}", "FAILING_RANK": "1"}
+    started: Started = start("-m", "trainer.launch", **(QUICK | own), PET_NPROC_PER_NODE="2")
+    return started
+
+
 def test_a_rank_that_raises_is_reported_once_and_is_70(start: Any, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN_TASK, encoding="utf-8")
-    started = start(
-        "-m",
-        "trainer.launch",
-        PET_NPROC_PER_NODE="2",
-        FAILING_RANK="1",
-        **(QUICK | {"TRAINER_TASK": "own:Own"}),
-        PYTHONPATH=f"{tmp_path}:{ROOT}",
-    )
+    started = start_failing(start, tmp_path, OWN_TASK)
     ended = started.end()
     assert ended.code == 70
     assert ended.stderr.count("[rank 1] Traceback (most recent call last)") == 1
@@ -99,16 +99,7 @@ def test_a_rank_that_raises_is_the_cause_though_its_peer_ends_first(
     start: Any, tmp_path: Path
 ) -> None:
     """Seen on a busy machine: exit 69, and no word of what was raised."""
-    (tmp_path / "own.py").write_text(SLOW_END + OWN_TASK, encoding="utf-8")
-    started = start(
-        "-m",
-        "trainer.launch",
-        PET_NPROC_PER_NODE="2",
-        FAILING_RANK="1",
-        **(QUICK | {"TRAINER_TASK": "own:Own"}),
-        PYTHONPATH=f"{tmp_path}:{ROOT}",
-    )
-    ended = started.end()
+    ended = start_failing(start, tmp_path, SLOW_END + OWN_TASK).end()
     assert ended.code == 70
     assert ended.stderr.count("[rank 1] Traceback (most recent call last)") == 1
     assert "launch: rank 1: ValueError: out of order (exit 70)" in ended.stderr

@@ -110,7 +110,7 @@ def _offer(data: Data, node: str) -> tuple[_Offer, int]:
 
 def _map(offer: _Offer) -> Data:
     with open_regular(Path(f"/proc/{offer.pid}/fd/{offer.descriptor}")) as file:
-        # Whoever has joined the group can send an offer. Memory of that name was made by a process of
+        # Any rank of the group can send an offer. Memory of that name was made by a process of
         # this machine, and a pickle that lies anywhere else is not read.
         if not Path(f"/proc/self/fd/{file.fileno()}").readlink().match(f"/memfd:{_NAME} (deleted)"):
             raise Fault(Exit.CODE, "data: what another rank offers is not memory of this machine")

@@ -58,7 +58,7 @@ class Folder:
         # Not by torchvision: every worker would import it. Of the formats, only those of the suffixes:
         # Pillow hands an EPS, whatever its name, to Ghostscript.
         with open_regular(path, at_most=_MOST_BYTES) as file:
-            # Whole: of a file Pillow reads as much as a PNG's chunk says that it has.
+            # Read first: from a file Pillow would read as many bytes as a PNG's chunk claims to have.
             content = io.BytesIO(file.read())
         with Image.open(content, formats=_FORMATS) as image:
             copies = 1 if image.mode == "RGB" else 2

@@ -264,7 +264,7 @@ def test_an_elastic_job_stays_elastic() -> None:
     assert migrate.migrate(PYTORCHJOB, made)[0]["nodes"] == {"min": 2, "max": 6}
 
 
-def test_auto_on_a_cpu_is_said() -> None:
+def test_auto_on_a_cpu_is_reported() -> None:
     made = only(render(job(), "pytorchjob"), "PyTorchJob")
     made["spec"]["nprocPerNode"] = "auto"
     values, notes = migrate.migrate(PYTORCHJOB, made)

@@ -89,7 +89,7 @@ def test_a_queued_job_is_stopped_by_its_workload(run: Run, cluster: Cluster) -> 
     assert "suspend" not in server.objects[server.path(*JOBSET, "digits")]["spec"]
 
 
-def test_volcano_is_sent_orders_by_a_command(run: Run, cluster: Cluster) -> None:
+def test_volcano_is_changed_by_a_command(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     assert run(config, "submit", str(golden("volcano")))[0] == 0
     for verb, action in (("suspend", "AbortJob"), ("resume", "ResumeJob"), ("cancel", "AbortJob")):

@@ -24,6 +24,7 @@ def test_a_verb_leaves_no_socket_open(verb: list[str], run: Run, cluster: Cluste
     open_files = Path("/proc/self/fd")
     before = len([*open_files.iterdir()])
     run(config, *verb)
+    assert server.requests
     end = time.monotonic() + 10  # the server's ends are of this process too
     while len([*open_files.iterdir()]) > before:
         assert time.monotonic() < end

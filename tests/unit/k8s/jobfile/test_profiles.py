@@ -75,7 +75,9 @@ def test_items_with_names_are_merged_by_name(tmp_path: Path) -> None:
     assert load.read([str(site), str(job)]).values["env"] == []
 
 
-def test_what_is_wrong_in_a_profile_is_reported_as_its(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_in_a_profile_is_refused_by_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     arguments = [str(EXAMPLE), "--profile", "onprem-roce", "--launcher", "volcano"]
     assert command.main([*arguments, "--set", "scheduling.avoidLabels=5"]) == 64
     assert "--set: scheduling.avoidLabels=5: must be a mapping" in capsys.readouterr().err

@@ -48,5 +48,5 @@ def test_a_tracker_that_cannot_be_reached_costs_a_warning(start: Any) -> None:
     ended = start("-m", "trainer", TRAINER_TASK=task, TRAINER_LOG="json", **variables).end()
     assert ended.code == 0, ended.stderr
     assert ended.events[-1]["event"] == "summary"
-    shown = "on_event() raised ConnectionError: no tracker there"
-    assert ended.stderr.count(shown) == 1
+    message = "on_event() raised ConnectionError: no tracker there"
+    assert ended.stderr.count(message) == 1

@@ -53,7 +53,14 @@ $(STAMP): docker/requirements-dev.txt docker/requirements-uv.txt docker/install.
 run: $(STAMP) ## train JOB here, with as many ranks as it asks for, and render it for clusters
 	@$(RENDER) $(foreach launcher,local $(LAUNCHERS),--launcher $(launcher)) -o $(FOLDER)
 	$(if $(FRESH),@rm -rf $(FOLDER)/run)
-	@PYTHON=$(PY) $(FOLDER)/local.sh
+	@PYTHON=$(PY) $(FOLDER)/local.sh; code=$$?; $(REPORT) exit $$code
+
+# Also of a run that failed; TRAINER_REPORT=false writes none.
+unexport TRAINER_REPORT
+ifneq ($(TRAINER_REPORT),false)
+REPORT = out="$${TRAINER_OUT:-$(FOLDER)/run}"; [ ! -s "$$out/metrics.jsonl" ] || \
+	$(PY) -m trainer.report "$$out" -o $(FOLDER)/report.html;
+endif
 
 render: $(STAMP) ## write the manifests of JOB to build/NAME/, ready for kubectl apply -f
 	@$(RENDER) $(foreach launcher,$(LAUNCHERS),--launcher $(launcher)) -o $(FOLDER)

@@ -18,6 +18,7 @@ COMMANDS = {
     "check": ("trainer.check", "check a task of your own on two samples"),
     "preflight": ("trainer.preflight", "check this machine, and the links between ranks"),
     "export": ("trainer.export", "a checkpoint's weights as one safetensors file"),
+    "report": ("trainer.report", "what happened in a run, or in several, as one HTML file"),
     "health": ("trainer.health", "what a liveness probe asks"),
 }
 

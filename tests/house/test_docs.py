@@ -52,7 +52,7 @@ def test_every_file_setting_and_target_named_exists(page: Path) -> None:
     paths = re.findall(r"\b(?:tests|trainer|k8s|docker)/[\w./*-]*\w", recipes.sub("", text))
     there = {path for path in paths for at in (ROOT, page.parent) if any(at.glob(path))}
     assert set(paths) - there == set()
-    settings = {KEY, *(variable(name) for name in Settings.model_fields)}
+    settings = {KEY, "TRAINER_REPORT", *(variable(name) for name in Settings.model_fields)}
     # TRAINER_TASK_... is a setting that a task of one's own has.
     assert set(re.findall(r"TRAINER_(?!TASK_)[A-Z_]*[A-Z]", text)) <= settings
     makefile = pages.read(ROOT / "Makefile")
@@ -72,7 +72,7 @@ def test_a_table_that_is_stale_or_missing_is_seen() -> None:
         for page in reference.pages()
         for name in re.findall(r"<!-- /(\w+) -->", pages.read(page))
     }
-    assert marked == {"settings", "modes", "tasks", "exits", "figures", "keys"}
+    assert marked == {"settings", "modes", "tasks", "exits", "figures", "keys", "events", "causes"}
     stale = "<!-- exits -->\n| old |\n<!-- /exits -->\nrest"
     assert "| old |" not in reference.rewrite(stale)
     assert reference.rewrite(stale).endswith("<!-- /exits -->\nrest")

@@ -4,6 +4,7 @@ The loss is weighted as in training, by tokens where samples have some; the metr
 """
 
 import contextlib
+import time
 
 import torch
 
@@ -22,15 +23,16 @@ def evaluate(run: Run, stop: Stop) -> float | None:
 
     With TRAINER_EMA_DECAY the averaged weights are evaluated.
     """
+    began = time.monotonic()
     if run.saver is not None:
         run.saver.wait_for_copy()  # a save still reads the weights that the averaged ones replace
     run.strategy.synchronize()
     with run.average.in_use() if run.average else contextlib.nullcontext():
-        return _evaluate(run, stop)
+        return _evaluate(run, stop, began=began)
 
 
 @torch.no_grad()
-def _evaluate(run: Run, stop: Stop) -> float | None:
+def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
     runtime = run.runtime
     # Of losses, of their weights, of the samples that could be read; then of each score, twice.
     sums = torch.zeros(3 + 2 * len(run.metrics), dtype=torch.float64)
@@ -71,5 +73,6 @@ def _evaluate(run: Run, stop: Stop) -> float | None:
         metric=run.task.metric,
         **dict(zip(run.metrics, means, strict=True)),
         samples=int(count),
+        seconds=time.monotonic() - began,
     )
     return means[0]

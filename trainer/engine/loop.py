@@ -5,9 +5,10 @@ python -m trainer
 
 import logging
 import os
+import socket
 import time
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 
@@ -15,7 +16,9 @@ import torch
 
 from trainer import health, strategies, tasks
 from trainer.checkpoint.saver import Saver
+from trainer.config.environment import OWN, environment_of, variable
 from trainer.config.exits import Exit, Fault
+from trainer.config.own_settings import own_settings
 from trainer.config.settings import Settings
 from trainer.data.order import mix, training_shares
 from trainer.data.shared import once_per_machine
@@ -39,7 +42,9 @@ from trainer.report.events import Report
 from trainer.report.listener import listener_of
 from trainer.report.metrics import reporting
 from trainer.watch.exhaustion import out_of_memory
+from trainer.watch.process_start import process_start
 from trainer.watch.stop import Stop, stop_requests
+from trainer.watch.usage import memory_in_use
 from trainer.watch.watchdog import dump_stacks_after_timeout, watching
 
 log = logging.getLogger("trainer")
@@ -137,7 +142,19 @@ def _announce(run: Run) -> None:
         lr_why=optim.lr_reason(run.settings),
         preflight=run.fitness,
         out=str(run.settings.run_folder),
+        host=socket.gethostname(),
+        code_sha256=os.environ.get("MUSTER_CODE_SHA256"),
+        began=process_start(),
+        settings=_settings(run),
     )
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """Return the variables that repeat the run; what a task of one's own keeps secret is masked."""
+    own = own_settings(type(run.task), run.settings)
+    shown = own.model_dump(mode="json") if own else {}
+    values = environment_of(run.settings)
+    return values | {variable(OWN + name): str(value) for name, value in shown.items()}
 
 
 def _train(run: Run, stop: Stop) -> Exit:
@@ -172,6 +189,36 @@ def _train(run: Run, stop: Stop) -> Exit:
     return Exit.DONE
 
 
+@dataclass
+class _Since:
+    """The last step event: when it was (monotonic), and since then the seconds of waiting for data."""
+
+    began: float
+    samples: int
+    data_s: float = 0.0
+
+    def report(
+        self, run: Run, *, steps: int, epoch: int, loss: float, norm: float, rate: float
+    ) -> "_Since":
+        """Report a step, and what came since the last; return what the next one begins with."""
+        seconds = time.monotonic() - self.began
+        run.report(
+            "step",
+            step=run.step,
+            steps=steps,
+            epoch=epoch,
+            loss=loss,
+            grad_norm=norm,
+            lr=rate,
+            samples=run.samples,
+            samples_per_s=(run.samples - self.samples) / seconds,
+            seconds=seconds,
+            data_s=self.data_s,
+            memory=memory_in_use(run.runtime.device),
+        )
+        return _Since(self.began + seconds, run.samples)
+
+
 def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
     """Train to the end, or until the guard is exhausted; return True when stopped before."""
     settings, runtime, strategy, order = run.settings, run.runtime, run.strategy, run.order
@@ -179,7 +226,7 @@ def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
     ledger = Ledger(run)
     shares = training_shares(order, runtime.sizing.batches, runtime.data_rank, start=run.samples)
     batches = run.training_batches(ledger.track(shares))
-    report_began, report_samples = time.monotonic(), run.samples
+    since = _Since(time.monotonic(), run.samples)
     while run.step < steps:
         report_saved(run)
         # Each rank asks by its own clock; together they agree on the step to save after.
@@ -194,7 +241,9 @@ def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
         optim.set_learning_rate(strategy.optimizer, rate, run.options, settings)
         samples = min(run.batch, order.end - run.samples)
         weight = order.weight(run.samples, samples)
+        since.data_s -= time.monotonic()
         micro_batches = list(islice(batches, runtime.sizing.batches.accumulation))
+        since.data_s += time.monotonic()
         skipped = SkippedSamples(run, micro_batches)
         loss_sum = strategy.step(micro_batches, weight / run.loss_scale.value)
         weight = skipped.rescale_gradients(weight)
@@ -217,19 +266,10 @@ def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
         if _is_every(settings.fingerprint_steps, run):
             compare(run)
         if last or saving or run.step == 1 or _is_every(settings.log_steps, run):
-            now = time.monotonic()
-            run.report(
-                "step",
-                step=run.step,
-                steps=steps,
-                epoch=epoch,
-                loss=total([float(loss_sum)], runtime)[0] / weight,
-                grad_norm=float(norm),
-                lr=rate,
-                samples=run.samples,
-                samples_per_s=(run.samples - report_samples) / (now - report_began),
+            loss = total([float(loss_sum)], runtime)[0] / weight
+            since = since.report(
+                run, steps=steps, epoch=epoch, loss=loss, norm=float(norm), rate=rate
             )
-            report_began, report_samples = now, run.samples
         if last or guard.exhausted:
             break
         pause = time.monotonic()
@@ -241,7 +281,7 @@ def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
         metric = _save_and_evaluate(run, stop, saving=saving, evaluating=evaluating)
         if evaluating and metric is None:
             return True
-        report_began += time.monotonic() - pause  # not the training's time
+        since.began += time.monotonic() - pause  # not the training's time
     return False
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 
 from trainer.checkpoint.find import Found, find, is_shared, newest
 from trainer.checkpoint.manifest import Progress
@@ -128,7 +129,7 @@ def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
         run.save_began = began
     if last:
         saved = run.saver.wait()
-        _report(run, saved)
+        _report(run, saved and replace(saved, blocked_s=time.monotonic() - began))
         if saved and saved.refusal:
             raise Fault(Exit.MACHINE, f"{saved.refusal}; the newest complete one is {run.saved}")
 

@@ -58,6 +58,13 @@ def read_failure(
         return Failure(code, how, "", now)
 
 
+def find_cause(failures: Mapping[int, Failure]) -> tuple[Exit, int | None]:
+    """Return one code for all ranks, and the rank that failed with it first, if any has."""
+    code = combine(failure.code for failure in failures.values())
+    causes = [rank for rank, failure in failures.items() if combine([failure.code]) == code]
+    return code, min(causes, key=lambda rank: failures[rank].when, default=None)
+
+
 def report_failures(
     failures: Mapping[int, Failure],
     oom_kills_before: int | None,
@@ -68,11 +75,9 @@ def report_failures(
 
     `last_lines` returns what a rank wrote last to its stderr; it is shown where there is no traceback.
     """
-    code = combine(failure.code for failure in failures.values())
+    code, first = find_cause(failures)
     if code == Exit.STOPPED:
         return code
-    causes = [rank for rank, failure in failures.items() if combine([failure.code]) == code]
-    first = min(causes, key=lambda rank: failures[rank].when, default=None)
     for rank in sorted(failures, key=lambda rank: rank != first):
         failure = failures[rank]
         if rank == first:

@@ -22,6 +22,7 @@ from trainer import health
 from trainer.config.contract import Contract
 from trainer.config.exits import Action, Exit, Fault, codes_for
 from trainer.launcher.failures import report_failures
+from trainer.launcher.output.attempt_log import AttemptLog
 from trainer.launcher.output.rank_output import RankOutput
 from trainer.launcher.peers import time_left
 from trainer.launcher.program.options import Options
@@ -75,6 +76,7 @@ class Supervisor:
         self._health_folder = folder
         self._renew_health = health.sign(folder, health.LAUNCHER, limit=options.health_limit)
         self._oom_kills = oom_kills()
+        self._attempts = AttemptLog(Path(options.run_folder), contract)
         self._signals: list[int] = []
         self._kill_at = float("inf")
         self._ranks = Ranks()
@@ -90,7 +92,7 @@ class Supervisor:
 
     def run(self) -> Exit:
         """Run the ranks to their end and return one exit code for all of them. Raises Fault."""
-        ending = Exit.CODE
+        ending, reason = Exit.CODE, ""
         with (
             tempfile.TemporaryDirectory(prefix="muster-") as folder,
             contextlib.closing(self._open_output()) as self._output,
@@ -101,11 +103,12 @@ class Supervisor:
                     raise Fault(Exit.PEER, "the ranks lost a peer")  # noqa: TRY301  # counted below
             except Fault as fault:
                 counted = self._counted(fault)
-                ending = counted.code
+                ending, reason = counted.code, str(counted)
                 raise counted from None
             finally:
                 self._ranks.kill()  # loader workers that a killed rank left behind
                 self._output.drain()  # so that the launcher's own last lines come last
+                self._attempts.write("ended", exit=int(ending), reason=reason)
                 self._client.leave(ending)
                 self._wait_for_last_node(ending)
         return ending
@@ -120,6 +123,7 @@ class Supervisor:
         timeout, most_restarts = self._options.rendezvous_timeout, self._contract.max_restarts
         self._client.start(deadline=time.monotonic() + timeout)
         while True:
+            self._attempts.write("waiting")
             place = self._client.next_round(
                 clean=following.clean,
                 open_port=self._open_port,
@@ -127,6 +131,7 @@ class Supervisor:
                 turn=self._raise_if_stopped,
             )
             self._ranks = self._start(place, restarts, folder)
+            self._attempts.write_start(place, restarts)
             outcome = self._watch(can_restart=restarts < most_restarts)
             self._ranks.kill()  # loader workers
             self._output.drain()
@@ -256,10 +261,12 @@ class Supervisor:
 
     def _report(self, codes: Mapping[int, int]) -> Exit:
         self._output.drain()
+        failures, first_rank = self._ranks.failures(codes), self._ranks.first_rank
+        self._attempts.write_failures(failures)
         return report_failures(
-            self._ranks.failures(codes),
+            failures,
             self._oom_kills,
-            last_lines=lambda rank: self._output.last_lines(rank - self._ranks.first_rank),
+            last_lines=lambda rank: self._output.last_lines(rank - first_rank),
         )
 
     def _count_loss(self, reason: str) -> None:
@@ -308,7 +315,5 @@ class Supervisor:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server(("", 0)) as probe:
+        return int(probe.getsockname()[1])

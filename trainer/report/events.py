@@ -1,4 +1,6 @@
-"""The types of an event and of the function that reports it: `report("step", step=1, loss=2.3)`.
+"""The types of an event and of the function that reports it, and what each event holds.
+
+report("step", step=1, loss=2.3)
 
 scores(event)     # of an eval event: {"accuracy": 0.98}
 """
@@ -10,6 +12,67 @@ from trainer.config.lines import EVAL_FIELDS
 
 Event = dict[str, Any]
 Report = Callable[..., None]
+
+
+# Each event's fields beside `event` and `time`. Times: seconds since the epoch; durations: seconds.
+FIELDS: dict[str, dict[str, str]] = {
+    "launch": {
+        "task, mode, why": "what is trained, in which mode, and why in that",
+        "nodes, world_size, mesh, device, backend, master, threads": "on what, and where the ranks meet",
+        "parameters, samples": "of the model, on all ranks; of the training set",
+        "global_batch, micro, accumulation": "samples of a step, of a forward pass; passes of a step",
+        "stages, schedule, devices": "of a pipeline",
+        "precision, lr, lr_why": "learning rate at its peak, and why",
+        "preflight": "figures of the checks before the first step",
+        "torch, host, out": "version, rank 0's host, run folder",
+        "code_sha256": "hash of the code that the job carried, if it did",
+        "began": "when rank 0's process began",
+        "settings": "the variables that repeat the run; secrets of a task's own settings are masked",
+    },
+    "step": {
+        "step, steps, epoch": "optimiser steps done, of how many; epoch from 0 on",
+        "loss, grad_norm, lr": "mean loss of the global batch; norm before clipping; learning rate",
+        "samples, samples_per_s": "training samples used; per second since the step event before",
+        "seconds": "of the steps since the step event before, without saves and evaluations",
+        "data_s": "of those, rank 0's wait for samples",
+        "memory": "bytes that rank 0 holds, of its device or of the host",
+        "goodput": "share of the wall time of all attempts that went into new steps",
+    },
+    "eval": {
+        "step, loss, samples": "after which step; mean loss over the test set; its size",
+        "metric": "name of the first of the task's scores",
+        "METRIC": "each score under its name",
+        "seconds": "that it took",
+    },
+    "checkpoint": {
+        "action, step, path": "saved, refused or resumed; after which step; where",
+        "blocked_s, seconds, bytes": "how long the training waited, how long it took, its size",
+        "message": "why it was refused",
+    },
+    "fault": {
+        "kind, step": "bad_sample, hang, nonfinite, rolled_back, stopped or straggler",
+        "...": "what is known of it",
+    },
+    "usage": {
+        "step, ranks": "a list, with a part for each rank:",
+        "rank, host, cpu, busy": "cores in use; share of time that the device is busy",
+        "memory, memory_of": "bytes held, of its device or of the host; of how many",
+        "own_s": "seconds of its own work per step, without waiting for other ranks",
+    },
+    "summary": {
+        "steps, METRIC, samples_per_s, seconds": "as the last steps and the last evaluation had them",
+        "skipped_steps, checkpoint, mode, world_size, peak_memory": "peak of the rank with most",
+        "goodput, spent_s": "share of new steps; seconds of the wall time by cause",
+    },
+    "error": {"code, message": "exit code, and the reason in one line"},
+    "attempt": {
+        "action, host, node": "launched, waiting, started, failed or ended; written by each launcher",
+        "began": "launched: when the launcher's process began",
+        "nodes, world_size, first_rank, restarts": "started: of the round",
+        "ranks": "failed: rank, exit, message, time and traceback of each, the first cause first",
+        "exit, reason": "ended: the node's exit code",
+    },
+}
 
 
 def scores(event: Event) -> dict[str, float]:

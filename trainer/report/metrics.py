@@ -23,6 +23,8 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.distributed.runtime import Runtime
 from trainer.report.events import Event, Report
+from trainer.report.goodput import Account
+from trainer.report.history import events, of_main
 
 log = logging.getLogger("trainer")
 
@@ -41,6 +43,7 @@ def reporting(
         sinks = [stack.enter_context(sink) for sink in _sinks(settings, runtime)]
         sinks += [listener] if listener and runtime.is_main else []
         lock = threading.Lock()  # the watchdog reports from its own thread
+        account = _account_so_far(settings.run_folder) if sinks else Account()
         has_summary = False
 
         def report(event: str, **fields: Any) -> None:
@@ -50,10 +53,24 @@ def reporting(
                 if has_summary and event != "error":
                     return  # the watchdog ends a little later
                 has_summary = has_summary or event == "summary"
+                account.take(record)
+                if event in ("step", "summary"):
+                    record["goodput"] = account.goodput
+                if event == "summary":
+                    record["spent_s"] = account.by_cause()
                 for sink in sinks:
                     sink(record)
 
         yield report
+
+
+def _account_so_far(folder: Path) -> Account:
+    """Return the wall time of the run's former attempts, and of this one's start."""
+    account = Account()
+    with contextlib.suppress(OSError):
+        for event in of_main(list(events(folder))):
+            account.take(event)
+    return account
 
 
 # Imported inside: only some runs need it.

@@ -37,6 +37,7 @@ FIGURES = (
     Figure("muster_learning_rate", "step", "lr", "learning rate"),
     Figure("muster_samples", "step", "samples", "training samples used"),
     Figure("muster_samples_per_second", "step", "samples_per_s", "training samples per second"),
+    Figure("muster_goodput", "step", "goodput", "share of the wall time that went into new steps"),
     Figure("muster_last_step_time_seconds", "step", "time", "when the last step was reported"),
     Figure("muster_eval_loss", "eval", "loss", "mean loss over the test set"),
     Figure("muster_checkpoint_step", "checkpoint", "step", "step of the last checkpoint event"),

@@ -13,6 +13,9 @@ from rich.table import Table
 
 from trainer.report.events import Event
 
+# Of an event in a table: what the title or another field shows, and what is for the report.
+_NOT_SHOWN = ("event", "time", "host", "code_sha256", "began", "settings")
+
 
 class Display:
     """Shows events as they come; `__call__` takes one."""
@@ -68,7 +71,7 @@ class Display:
 def _table(title: str, event: Event) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in event.items():
-        if name not in ("event", "time") and value not in (None, {}):
+        if name not in _NOT_SHOWN and value not in (None, {}):
             table.add_row(name.replace("_", " "), _text(value))
     return table
 
@@ -79,5 +82,5 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return "\n".join(map(_text, value))
     if isinstance(value, dict):
-        return ", ".join(f"{name}={part}" for name, part in value.items())
+        return ", ".join(f"{name}={_text(part)}" for name, part in value.items())
     return str(value)

@@ -15,6 +15,8 @@ from trainer.config.environment import variable
 from trainer.config.exits import MEANINGS, Exit
 from trainer.config.modes import MODES
 from trainer.config.settings import Settings
+from trainer.report.events import FIELDS
+from trainer.report.goodput import CAUSES
 
 _ROOT = Path(__file__).parents[2]
 _SCHEMA = _ROOT / "k8s" / "job.schema.json"
@@ -91,6 +93,21 @@ def figures() -> str:
     return _table(("figure", "meaning"), rows)
 
 
+def events() -> str:
+    """Return the table of events and their fields."""
+    rows = (
+        (f"`{event}`", ", ".join(f"`{name}`" for name in names.split(", ")), text)
+        for event, fields in FIELDS.items()
+        for names, text in fields.items()
+    )
+    return _table(("event", "field", "meaning"), rows)
+
+
+def causes() -> str:
+    """Return the table of what a run's wall time goes into."""
+    return _table(("cause", "what it is"), ((f"`{one}`", text) for one, text in CAUSES.items()))
+
+
 def keys() -> str:
     """Return the table of a job file's keys, from its JSON Schema."""
     schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
@@ -119,6 +136,8 @@ _TABLES = {
     "tasks": tasks,
     "exits": exits,
     "figures": figures,
+    "events": events,
+    "causes": causes,
     "keys": keys,
 }
 

@@ -37,6 +37,13 @@ class Straggler:
     lost: float
 
 
+def own_per_step(start: Work | None, end: Work) -> float | None:
+    """Return the seconds of own work per step from `start` to `end`; None without a step."""
+    start = start or Work()
+    steps = end.steps - start.steps
+    return (end.own - start.own) / steps if steps > 0 else None
+
+
 class StragglerDetector:
     """Reports a rank that is the slow one in two windows in a row."""
 

@@ -1,10 +1,12 @@
-"""The share of the processor and of the device that a rank uses.
+"""What a rank uses: its share of the processor and of the device, its memory, its time.
 
 meter = Meter(device); meter.read()
 """
 
+import contextlib
 import os
 import time
+from pathlib import Path
 
 import torch
 
@@ -29,16 +31,23 @@ class Meter:
         now, processor = time.monotonic(), _processor()
         then, before = self._before
         self._before = (now, processor)
-        # The allocator's own count: asking the driver might disturb what the main thread does.
-        memory = None
-        if self._memory_of is not None:
-            memory = torch.accelerator.memory_reserved(self._device)
         return {
             "cpu": round((processor - before) / (now - then), 3) if now > then else None,
             "busy": _busy(self._device),
-            "memory": memory,
+            "memory": memory_in_use(self._device),
             "memory_of": self._memory_of,
         }
+
+
+def memory_in_use(device: torch.device) -> int | None:
+    """Return the bytes that this process holds: of its device, or of the host without one."""
+    if device.type in _MEMORY_KNOWN:
+        # The allocator's own count: asking the driver might disturb what the main thread does.
+        return torch.accelerator.memory_reserved(device)
+    with contextlib.suppress(OSError):  # Linux has it
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def _processor() -> float:

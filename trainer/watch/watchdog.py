@@ -42,7 +42,7 @@ from trainer.distributed.runtime import Runtime, as_fault
 from trainer.report.events import Report
 from trainer.watch.position import Position, main_position
 from trainer.watch.stacks import write_dump
-from trainer.watch.straggler import StragglerDetector, Work
+from trainer.watch.straggler import StragglerDetector, Work, own_per_step
 from trainer.watch.usage import Meter
 
 log = logging.getLogger("trainer")
@@ -157,7 +157,7 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
     last_look = rank.waiting_since = time.monotonic()
     last_status = last_look - _STATUS_EVERY
     usage_every = max(_USAGE_EVERY, runtime.world_size / 10)
-    last_usage = last_look - usage_every
+    last_usage, last_work = last_look - usage_every, dict[int, Work]()
     while not end.wait(_LOOK_EVERY):
         now = time.monotonic()
         if (position := main_position(device=runtime.device.type)) is not None:
@@ -173,11 +173,17 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
                 statuses = _read(store, "status", runtime.world_size)
                 complete = len(statuses) == runtime.world_size
                 if watched.current_step and complete and now - last_usage >= usage_every:
-                    last_usage = now
+                    work = {number: Work(**one["work"]) for number, one in statuses.items()}
                     ranks = [
-                        {"rank": number, "host": one["host"], **one["usage"]}
+                        {
+                            "rank": number,
+                            "host": one["host"],
+                            **one["usage"],
+                            "own_s": own_per_step(last_work.get(number), work[number]),
+                        }
                         for number, one in sorted(statuses.items())
                     ]
+                    last_usage, last_work = now, work
                     watched.report("usage", step=watched.step, ranks=ranks)
                 _report_straggler(watched, statuses, detector, now)
         except dist.DistError:  # the store's node is gone; the main thread will fail and report it

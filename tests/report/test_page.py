@@ -1,0 +1,176 @@
+"""A report as people see it, in a headless Chromium: whole, offline, with and without its script."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.ranks import run_ranks
+from tests.report.browser import PATH, Chromium, Page
+from trainer.report.history import read
+from trainer.report.page.write import write
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PATH is None, reason="no Chromium is installed"),
+]
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    with Chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run of two ranks."""
+    folder = tmp_path_factory.mktemp("report") / "digits"
+    run_ranks(2, folder, task="digits", epochs="3", checkpoint_steps="20")
+    write([read(folder)], folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of three runs with other settings."""
+    above = tmp_path_factory.mktemp("reports")
+    for lr in ("0.01", "0.03", "0.1"):
+        run_ranks(1, above / f"lr{lr}", task="digits", epochs="3", lr=lr)
+    write([read(folder) for folder in sorted(above.iterdir())], above / "report.html")
+    return above / "report.html"
+
+
+def is_drawn(page: Page) -> None:
+    """Wait until the script has drawn every chart."""
+    page.wait_for("[...document.querySelectorAll('figure')].every(one => one.dataset.drawn)")
+
+
+def inked(picture: Image.Image) -> float:
+    """Return the share of pixels that have not the colour which most have."""
+    colours = picture.getcolors(maxcolors=1 << 24) or []
+    return 1 - max(count for count, _ in colours) / (picture.width * picture.height)
+
+
+@pytest.mark.parametrize("width", [320, 1400])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+def test_it_is_whole_at_any_width_in_dark_and_without_its_script(
+    browser: Chromium, one: Path, *, width: int, dark: bool, script: bool
+) -> None:
+    with browser.open(one, width=width, dark=dark, script=script) as page:
+        if script:
+            is_drawn(page)
+        names = page.evaluate("[...document.querySelectorAll('figure')].map(one => one.id)")
+        assert {"loss", "eval-accuracy", "lr", "grad_norm", "samples_per_s", "goodput"} <= set(
+            names
+        )
+        for name in names:
+            assert inked(page.picture(f"#{name} .chart")) > 0.01, name
+        overflow = "document.documentElement.scrollWidth - innerWidth"
+        assert page.evaluate(overflow) <= 0
+        corner = page.picture("html").getpixel((1, 1))
+        assert (sum(corner) < 200) == dark  # type: ignore[arg-type]
+        shown = page.evaluate("document.querySelectorAll('.control:not([hidden])').length")
+        assert bool(shown) == script
+        assert page.requests == [one.as_uri()]
+        assert page.errors == []
+
+
+def texts_of(selector: str) -> str:
+    """Return a script whose value is the texts of the elements, as one string."""
+    return f"[...document.querySelectorAll('{selector}')].map(one => one.textContent).join(' ')"
+
+
+def move(page: Page, selector: str, kind: str = "mouseMoved", **more: Any) -> None:
+    """Send the page an event of the mouse, in the middle of an element."""
+    found = f"document.querySelector('{selector}')"
+    page.evaluate(f"{found}.scrollIntoView({{block: 'center'}})")
+    script = f"JSON.stringify({found}.getBoundingClientRect())"
+    box = json.loads(page.evaluate(script))
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+
+
+def test_a_chart_zooms_hovers_and_has_a_log_scale(browser: Chromium, one: Path) -> None:
+    with browser.open(one) as page:
+        is_drawn(page)
+        linear = page.evaluate(texts_of("#loss .role-axis-label text"))
+        page.evaluate("document.querySelector('#loss input.log').click()")
+        page.wait_for("document.querySelector('#loss').dataset.drawn == 'log'")
+        assert page.evaluate(texts_of("#loss .role-axis-label text")) != linear
+
+        steps = texts_of("#lr .role-axis-label text")
+        whole = page.evaluate(steps)
+        move(page, "#lr .chart", "mouseWheel", deltaX=0, deltaY=-300, modifiers=1)  # Alt
+        page.wait_for(f"{steps} != {json.dumps(whole)}")
+
+        end = time.monotonic() + 20
+        while not page.evaluate("!!document.querySelector('#vg-tooltip-element.visible')"):
+            assert time.monotonic() < end
+            for point in (4, 5):  # as a hand moves: a chart that is drawn anew sees the next move
+                move(page, f"#grad_norm .mark-symbol.role-mark path:nth-child({point})")
+        assert "Gradient norm" in page.evaluate(texts_of("#vg-tooltip-element"))
+        assert page.errors == []
+
+
+def test_several_runs_show_what_differs_a_legend_and_a_table_that_sorts(
+    browser: Chromium, several: Path
+) -> None:
+    with browser.open(several) as page:
+        is_drawn(page)
+        differing = "table:not(.sortable) tbody tr:first-child"
+        expected = ["TRAINER_LR", "0.01", "0.03", "0.1"]
+        assert page.evaluate(texts_of(f"main > div > {differing} > *")).split() == expected
+
+        for reverse in (False, True):
+            page.evaluate("document.querySelectorAll('table.sortable th button')[2].click()")
+            text = page.evaluate(texts_of("table.sortable tbody td:nth-child(3)"))
+            values = [float(value) for value in text.split()]
+            assert len(set(values)) > 1
+            assert values == sorted(values, reverse=reverse)
+
+        faint = "document.querySelectorAll('#loss .mark-line path[opacity=\"0.1\"]').length"
+        assert page.evaluate(faint) == 0
+        for kind in ("mousePressed", "mouseReleased"):
+            move(page, "#loss .role-legend-symbol path", kind, button="left", clickCount=1)
+        page.wait_for(f"{faint} == 2")
+        assert page.errors == []
+
+
+def test_what_a_stranger_wrote_is_text(
+    browser: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lines: list[dict[str, Any]] = [
+        {"event": "launch", "began": 0, "task": HOSTILE, "settings": {HOSTILE: HOSTILE}},
+        {"event": "step", "step": 1, "loss": 0.5, "seconds": 1},
+        {"event": "step", "step": 2, "loss": 0.25, "seconds": 1},
+        {"event": "eval", "step": 2, "metric": HOSTILE, HOSTILE: 0.5, "loss": 1},
+        {"event": "fault", "kind": HOSTILE, "step": 2, HOSTILE: HOSTILE},
+        {"event": "error", "code": 70, "message": HOSTILE},
+    ]
+    texts = [json.dumps(line | {"time": at}) for at, line in enumerate(lines, 1)]
+    (folder / "metrics.jsonl").write_text("\n".join(texts))
+    run = read(folder)
+    run.name = HOSTILE
+    other = read(folder)
+    for number, runs in enumerate(([run], [run, other])):
+        path = tmp_path / f"{number}.html"
+        write(runs, path)
+        with browser.open(path) as page:
+            page.wait_for(
+                "[...document.querySelectorAll('figure')].every(one => one.dataset.drawn)"
+            )
+            assert page.evaluate("document.querySelectorAll('img').length") == 0
+            assert page.evaluate("document.querySelectorAll('script').length") == 2
+            assert HOSTILE in page.evaluate("document.querySelector('main').textContent")
+            assert page.requests == [path.as_uri()]
+            assert page.errors == []

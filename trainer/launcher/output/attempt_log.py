@@ -1,0 +1,73 @@
+"""Writes what a launcher knows of its ranks' attempts to `logs/HOST.jsonl` of the run folder.
+
+Rank 0's events do not show when ranks were waited for, started, and why they failed: it may have been
+killed. Each node has a file of its own, since several cannot append to one file of a shared volume.
+
+    attempts = AttemptLog(Path("runs/digits"), contract)
+    attempts.write("ended", exit=70)
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer.config.contract import Contract
+from trainer.launcher.failures import Failure, find_cause
+from trainer.rendezvous.events import Round
+from trainer.watch.process_start import process_start
+
+_LONGEST = 2000  # characters kept of a traceback, from its end
+
+
+class AttemptLog:
+    """Appends `attempt` events; a disk that takes none does not stop the run."""
+
+    def __init__(self, run_folder: Path, contract: Contract) -> None:
+        self._host = socket.gethostname()
+        self._node = None if contract.elastic else contract.node_rank  # which gives it none
+        self._path = run_folder / "logs" / f"{self._host}.jsonl"
+        self.write("launched", began=process_start())
+
+    def write(self, action: str, **fields: object) -> None:
+        """Append an event: launched, waiting, started, failed or ended, with what is known of it."""
+        place = {"action": action, "host": self._host, "node": self._node}
+        event = {"event": "attempt", "time": time.time(), **place, **fields}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        except OSError:
+            return
+        try:
+            os.write(file, f"{json.dumps(event)}\n".encode())
+        except OSError:
+            return
+        finally:
+            os.close(file)
+
+    def write_start(self, place: Round, restarts: int) -> None:
+        """Append that the ranks of a round have been started."""
+        self.write(
+            "started",
+            nodes=place.nodes,
+            world_size=place.world_size,
+            first_rank=place.first_rank,
+            restarts=restarts,
+        )
+
+    def write_failures(self, failures: Mapping[int, Failure]) -> None:
+        """Append why ranks failed, by global rank, the first cause first."""
+        _, first = find_cause(failures)
+        ranks = [
+            {
+                "rank": rank,
+                "exit": failures[rank].code,
+                "message": failures[rank].message,
+                "time": failures[rank].when,
+                "traceback": failures[rank].traceback[-_LONGEST:],
+            }
+            for rank in sorted(failures, key=lambda rank: rank != first)
+        ]
+        self.write("failed", ranks=ranks)

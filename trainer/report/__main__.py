@@ -1,0 +1,55 @@
+"""Writes what happened in a run, or in several side by side, as one HTML file.
+
+python -m trainer.report runs/digits                      # writes runs/digits/report.html
+python -m trainer.report runs/a runs/b -o compared.html
+"""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from trainer.config.exits import Exit, Fault
+from trainer.config.log import log_to_stderr
+from trainer.report.history import read
+
+log = logging.getLogger("report")
+
+_EXTRA = "pip install 'muster[report]'"
+
+
+def main() -> int:
+    """Write the report and return the exit code."""
+    log_to_stderr()
+    arguments = _parse()
+    try:
+        runs = [read(folder) for folder in arguments.run]
+        path = arguments.out or arguments.run[0] / "report.html"
+        try:
+            from trainer.report.page.write import write  # noqa: PLC0415  # an extra
+        except ModuleNotFoundError as error:
+            raise Fault(Exit.MACHINE, f"no package {error.name}; {_EXTRA} brings it") from None
+        write(runs, path)
+        print(path)
+    except Fault as fault:
+        log.error("%s (exit %d)", fault, fault.code)  # noqa: TRY400  # one line
+        return fault.code
+    return Exit.DONE
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.report",
+        description="Writes what happened in a run, or in several side by side, as one HTML file: how "
+        "it ended, curves, attempts and faults, where the time went, ranks, settings. It fetches "
+        "nothing, and can be read without JavaScript.",
+    )
+    parser.add_argument("run", nargs="+", type=Path, help="a run folder: what TRAINER_OUT named")
+    parser.add_argument(
+        "-o", "--out", type=Path, help="the file to write; default: RUN/report.html"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

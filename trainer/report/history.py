@@ -1,0 +1,274 @@
+"""Reads what a run left in its folder: events of rank 0, and of the launchers of all its nodes.
+
+    history = read(Path("runs/digits"))
+    history.curves["loss"].steps, history.attempts[0].exit, history.account.goodput
+
+The files may come from elsewhere: what is no event is passed over, and figures are finite numbers.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.config.exits import Exit, Fault
+from trainer.config.lines import EVENT
+from trainer.report.events import Event, scores
+from trainer.report.goodput import Account
+
+# Fields that are numbers; one that is not is left out of its event.
+_NUMBERS = frozenset(
+    (
+        "step",
+        "steps",
+        "epoch",
+        "loss",
+        "grad_norm",
+        "lr",
+        "samples",
+        "samples_per_s",
+        "seconds",
+        "data_s",
+        "memory",
+        "blocked_s",
+        "bytes",
+        "began",
+        "exit",
+        "code",
+        "world_size",
+        "nodes",
+        "node",
+        "first_rank",
+        "restarts",
+        "rank",
+        "own_s",
+        "median_s",
+        "cpu",
+        "busy",
+        "to",
+    )
+)
+CURVES = ("loss", "grad_norm", "lr", "samples_per_s", "memory")  # of step events
+_LONGEST = 1 << 20  # characters of a line
+_LONGEST_TEXT = 300  # characters of a field that is shown
+_NOT_SAID = ("event", "time", "step")  # of what is shown with its step in a time line
+
+
+@dataclass
+class Curve:
+    """A figure by step, ascending: what was done again replaces what it repeats."""
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def add(self, step: int, value: float) -> None:
+        while self.steps and self.steps[-1] >= step:
+            self.steps.pop()
+            self.values.pop()
+        self.steps.append(step)
+        self.values.append(value)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What happened at a time: an evaluation, a checkpoint, a resumption or a fault, in words."""
+
+    time: float
+    kind: str
+    step: int | None
+    text: str
+
+
+@dataclass
+class Attempt:
+    """From the start of the processes to their end; times in seconds since the epoch.
+
+    `ended` is the time of the last sign of it. `exit` is None when it was killed, or still runs.
+    `failures`: of ranks, the first cause first, as the launchers wrote them.
+    """
+
+    began: float
+    ended: float
+    launch: Event = field(default_factory=dict)
+    exit: int | None = None
+    reason: str = ""
+    last_step: int | None = None
+    seen: set[tuple[str, str]] = field(default_factory=set)  # of launchers: what, and whose
+    failures: list[Event] = field(default_factory=list)
+
+
+@dataclass
+class History:
+    """A run. `ending` is its summary or error event, if the last attempt has one."""
+
+    name: str
+    folder: Path
+    attempts: list[Attempt] = field(default_factory=list)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    evaluations: dict[str, Curve] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    usage: list[Event] = field(default_factory=list)
+    account: Account = field(default_factory=Account)
+    ending: Event | None = None
+    metric: str | None = None
+    steps: int | None = None  # that the run is to take
+
+    @property
+    def launch(self) -> Event:
+        """The newest launch event, or one without fields."""
+        return next((one.launch for one in reversed(self.attempts) if one.launch), {})
+
+
+def read(folder: Path) -> History:
+    """Read a run folder. Raises Fault(65) when it holds no events."""
+    found = list(events(folder))
+    if not found:
+        raise Fault(
+            Exit.DATA, f"{folder}: no event in metrics.jsonl or logs/; is it a run's TRAINER_OUT?"
+        )
+    history = History(folder.resolve().name, folder)
+    for event in found:
+        _take(history, event)
+    for event in of_main(found):
+        history.account.take(event)
+    return history
+
+
+def events(folder: Path) -> Iterator[Event]:
+    """Yield the events of a run folder by time."""
+    files = [folder / "metrics.jsonl", *sorted((folder / "logs").glob("*.jsonl"))]
+    found = [event for file in files if file.is_file() for event in _read(file)]
+    yield from sorted(found, key=lambda event: float(event["time"]))
+
+
+def of_main(found: list[Event]) -> Iterator[Event]:
+    """Yield the events without those of launchers that never had rank 0."""
+    attempts = [event for event in found if event["event"] == "attempt"]
+    main = {event.get("host") for event in attempts if event.get("first_rank") == 0}
+    for event in found:
+        if event["event"] != "attempt" or not main or event.get("host") in main:
+            yield event
+
+
+def _read(file: Path) -> Iterator[Event]:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        while line := lines.readline(_LONGEST):
+            if not line.startswith(EVENT):
+                continue
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # torn, by a full disk
+            if _is_number(event.get("time")) and isinstance(event["event"], str):
+                yield _checked(event)
+
+
+def _checked(event: Event) -> Event:
+    kept = {
+        name: value for name, value in event.items() if name not in _NUMBERS or _is_number(value)
+    }
+    for name in ("ranks",):
+        listed = kept.get(name)
+        if listed is not None:
+            parts = listed if isinstance(listed, list) else []
+            kept[name] = [_checked(one) for one in parts if isinstance(one, dict)]
+    if not isinstance(kept.get("settings", {}), dict):
+        del kept["settings"]
+    return kept
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1e300
+
+
+def _take(history: History, event: Event) -> None:
+    attempt = _attempt_of(history, event)
+    attempt.ended = max(attempt.ended, event["time"])
+    kind = event["event"]
+    if kind == "attempt":
+        _take_attempt(attempt, event)
+    elif kind == "launch":
+        attempt.launch, history.ending = event, None
+    elif kind == "step" and "step" in event:
+        attempt.last_step = int(event["step"])
+        history.steps = int(event["steps"]) if "steps" in event else history.steps
+        for name in CURVES:
+            if name in event:
+                history.curves.setdefault(name, Curve()).add(attempt.last_step, event[name])
+    elif kind == "eval" and "step" in event:
+        _take_evaluation(history, event)
+    elif kind in ("checkpoint", "fault"):
+        _mark(history, event, "resumption" if event.get("action") == "resumed" else kind)
+    elif kind == "usage" and "ranks" in event:
+        history.usage.append(event)
+    elif kind in ("summary", "error"):
+        history.ending = event
+    attempt.exit = _exit_of(event, attempt.exit)
+
+
+def _exit_of(event: Event, code: int | None) -> int | None:
+    """Return an attempt's exit code, which rank 0 tells where no launcher does."""
+    if event["event"] == "summary":
+        return int(Exit.DONE)
+    if event["event"] == "error":
+        return int(event.get("code", Exit.CODE))
+    return int(Exit.STOPPED) if event.get("kind") == "stopped" else code
+
+
+def _take_evaluation(history: History, event: Event) -> None:
+    history.metric = str(event.get("metric", "")) or history.metric
+    figures = {"loss": event.get("loss"), **scores(event)}
+    for name, value in figures.items():
+        if _is_number(value):
+            curve = history.evaluations.setdefault(name, Curve())
+            curve.add(int(event["step"]), float(value or 0))
+    _mark(history, event, "evaluation")
+
+
+def _mark(history: History, event: Event, kind: str) -> None:
+    names = [name for name in event if name not in _NOT_SAID and event[name] is not None]
+    parts = [f"{name.replace('_', ' ')} {_short(event[name])}" for name in names]
+    step = int(event["step"]) if "step" in event else None
+    history.marks.append(Mark(event["time"], kind, step, ", ".join(parts)))
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:_LONGEST_TEXT]
+
+
+def _attempt_of(history: History, event: Event) -> Attempt:
+    """Return the attempt that an event belongs to: the last one, or a new one that it begins."""
+    attempts, time = history.attempts, event["time"]
+    launcher = str(event.get("action")) if event["event"] == "attempt" else ""
+    # A node has a number, under which its next pod has another name; in an elastic job it has none.
+    node = event.get("host") if event.get("node") is None else event["node"]
+    sign = (launcher, str(node))
+    last = attempts[-1] if attempts else None
+    is_over = last is None or last.exit is not None or bool(last.failures)
+    begins = (
+        last is None
+        or (launcher in ("launched", "started") and (is_over or sign in last.seen))
+        or (event["event"] == "launch" and (bool(last.launch) or is_over))
+    )
+    if last is None or begins:
+        last = Attempt(float(event["began" if "began" in event else "time"]), time)
+        attempts.append(last)
+    last.seen.add(sign)
+    return last
+
+
+def _take_attempt(attempt: Attempt, event: Event) -> None:
+    match event.get("action"):
+        case "failed" if event.get("ranks"):
+            attempt.failures += event["ranks"]
+            code = int(attempt.failures[0].get("exit", Exit.CODE))
+            attempt.exit = (
+                code if code > 0 else int(Exit.CODE)
+            )  # a killed rank has a signal's number
+        case "ended" if "exit" in event:
+            code = int(event["exit"])
+            # Of several nodes the one that names a cause, not one that lost a peer.
+            if attempt.exit in (None, Exit.DONE, Exit.PEER):
+                attempt.exit, attempt.reason = code, str(event.get("reason", ""))

@@ -1,0 +1,106 @@
+"""Curves by step: loss, metric, learning rate and others, of several runs over one another.
+
+figures = draw_figures([history])
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from trainer.report.history import Curve, History
+from trainer.report.page.drawing import Drawn, drawn
+from trainer.report.page.thin import thin
+
+_POINTS = 600  # of a chart, over all its curves
+_FEW = 120  # points of a chart, up to which each is drawn as a dot
+
+# Name in the events, title, format of its values.
+_FIGURES = (
+    ("loss", "Loss", ".4~g"),
+    ("grad_norm", "Gradient norm", ".4~g"),
+    ("lr", "Learning rate", ".4~g"),
+    ("samples_per_s", "Samples per second", ",.4~g"),
+    ("memory", "Memory of rank 0, GB", ".3~f"),
+)
+
+
+def draw_figures(runs: Sequence[History]) -> list[Drawn]:
+    """Return a chart for each figure that a run has: of training, and of its evaluations."""
+    several = len(runs) > 1
+    names = dict.fromkeys(name for run in runs for name in run.evaluations)
+    found = [_evaluation(runs, name) for name in names if several or name != "loss"]
+    found += [_figure(runs, *one) for one in _FIGURES]
+    return [one for one in found if one is not None]
+
+
+def _figure(runs: Sequence[History], name: str, title: str, form: str) -> Drawn | None:
+    scale = 1e-9 if name == "memory" else 1.0
+    curves = {run.name: run.curves[name] for run in runs if name in run.curves}
+    if name == "loss" and len(runs) == 1 and curves and (test := runs[0].evaluations.get(name)):
+        curves = {"training": runs[0].curves[name], "test": test}
+    return _lines(name, title, form, curves=curves, scale=scale)
+
+
+def _evaluation(runs: Sequence[History], name: str) -> Drawn | None:
+    curves = {run.name: run.evaluations[name] for run in runs if name in run.evaluations}
+    return _lines(f"eval-{name}", f"{name.capitalize()} on the test set", ".4~g", curves=curves)
+
+
+def _lines(
+    name: str, title: str, form: str, *, curves: dict[str, Curve], scale: float = 1.0
+) -> Drawn | None:
+    """Return curves over one another; a click into the legend shows one of them."""
+    if not curves:
+        return None
+    room = max(_POINTS // len(curves), 8)
+    rows: list[dict[str, Any]] = []
+    for label, curve in curves.items():
+        steps, values = thin(curve.steps, curve.values, points=room)
+        rows += [
+            {"s": step, "v": float(f"{value * scale:.4g}"), "c": label}
+            for step, value in zip(steps, values, strict=True)
+        ]
+    chosen = alt.selection_point(fields=["c"], bind="legend", name="chosen")
+    zoom = alt.selection_interval(bind="scales", zoom="wheel![event.altKey]", name="zoom")
+    tooltip = [
+        alt.Tooltip("c:N", title="curve"),
+        alt.Tooltip("s:Q", title="step", format=","),
+        alt.Tooltip("v:Q", title=title, format=form),
+    ]
+    few = len(rows) <= _FEW
+    chart = (
+        alt.Chart(alt.InlineData(rows))
+        .mark_line(clip=True, strokeWidth=1.5, point={"size": 18} if few else False)  # else page.js
+        .encode(
+            x=alt.X("s:Q", title="step", axis=alt.Axis(format="~s"), scale=alt.Scale(nice=False)),
+            y=alt.Y("v:Q", title=None, scale=alt.Scale(zero=False)),
+            color=alt.Color("c:N", title=None, legend=_legend(len(curves)), sort=list(curves)),
+            opacity=alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.1)),
+            tooltip=tooltip,
+        )
+        .add_params(chosen, zoom)
+    )
+    described = {label: _in_words(curve, scale) for label, curve in curves.items()}
+    words = "; ".join(f"{label}: {text}" for label, text in described.items())
+    words = words if len(curves) > 1 else next(iter(described.values()))
+    positive = min(row["v"] for row in rows) > 0
+    return drawn(name, title, words, chart=chart, can_be_log=positive)
+
+
+def _legend(count: int) -> Any:
+    return (
+        alt.Legend(orient="top", labelLimit=400, columns=1 if count > 6 else 3)
+        if count > 1
+        else None
+    )
+
+
+def _in_words(curve: Curve, scale: float) -> str:
+    least = min(range(len(curve.values)), key=curve.values.__getitem__)
+    most = max(range(len(curve.values)), key=curve.values.__getitem__)
+    first, last, low, high = (
+        f"{curve.values[at] * scale:,.4g} at step {curve.steps[at]:,}"
+        for at in (0, -1, least, most)
+    )
+    return f"from {first} to {last}; lowest {low}, highest {high}"

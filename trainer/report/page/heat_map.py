@@ -1,0 +1,61 @@
+"""Ranks as a heat map: a figure of each by time.
+
+chart = draw_heat_map(history, "own_s", "Seconds of own work per step")
+"""
+
+import altair as alt
+
+from trainer.report.history import History
+from trainer.report.page.drawing import Drawn, drawn
+
+_COLUMNS, _ROWS = 40, 25
+
+
+def draw_heat_map(run: History, name: str, title: str) -> Drawn | None:
+    """Return a figure of every rank by time; of ranks or times that share a cell the greatest."""
+    ranks = (
+        max((int(one.get("rank", 0)) for event in run.usage for one in event["ranks"]), default=0)
+        + 1
+    )
+    scale = 1e-9 if name == "memory" else 1.0
+    cells: dict[tuple[int, int], float] = {}
+    for number, event in enumerate(run.usage):
+        column = number * min(_COLUMNS, len(run.usage)) // len(run.usage)
+        for one in event["ranks"]:
+            if one.get(name) is not None and "rank" in one:
+                row = int(one["rank"]) * min(_ROWS, ranks) // ranks
+                cells[column, row] = max(cells.get((column, row), 0.0), one[name] * scale)
+    if len({column for column, _ in cells}) < 2:
+        return None  # a run of seconds
+    steps = {
+        number * min(_COLUMNS, len(run.usage)) // len(run.usage): event.get("step", 0)
+        for number, event in enumerate(run.usage)
+    }
+    rows = [
+        {
+            "s": steps[column],
+            "r": -(-row * ranks // min(_ROWS, ranks)),
+            "v": float(f"{value:.4g}"),
+        }
+        for (column, row), value in cells.items()
+    ]
+    chart = (
+        alt.Chart(alt.InlineData(rows))
+        .mark_rect()
+        .encode(
+            x=alt.X("s:O", title="step", axis=alt.Axis(labelOverlap=True, labelAngle=0)),
+            y=alt.Y("r:O", title="rank"),
+            color=alt.Color("v:Q", title=None, scale=alt.Scale(scheme="viridis")),
+            tooltip=[
+                alt.Tooltip("s:O", title="step"),
+                alt.Tooltip("r:O", title="rank"),
+                alt.Tooltip("v:Q", title=title, format=".4~g"),
+            ],
+        )
+    )
+    (_, worst), most = max(cells.items(), key=lambda cell: cell[1])
+    rank = -(-worst * ranks // min(_ROWS, ranks))
+    words = f"{ranks} ranks; the greatest is {most:.4g}, of rank {rank}"
+    return drawn(
+        f"ranks-{name}-{run.name}", title, words, chart=chart, height=min(40 + 18 * ranks, 400)
+    )

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from k8s.cluster.doctor import Finding
-from k8s.cluster.job_progress import LogEvents, Progress, Usage
 from k8s.cluster.jobs import Job
+from k8s.cluster.observe.job_progress import LogEvents, Progress, Usage
 from k8s.cluster.state import Pod
 from trainer.config.printable import printable
 

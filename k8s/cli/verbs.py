@@ -18,11 +18,13 @@ from rich.live import Live
 
 from k8s.base.errors import config_error
 from k8s.cli import tables
-from k8s.cluster import control, doctor, forward, jobs, logs
+from k8s.cluster import control, doctor, forward, jobs
 from k8s.cluster.client.api import Cluster, Forbidden
 from k8s.cluster.client.connect import connect
-from k8s.cluster.job_progress import pod_metrics, read_progress
-from k8s.cluster.save_logs import save_logs
+from k8s.cluster.observe import logs
+from k8s.cluster.observe.job_progress import pod_metrics, read_progress
+from k8s.cluster.observe.save_logs import save_logs
+from k8s.cluster.observe.why import why as explain
 from k8s.cluster.submit import read_manifests
 from k8s.cluster.submit import submit as submit_job
 from k8s.plan.job_kind import State
@@ -105,6 +107,14 @@ def status(context: typer.Context, name: Name, *, as_json: AsJson = False) -> No
     if not as_json:
         return tables.print_status(job, pods, found, warnings)
     return tables.print_json(tables.status_as_dict(job, pods, found, warnings))
+
+
+@app.command()
+def why(context: typer.Context, name: Name) -> None:
+    """Say why a job failed or does not start: what was first, the cause, the evidence, what to do."""
+    cluster = context.obj()
+    for line in explain(cluster, jobs.get_job(cluster, name)):
+        _print(line)
 
 
 @app.command("logs")

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from k8s import launchers
-from k8s.cluster import control, job_progress
+from k8s.cluster import control
 from k8s.cluster.client import api, objects
 from k8s.cluster.client.api import Cluster, Forbidden, Missing
 from k8s.cluster.client.objects import NotServed
+from k8s.cluster.observe import job_progress
 from k8s.plan.job_kind import JobKind
 
 _KUBERNETES = (1, 31)  # the first version with a stable podFailurePolicy of Jobs

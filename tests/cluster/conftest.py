@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from k8s import launchers
-from k8s.cluster import job_progress, jobs, logs
+from k8s.cluster import jobs
 from k8s.cluster.client import api, objects
 from k8s.cluster.client.api import Cluster
 from k8s.cluster.client.connect import connect
 from k8s.cluster.client.objects import NotServed
+from k8s.cluster.observe import job_progress, logs
 from tests.conftest import ROOT, clean_environment
 from tests.rendering import CLUSTER
 

@@ -16,8 +16,9 @@ import pytest
 import yaml
 
 from k8s import launchers
-from k8s.cluster import jobs, logs
+from k8s.cluster import jobs
 from k8s.cluster.client import api, objects
+from k8s.cluster.observe import logs
 from tests.cluster.conftest import FIGURES, Verbs
 from tests.cluster.running import DIGITS, endless, job, submitted, trained_to, until
 from tests.conftest import ROOT, clean_environment
@@ -162,6 +163,10 @@ def test_bad_configuration_is_final(verbs: Verbs, launcher: str) -> None:
         assert shown["phase"] == "failed"
         assert shown["restarts"] <= 2  # each node's failure itself; nothing was tried again
         assert len(shown["pods"]) <= 2
+        lines = verbs.does("why", name).splitlines()
+        assert len(lines) <= 10
+        assert "no module named 'no_such_module'" in "\n".join(lines)
+        assert "log of pod" in "\n".join(lines)
 
 
 def test_suspended_resumed_and_cancelled(verbs: Verbs, launcher: str, claim: str) -> None:

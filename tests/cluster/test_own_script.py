@@ -40,3 +40,4 @@ def test_an_exit_code_of_its_own_is_understood(verbs: Verbs, launcher: str) -> N
         ended = verbs.run("wait", name, "--timeout", "240", timeout=300)
         assert ended.returncode == 65, ended.stderr
         assert verbs.status(name)["phase"] == "failed"
+        assert "ended with its own code 3" in verbs.does("why", name)

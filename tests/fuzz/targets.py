@@ -33,7 +33,7 @@ from k8s import launchers
 from k8s.__main__ import main as verbs
 from k8s.cli.migrate import print_migrated
 from k8s.cli.tables import progress_text
-from k8s.cluster.job_progress import newest_events
+from k8s.cluster.observe.job_progress import newest_events
 from k8s.jobfile import load
 from k8s.jobfile.validate import validate
 from k8s.render.manifests import render

@@ -72,7 +72,9 @@ def test_a_table_that_is_stale_or_missing_is_seen() -> None:
         for page in reference.pages()
         for name in re.findall(r"<!-- /(\w+) -->", pages.read(page))
     }
-    assert marked == {"settings", "modes", "tasks", "exits", "figures", "keys", "events", "causes"}
+    assert marked == {
+        *("settings", "modes", "tasks", "exits", "figures", "keys", "events", "causes", "diagnosis")
+    }
     stale = "<!-- exits -->\n| old |\n<!-- /exits -->\nrest"
     assert "| old |" not in reference.rewrite(stale)
     assert reference.rewrite(stale).endswith("<!-- /exits -->\nrest")

@@ -198,3 +198,35 @@ def test_an_archive_that_is_none_is_65(
     assert code == 65, error
     assert reason in error
     assert "Traceback" not in error
+
+
+SLOW_TO_END = """
+import atexit, os, socket, sys, time
+master = ("127.0.0.1", int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    connection, _ = socket.create_server(master).accept()
+    connection.recv(1)
+    raise ConnectionResetError("lost rank 1")
+while True:
+    try:
+        connection = socket.create_connection(master)
+        break
+    except OSError:
+        time.sleep(0.01)
+def unload():
+    connection.close()
+    time.sleep(60)
+atexit.register(unload)
+raise ValueError("the cause")
+"""
+
+
+def test_a_rank_that_raised_first_is_the_cause_though_it_takes_longer_to_end(
+    start: Any, tmp_path: Path
+) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW_TO_END, encoding="utf-8")
+    code, _, error, _ = launch(start, "--nproc-per-node", "2", str(script))
+    assert code == 70
+    assert "launch: rank 1: raised, and was ended before it had exited (exit 70)" in error
+    assert "launch: rank 0: ended with its own code 1, after rank 1 had failed (exit 70)" in error

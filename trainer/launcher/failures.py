@@ -1,6 +1,6 @@
 """Report why this node's ranks failed: each once, the cause with its traceback.
 
-code = report_failures({5: failure}, oom_kills_before=oom_kills())
+code = report_failures(explain({5: failure}, oom_kills(), last_lines=lines_of))
 """
 
 import json
@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.config.exits import Exit, combine
@@ -22,7 +22,8 @@ _log = logging.getLogger("launch")
 class Failure:
     """How a rank failed; `when` is in seconds of this machine's clock.
 
-    `has_reason`: the rank wrote why; else `message` says only how it ended.
+    `has_reason`: the rank wrote why; else `message` says only how it ended, and `last_lines` what it
+    wrote last to its stderr.
     """
 
     code: int
@@ -30,6 +31,7 @@ class Failure:
     traceback: str
     when: float
     has_reason: bool = False
+    last_lines: tuple[str, ...] = ()
 
 
 def read_failure(
@@ -53,6 +55,8 @@ def read_failure(
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         if code == -signal.SIGTERM:  # it had no handler yet, so no step to save
             return Failure(int(Exit.STOPPED), "ended by SIGTERM", "", now)
+        if own_code == -signal.SIGTERM:
+            return Failure(code, "raised, and was ended before it had exited", "", now)
         how = f"Signal {-code} ({signal.Signals(-code).name})" if code < 0 else "ended"
         how += f" with its own code {own_code}" if own_code not in (None, code) else ""
         return Failure(code, how, "", now)
@@ -65,28 +69,38 @@ def find_cause(failures: Mapping[int, Failure]) -> tuple[Exit, int | None]:
     return code, min(causes, key=lambda rank: failures[rank].when, default=None)
 
 
-def report_failures(
+def explain(
     failures: Mapping[int, Failure],
     oom_kills_before: int | None,
     *,
     last_lines: Callable[[int], list[str]],
-) -> Exit:
-    """Write each rank's failure to stderr, the earliest cause first; return one code for all ranks.
+) -> dict[int, Failure]:
+    """Return failures with what this node knows of them.
 
-    `last_lines` returns what a rank wrote last to its stderr; it is shown where there is no traceback.
+    A rank that SIGKILL ended gets the probable reason, and one that wrote none what it wrote last to
+    its stderr, which `last_lines` returns.
     """
+    explained = {}
+    for rank, failure in failures.items():
+        oom = explain_sigkill(oom_kills_before) if failure.code == -signal.SIGKILL else ""
+        has_reason = failure.has_reason or bool(failure.traceback)
+        lines = () if has_reason else tuple(last_lines(rank))
+        explained[rank] = replace(failure, message=failure.message + oom, last_lines=lines)
+    return explained
+
+
+def report_failures(failures: Mapping[int, Failure]) -> Exit:
+    """Write each rank's failure to stderr, the earliest cause first; return one code for all ranks."""
     code, first = find_cause(failures)
     if code == Exit.STOPPED:
         return code
     for rank in sorted(failures, key=lambda rank: rank != first):
         failure = failures[rank]
         if rank == first:
-            lines = failure.traceback.splitlines()
-            if not lines and not failure.has_reason and (lines := last_lines(rank)):
+            if failure.last_lines:
                 _log.error("rank %d failed first; its last lines:", rank)
-            for line in lines:
+            for line in failure.last_lines or failure.traceback.splitlines():
                 print(rank_prefix(rank) + line, file=sys.stderr, flush=True)
-        oom = explain_sigkill(oom_kills_before) if failure.code == -signal.SIGKILL else ""
         after = "" if rank == first or first is None else f", after rank {first} had failed"
-        _log.error("rank %d: %s%s%s (exit %d)", rank, failure.message, oom, after, failure.code)
+        _log.error("rank %d: %s%s (exit %d)", rank, failure.message, after, failure.code)
     return code

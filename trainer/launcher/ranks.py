@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -123,13 +123,36 @@ class Ranks:
         """Return whether this one has."""
         return self._error_files[local].exists()
 
-    def failures(self, codes: Mapping[int, int]) -> dict[int, Failure]:
-        """Return why ranks have failed, by global rank."""
+    def own_failures(
+        self, first: Container[int], raised_at: Mapping[int, float]
+    ) -> dict[int, Failure]:
+        """Return the failures of those that did not end because they were asked to.
+
+        `first` had ended before, `raised_at` had written a traceback before, at that time. Signals and
+        stops in order of others tell nothing; one that has reported had failed before.
+        """
+        asked = {0, int(Exit.STOPPED)}
+        codes = {
+            local: code
+            for local, code in self.poll().items()
+            if local in first
+            or self.has_reported(local)
+            or (code in set(Exit) and code not in asked)
+        }
+        for local in raised_at:
+            if local not in first and codes.get(local) in (None, -signal.SIGTERM, *asked):
+                codes[local] = int(Exit.CODE)
+        return self.failures(codes, raised_at)
+
+    def failures(
+        self, codes: Mapping[int, int], raised_at: Mapping[int, float] | None = None
+    ) -> dict[int, Failure]:
+        """Return why ranks have failed, by global rank; `raised_at`: since when, where it is known."""
         return {
             self.first_rank + local: read_failure(
                 code,
                 self._error_files[local],
-                now=self._ended_at[local],
+                now=(raised_at or {}).get(local, self._ended_at[local]),
                 own_code=self._own_codes[local],
             )
             for local, code in codes.items()

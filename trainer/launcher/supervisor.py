@@ -21,7 +21,7 @@ from types import FrameType
 from trainer import health
 from trainer.config.contract import Contract
 from trainer.config.exits import Action, Exit, Fault, codes_for
-from trainer.launcher.failures import report_failures
+from trainer.launcher.failures import Failure, explain, report_failures
 from trainer.launcher.output.attempt_log import AttemptLog
 from trainer.launcher.output.rank_output import RankOutput
 from trainer.launcher.peers import time_left
@@ -37,6 +37,7 @@ from trainer.watch.cgroup import oom_kills
 
 _TURN = 0.03  # seconds
 _ABORT_GRACE = 5.0  # seconds to write the stacks
+_RAISING = 30.0  # seconds that a rank may take from its traceback to its end
 _LAST_NODE_TIMEOUT = 30.0  # seconds; nodes end within seconds of each other
 
 # Exit codes after which restarting the ranks in place can not help.
@@ -211,7 +212,7 @@ class Supervisor:
             if event and time.monotonic() - event.since >= seconds:
                 self._end_ranks(grace=0)
                 if self._ranks.has_reported_failure:
-                    return self._report(self._ranks.poll())
+                    return self._report(self._ranks.failures(self._ranks.poll()))
                 raise Fault(Exit.PEER, f"lost a peer: {event.reason}")
             if stall.limit and stall.seconds(self._ranks.processes) >= stall.limit:
                 # faulthandler, where the program has it on, writes the stacks.
@@ -225,25 +226,24 @@ class Supervisor:
 
     def _end_after_failure(self, *, can_restart: bool) -> Exit | NextRound:
         """End the other ranks, which may tell the cause, and decide whether all start again."""
-        first = dict(self._ranks.poll())
+        first, noticed = dict(self._ranks.poll()), time.time()
         self._end_ranks(grace=self._contract.shutdown_timeout)
-        # What ends because we have asked it to tells nothing: signals, and stops in order. A rank that
-        # has reported had failed before.
-        asked = {0, int(Exit.STOPPED)}
-        codes = {
-            local: code
-            for local, code in self._ranks.poll().items()
-            if local in first
-            or self._ranks.has_reported(local)
-            or (code in set(Exit) and code not in asked)
+        self._output.drain()
+        # One that had raised before may take longer to end than those that lost it.
+        raised = {
+            local: at
+            for local in range(self._contract.ranks_per_node)
+            if noticed - _RAISING < (at := self._output.raised_at(local)) <= noticed
+            and not self._program.is_trainer
         }
-        seen = {failure.code for failure in self._ranks.failures(codes).values()}
+        failures = self._ranks.own_failures(first, raised)
+        seen = {failure.code for failure in failures.values()}
         if self._contract.elastic and seen <= _RESUMABLE and not self._signals:
             clean = int(Exit.PEER) not in seen
             if not clean:
                 self._count_loss("the ranks lost a peer")
             return NextRound(clean=clean)
-        code = self._report(codes)
+        code = self._report(failures)
         if can_restart and not self._signals and not seen & _FINAL:
             return NextRound(clean=False, counted=True)
         return code
@@ -259,15 +259,16 @@ class Supervisor:
     def _end_ranks(self, *, grace: float) -> None:
         self._ranks.end(grace=grace, turn=self._turn)
 
-    def _report(self, codes: Mapping[int, int]) -> Exit:
+    def _report(self, failures: Mapping[int, Failure]) -> Exit:
         self._output.drain()
-        failures, first_rank = self._ranks.failures(codes), self._ranks.first_rank
-        self._attempts.write_failures(failures)
-        return report_failures(
+        first_rank = self._ranks.first_rank
+        explained = explain(
             failures,
             self._oom_kills,
             last_lines=lambda rank: self._output.last_lines(rank - first_rank),
         )
+        self._attempts.write_failures(explained)
+        return report_failures(explained)
 
     def _count_loss(self, reason: str) -> None:
         """Count a lost peer, after which the job goes on. Raises Fault(70) after too many."""

@@ -69,7 +69,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "action, host, node": "launched, waiting, started, failed or ended; written by each launcher",
         "began": "launched: when the launcher's process began",
         "nodes, world_size, first_rank, restarts": "started: of the round",
-        "ranks": "failed: rank, exit, message, time and traceback of each, the first cause first",
+        "ranks": "failed: rank, exit, message, time, traceback or last_lines of each, the cause first",
         "exit, reason": "ended: the node's exit code",
     },
 }

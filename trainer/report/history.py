@@ -47,6 +47,7 @@ _NUMBERS = frozenset(
         "median_s",
         "cpu",
         "busy",
+        "time",
         "to",
     )
 )
@@ -86,7 +87,7 @@ class Attempt:
     """From the start of the processes to their end; times in seconds since the epoch.
 
     `ended` is the time of the last sign of it. `exit` is None when it was killed, or still runs.
-    `failures`: of ranks, the first cause first, as the launchers wrote them.
+    `failures`: of ranks, the first cause first, as the launchers wrote them, each with host and node.
     """
 
     began: float
@@ -262,7 +263,8 @@ def _attempt_of(history: History, event: Event) -> Attempt:
 def _take_attempt(attempt: Attempt, event: Event) -> None:
     match event.get("action"):
         case "failed" if event.get("ranks"):
-            attempt.failures += event["ranks"]
+            place = {name: event.get(name) for name in ("host", "node")}
+            attempt.failures += [{**rank, **place} for rank in event["ranks"]]
             code = int(attempt.failures[0].get("exit", Exit.CODE))
             attempt.exit = (
                 code if code > 0 else int(Exit.CODE)

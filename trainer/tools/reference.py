@@ -15,6 +15,7 @@ from trainer.config.environment import variable
 from trainer.config.exits import MEANINGS, Exit
 from trainer.config.modes import MODES
 from trainer.config.settings import Settings
+from trainer.diagnosis.causes import causes as diagnosis_causes
 from trainer.report.events import FIELDS
 from trainer.report.goodput import CAUSES
 
@@ -108,6 +109,12 @@ def causes() -> str:
     return _table(("cause", "what it is"), ((f"`{one}`", text) for one, text in CAUSES.items()))
 
 
+def diagnosis() -> str:
+    """Return the table of causes of failures."""
+    rows = ((f"`{cause.name}`", cause.meaning, cause.do) for cause in diagnosis_causes())
+    return _table(("cause", "what it means", "what to do"), rows)
+
+
 def keys() -> str:
     """Return the table of a job file's keys, from its JSON Schema."""
     schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
@@ -138,6 +145,7 @@ _TABLES = {
     "figures": figures,
     "events": events,
     "causes": causes,
+    "diagnosis": diagnosis,
     "keys": keys,
 }
 

@@ -23,6 +23,7 @@ class _Shape(BaseModel):
 class _Owner(_Shape):
     kind: str
     name: str
+    uid: str = ""
 
 
 class _Metadata(_Shape):
@@ -107,6 +108,7 @@ class _Reason(_Shape):
 
 class _End(_Reason):
     exit_code: int
+    finished_at: str = ""
 
 
 class _ContainerState(_Shape):
@@ -115,6 +117,7 @@ class _ContainerState(_Shape):
 
 
 class _ContainerStatus(_Shape):
+    name: str = ""
     restart_count: int = 0
     state: _ContainerState = _ContainerState()
     last_state: _ContainerState = _ContainerState()
@@ -134,6 +137,7 @@ class _VolcanoState(_Reason):
 
 class _Status(_Reason):
     phase: str = ""
+    start_time: str = ""
     state: _VolcanoState = _VolcanoState()
     active: int = 0
     pending: int = 0
@@ -158,6 +162,7 @@ class _Status(_Reason):
 
 class _Involved(_Shape):
     name: str = ""
+    kind: str = ""
 
 
 class _Found(_Reason):

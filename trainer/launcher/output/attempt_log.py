@@ -20,6 +20,7 @@ from trainer.rendezvous.events import Round
 from trainer.watch.process_start import process_start
 
 _LONGEST = 2000  # characters kept of a traceback, from its end
+_LONGEST_LINE = 500
 
 
 class AttemptLog:
@@ -67,6 +68,7 @@ class AttemptLog:
                 "message": failures[rank].message,
                 "time": failures[rank].when,
                 "traceback": failures[rank].traceback[-_LONGEST:],
+                "last_lines": [line[:_LONGEST_LINE] for line in failures[rank].last_lines],
             }
             for rank in sorted(failures, key=lambda rank: rank != first)
         ]

@@ -24,6 +24,7 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")  # a progress bar ends its lines with \r
 _PIPE_SIZE = 65536  # bytes, as on Linux
 _MAX_LINE = 1 << 20  # bytes, after which a line without an end is broken
 _LAST_LINES = 10  # kept of each stream
+_TRACEBACK = re.compile(rb"(\[rank\d+\]: )?Traceback \(most recent call last\):")  # torch's prefix
 _TIMEOUT = 5.0  # seconds to write what is left when our own stdout or stderr is not read
 
 
@@ -39,6 +40,7 @@ class _Stream:
     incomplete: bytes = b""
     last: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     on_line: Callable[[str], str] | None = None  # what it returns is forwarded, too
+    raised_at: float = 0.0  # when the newest traceback began; seconds since the epoch
 
     def forward(self) -> int:
         """Forward what has arrived; return the number of bytes."""
@@ -64,6 +66,8 @@ class _Stream:
 
     def _prefixed(self, line: bytes) -> bytes:
         self.last.append(line)
+        if _TRACEBACK.match(line):
+            self.raised_at = time.time()
         if self.on_line and (event := self.on_line(line.decode(errors="replace"))):
             write_all(sys.stdout.fileno(), f"{event}\n".encode())
         plain = self.unprefixed and line.startswith(self.unprefixed)
@@ -102,6 +106,7 @@ class RankOutput:
             stream.prefix = rank_prefix(first_rank + local).encode() if world_size > 1 else b""
             stream.on_line = self._read if is_first else None
             stream.last.clear()
+            stream.raised_at = 0.0
             has_events = target == sys.stdout.fileno() and is_first
             stream.unprefixed = EVENT.encode() if has_events else None
         own = sys.stdout.fileno(), sys.stderr.fileno()
@@ -129,6 +134,11 @@ class RankOutput:
         """Return what a rank has written last to its stderr, where that went through a pipe."""
         stream = self._streams.get((local, sys.stderr.fileno()))
         return [line.decode(errors="replace").rstrip() for line in stream.last] if stream else []
+
+    def raised_at(self, local: int) -> float:
+        """Return when a rank's newest traceback began; 0 without one, or without a pipe."""
+        stream = self._streams.get((local, sys.stderr.fileno()))
+        return stream.raised_at if stream else 0.0
 
     def close(self) -> None:
         """Forward what is left, and close the pipes."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.report.goodput import CAUSES
 from trainer.report.history import History
-from trainer.report.page.verdict import cause, duration
+from trainer.report.verdict import cause, duration
 
 # Of the launch event: what a reader asks for, in this order.
 _FACTS = (

@@ -18,7 +18,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.report.history import History
 from trainer.report.page import tables
 from trainer.report.page.charts import draw
-from trainer.report.page.verdict import verdict
+from trainer.report.verdict import verdict
 
 _FOLDER = Path(__file__).parent
 

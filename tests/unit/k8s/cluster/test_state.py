@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from k8s.cli.tables import progress_text
-from k8s.cluster.job_progress import newest_events
+from k8s.cluster.observe.job_progress import newest_events
 from k8s.cluster.state import CANCELLED, exit_code, find_job_manifest, pod, read
 from k8s.launchers import job_kinds
 from k8s.plan.job_kind import JobKind, Phase

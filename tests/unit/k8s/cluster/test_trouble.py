@@ -19,6 +19,7 @@ Cluster = tuple[Server, Path]
 VERBS = {
     "submit": ["submit", str(golden("jobset"))],
     "status": ["status", "digits"],
+    "why": ["why", "digits"],
     "logs": ["logs", "digits"],
     "save": ["logs", "digits", "--save", "saved"],
     "rank": ["logs", "digits", "--rank", "1"],
@@ -96,7 +97,7 @@ def test_a_cluster_that_is_lost_halfway_is_69_at_every_request(
         if len(server.requests) < last:
             break
         # a log that cannot be had is said so in its place, and the others are shown
-        assert code == 69 or (code == 0 and verb in ("logs", "rank")), err
+        assert code == 69 or (code == 0 and verb in ("logs", "rank", "why")), err
     assert code == 0
     assert last > 3
 

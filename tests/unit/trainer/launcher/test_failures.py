@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config.exits import Exit
-from trainer.launcher.failures import Failure, read_failure, report_failures
+from trainer.launcher.failures import Failure, explain, read_failure, report_failures
 
 
 def test_the_earliest_cause_comes_first_with_its_traceback(
@@ -18,7 +18,7 @@ def test_the_earliest_cause_comes_first_with_its_traceback(
         4: Failure(1, "ValueError: late", "not shown", 3.0),
         5: Failure(1, "ValueError: first", "one\ntwo", 2.0),
     }
-    assert report_failures(failures, None, last_lines=lambda _: []) == Exit.CODE
+    assert report_failures(failures) == Exit.CODE
     assert capsys.readouterr().err == "[rank 5] one\n[rank 5] two\n"
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "rank 5: ValueError: first (exit 1)"
@@ -30,7 +30,7 @@ def test_the_earliest_cause_comes_first_with_its_traceback(
 
 def test_ranks_that_were_stopped_are_no_failure(caplog: pytest.LogCaptureFixture) -> None:
     stopped = {0: Failure(143, "stopped", "", 1.0)}
-    assert report_failures(stopped, None, last_lines=lambda _: ["line"]) == Exit.STOPPED
+    assert report_failures(stopped) == Exit.STOPPED
     assert caplog.records == []
 
 
@@ -55,7 +55,8 @@ def test_without_a_report_the_last_lines_are_shown(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     failures = {0: Failure(70, "ended", "", 2.0), 1: Failure(70, "ended", "", 1.0)}
-    assert report_failures(failures, None, last_lines=lambda rank: [f"of {rank}"]) == Exit.CODE
+    explained = explain(failures, None, last_lines=lambda rank: [f"of {rank}"])
+    assert report_failures(explained) == Exit.CODE
     assert capsys.readouterr().err == "[rank 1] of 1\n"
     assert [record.getMessage() for record in caplog.records] == [
         "rank 1 failed first; its last lines:",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainer.config.exits import Fault
 from trainer.report.history import Curve, History, read
-from trainer.report.page.verdict import verdict
+from trainer.report.verdict import verdict
 
 
 def event(name: str, time: float, /, **fields: Any) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from k8s.base.errors import config_error
 from k8s.base.yaml_text import dump
-from k8s.cluster import jobs, logs, state
+from k8s.cluster import jobs, state
 from k8s.cluster.client.api import Cluster, Object
 from k8s.cluster.jobs import Job
-from k8s.cluster.logs import ALL, Selection
+from k8s.cluster.observe import logs
+from k8s.cluster.observe.logs import ALL, Selection
 from trainer.config.exits import Fault
 
 

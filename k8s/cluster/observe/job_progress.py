@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from k8s.base.quantity import parse
-from k8s.cluster import logs
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Missing
 from k8s.cluster.client.objects import NotServed
+from k8s.cluster.observe import logs
 from k8s.cluster.state import Pod
 from trainer.config.exits import Fault
 

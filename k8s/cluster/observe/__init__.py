@@ -1,0 +1,1 @@
+"""What a job shows of itself: logs, progress, and why it failed."""

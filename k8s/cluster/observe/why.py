@@ -1,0 +1,183 @@
+"""Why a job failed or does not start: what its pods, events, conditions and logs say of it.
+
+for line in why(cluster, get_job(cluster, "digits")): print(line)
+"""
+
+from collections.abc import Iterable, Iterator
+
+from k8s.cluster import jobs, state
+from k8s.cluster.client import objects
+from k8s.cluster.client.api import Cluster, Forbidden, Object
+from k8s.cluster.client.objects import NotServed
+from k8s.cluster.control import KUEUE_VERSIONS
+from k8s.cluster.jobs import Job
+from k8s.cluster.observe import logs
+from k8s.plan.job_kind import Phase
+from trainer.config.exits import Fault
+from trainer.diagnosis.diagnose import diagnose, in_words
+from trainer.diagnosis.signs import Sign, as_seconds, read_log
+
+_MOST = 10  # lines
+_MOST_LOGS = 64  # pods whose logs are read
+_TAIL = 400  # lines of each log, from its end
+# What a job's controller or queue makes for it, and writes conditions and events about.
+_CHILDREN = (
+    ("batch/v1", "Job"),
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+    *((version, "Workload") for version in KUEUE_VERSIONS),
+    ("scheduling.volcano.sh/v1beta1", "PodGroup"),
+)
+
+
+def why(cluster: Cluster, job: Job) -> list[str]:
+    """Return at most ten lines: the job's state, what failed first, why, what to do, what followed.
+
+    What may not be read is left out, and the last line says so. Raises as `api.call` does.
+    """
+    unread: list[str] = []
+    found = diagnose(_signs(cluster, job, unread))
+    state = job.state
+    restarts = f", {state.restarts} restarts" if state.restarts else ""
+    lines = [f"{job.name} is {state.phase}{restarts}{': ' if state.reason else ''}{state.reason}"]
+    if found is not None and state.phase is not Phase.SUCCEEDED:
+        lines += in_words(found, job=job.name)
+    elif state.phase is not Phase.SUCCEEDED:
+        lines.append("cause     nothing has failed, as far as pods, events and logs show")
+    return [*lines[: _MOST - len(unread[:1])], *(f"unread    {text}" for text in unread[:1])]
+
+
+def _signs(cluster: Cluster, job: Job, unread: list[str]) -> Iterator[Sign]:
+    pods = _newest(cluster, job)
+    children = list(_children(cluster, job))
+    names = {one["metadata"]["name"] for one in [*pods, *children]}
+    warnings: dict[str, list[Sign]] = {}
+    for event in jobs.events(cluster, job, names, fields="type=Warning"):
+        about = event["involvedObject"]
+        sign = Sign(
+            f"{event.get('reason')}: {event.get('message')}",
+            f"event of {about.get('kind', 'object')} {about['name']}",
+            f"{about.get('kind', 'object')} {about['name']}",
+            as_seconds(event.get("lastTimestamp") or event.get("eventTime")),
+        )
+        warnings.setdefault(about["name"], []).append(sign)
+    for child in [job.root_object, *children]:
+        yield from warnings.get(child["metadata"]["name"], [])
+        yield from _conditions(child)
+    if job.state.reason:
+        yield Sign(job.state.reason, f"{job.root_object['kind']} {job.name}", f"job {job.name}")
+    for number, pod in enumerate(pods):
+        yield from _of_pod(
+            cluster,
+            job,
+            pod,
+            warnings=warnings.get(pod["metadata"]["name"], []),
+            unread=unread,
+            is_log_read=number < _MOST_LOGS,
+        )
+
+
+def _newest(cluster: Cluster, job: Job) -> list[Object]:
+    """Return the newest pod of each node: what ended earlier ones did not end the job."""
+    newest: dict[object, Object] = {}
+    created = jobs.pod_objects(cluster, job)
+    for pod in sorted(created, key=lambda one: one["metadata"].get("creationTimestamp") or ""):
+        node = job.kind.node(pod)
+        newest[pod["metadata"]["name"] if node is None else node] = pod
+    return list(newest.values())
+
+
+def _children(cluster: Cluster, job: Job) -> Iterator[Object]:
+    """Yield what a controller has made for the job, of it and of what was made for it."""
+    owners = {job.root_object["metadata"].get("uid"), job.manifest["metadata"].get("uid")} - {None}
+    for api_version, kind in _CHILDREN:
+        try:
+            found = objects.find(cluster, api_version, kind)
+        except (NotServed, Forbidden):
+            continue
+        for one in found:
+            made_by = {owner.get("uid") for owner in one["metadata"].get("ownerReferences") or []}
+            if made_by & owners:
+                yield {"apiVersion": api_version, "kind": kind, **one}
+
+
+def _conditions(found: Object) -> Iterator[Sign]:
+    """Yield what the conditions of a job, a Workload or a PodGroup say is wrong."""
+    for condition in found.get("status", {}).get("conditions") or []:
+        is_wrong = {"QuotaReserved": "False", "Scheduled": "False", "Unschedulable": "True"}
+        is_wrong |= {"Failed": "True", "Evicted": "True", "Admitted": "False"}
+        if is_wrong.get(condition["type"]) == condition.get("status"):
+            text = f"{condition.get('reason')}: {condition.get('message')}"
+            where = f"{found['kind']} {found['metadata']['name']}"
+            yield Sign(text, where, where, as_seconds(condition.get("lastTransitionTime")))
+
+
+def _of_pod(
+    cluster: Cluster,
+    job: Job,
+    pod: Object,
+    *,
+    warnings: Iterable[Sign],
+    unread: list[str],
+    is_log_read: bool,
+) -> Iterator[Sign]:
+    """Yield the signs of one pod. Once it has run, what was in the way of its start counts no more."""
+    read, name = state.pod(pod, job.kind), pod["metadata"]["name"]
+    place = f"node {read.node}, pod {name}" if read.node is not None else f"pod {name}"
+    status = pod.get("status", {})
+    containers = [
+        one
+        for part in ("initContainer", "container")
+        for one in status.get(f"{part}Statuses") or []
+    ]
+    ends = [
+        (one, end, is_last)
+        for one in containers
+        for part, is_last in (("state", False), ("lastState", True))
+        if (end := one.get(part, {}).get("terminated")) and end.get("exitCode")
+    ]
+    own = list(_disruption(status, place, name))
+    if not ends and read.phase in ("Pending", ""):
+        yield from (*own, *warnings, *_waiting(pod, containers, place))
+        return
+    own += [sign for sign in warnings if "Unhealthy" in sign.text or "Evicted" in sign.text]
+    for container, end, is_last in ends[-1:]:
+        query = {"tailLines": _TAIL, "timestamps": "true"}
+        query |= {"previous": "true"} if is_last else {}
+        try:
+            text = logs.text(cluster, name, container.get("name", ""), query) if is_log_read else ""
+            own += read_log(text.splitlines(), source=f"log of pod {name}", place=place)
+        except Fault as fault:
+            unread.append(str(fault))
+        # An exit code alone says less than whatever else there is.
+        if not own or end.get("reason") not in ("Error", "Completed", None):
+            says = f"exit {end['exitCode']} ({end.get('reason', '')}) {end.get('message', '')}"
+            at = as_seconds(end.get("finishedAt"))
+            own.append(Sign(says.strip(), f"status of pod {name}", place, at))
+    yield from own
+
+
+def _disruption(status: Object, place: str, name: str) -> Iterator[Sign]:
+    """Yield why a pod was taken away, if it was."""
+    if status.get("reason"):
+        text = f"{status['reason']}: {status.get('message', '')}"
+        yield Sign(text, f"status of pod {name}", place, as_seconds(status.get("startTime")))
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "DisruptionTarget" and condition.get("status") == "True":
+            text = f"DisruptionTarget: {condition.get('reason')}: {condition.get('message')}"
+            at = as_seconds(condition.get("lastTransitionTime"))
+            yield Sign(text, f"status of pod {name}", place, at)
+
+
+def _waiting(pod: Object, containers: list[Object], place: str) -> Iterator[Sign]:
+    """Yield what a pod waits for that has not started."""
+    name = pod["metadata"]["name"]
+    at = as_seconds(pod["metadata"].get("creationTimestamp"))
+    for container in containers:
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
+            text = f"{waiting['reason']}: {waiting.get('message', '')}"
+            yield Sign(text, f"status of pod {name}", place, at)
+    for condition in pod.get("status", {}).get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition.get("status") == "False":
+            text = f"{condition.get('reason', 'Unschedulable')}: {condition.get('message', '')}"
+            yield Sign(text, f"status of pod {name}", place, at)

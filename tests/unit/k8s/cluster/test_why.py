@@ -1,0 +1,294 @@
+"""`python -m k8s why NAME`: of what a cluster says of pods and jobs, and of launchers' real logs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster_objects import (
+    COMPLETED,
+    FAILED,
+    JOBSET,
+    LABELS,
+    RUNNING,
+    Run,
+    ended,
+    jobset,
+    pod,
+)
+from tests.conftest import QUICK, ROOT
+from tests.standin.server import Server
+from tests.why.scripts import SCRIPTS
+
+Cluster = tuple[Server, Path]
+
+POD = "digits-node-0-1"
+
+
+def event(reason: str, message: str, about: str = POD, kind: str = "Pod") -> dict[str, Any]:
+    return {
+        "metadata": {"name": f"{about}.{reason}".lower()},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "involvedObject": {"name": about, "kind": kind},
+        "lastTimestamp": "2026-01-01T00:00:05Z",
+    }
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": state}]}
+
+
+def unschedulable(message: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    return {"phase": "Pending", "conditions": [condition | {"message": message}]}
+
+
+def terminated(code: int, of_container: str, /, **status: Any) -> dict[str, Any]:
+    end = {"exitCode": code, "reason": of_container, "finishedAt": "2026-01-01T00:00:09Z"}
+    return {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "trainer", "state": {"terminated": end}}],
+        **status,
+    }
+
+
+def disrupted(reason: str, message: str) -> dict[str, Any]:
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+    return terminated(143, "Error", conditions=[condition])
+
+
+CREATING = waiting("ContainerCreating")
+
+# By the cause: the status of the second pod, and the cluster's events. As Kubernetes 1.34 writes them.
+PODS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "image": (
+        waiting("ImagePullBackOff", 'Back-off pulling image "registry.example/muster:1.1"'),
+        [event("Failed", 'Failed to pull image "registry.example/muster:1.1": not found')],
+    ),
+    "no room": (
+        unschedulable("0/4 nodes are available: 4 Insufficient nvidia.com/gpu. preemption: 0/4"),
+        [event("FailedScheduling", "0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")],
+    ),
+    "volume claim": (
+        unschedulable("0/4 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
+        [],
+    ),
+    "volume mount": (
+        CREATING,
+        [
+            event(
+                "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1": already used by pods'
+            )
+        ],
+    ),
+    "missing object": (
+        waiting("CreateContainerConfigError", 'secret "digits-rendezvous" not found'),
+        [],
+    ),
+    "no program": (
+        terminated(128, "StartError"),
+        [event("Failed", 'exec: "python": executable file not found in $PATH: unknown')],
+    ),
+    "sandbox": (CREATING, [event("FailedCreatePodSandBox", "failed to set up sandbox network")]),
+    "device plugin": (
+        terminated(1, "Error", reason="UnexpectedAdmissionError", message="Allocate failed"),
+        [],
+    ),
+    "host memory": (terminated(137, "OOMKilled"), []),
+    "evicted": (
+        terminated(137, "Error", reason="Evicted", message="The node was low on resource: memory."),
+        [],
+    ),
+    "preempted": (disrupted("PreemptionByScheduler", "default-scheduler: preempting"), []),
+    "node lost": (
+        terminated(255, "Error", reason="NodeShutdown", message="Pod was terminated by the node"),
+        [],
+    ),
+    "liveness": (
+        terminated(137, "Error"),
+        [event("Unhealthy", "Liveness probe failed: rank 1: no step for 3600 s")],
+    ),
+}
+
+
+def fill(server: Server, status: dict[str, Any], events: list[dict[str, Any]]) -> None:
+    """A JobSet with two pods: the first runs, or lost the second."""
+    has_failed = status["phase"] == "Failed"
+    server.put(*JOBSET, jobset(**(FAILED if has_failed else RUNNING)))
+    first = ended(69) if has_failed else {"phase": "Running"}
+    server.put("v1", "Pod", pod("digits-node-0-0", 0, **first))
+    server.put("v1", "Pod", pod(POD, 1, **status))
+    for one in events:
+        server.put("v1", "Event", one)
+
+
+def ask(run: Run, config: Path) -> dict[str, str]:
+    code, out, err = run(config, "why", "digits")
+    assert code == 0, err
+    head, *lines = out.splitlines()
+    assert len(lines) < 10
+    return {"head": head} | dict(line.split(maxsplit=1) for line in reversed(lines))
+
+
+@pytest.mark.parametrize("cause", PODS)
+def test_what_a_cluster_says_of_a_pod(cause: str, run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, *PODS[cause])
+    found = ask(run, config)
+    assert found["cause"].endswith(f"({cause})"), found
+    assert POD in found["first"]
+    assert found["evidence"].endswith("]")  # its source
+
+
+# By the cause: the kind and name of what a controller made for the job, and what is said of it.
+CHILDREN = {
+    "pod quota": (
+        "batch/v1",
+        "Job",
+        "FailedCreate",
+        'pods "digits" is forbidden: exceeded quota: lab',
+    ),
+    "pod security": (
+        *("batch/v1", "Job", "FailedCreate"),
+        'pods "digits" is forbidden: violates PodSecurity "restricted:latest": privileged',
+    ),
+    "limit range": (
+        *("batch/v1", "Job", "FailedCreate"),
+        "maximum memory usage per Container is 4Gi, but limit is 8Gi",
+    ),
+    "admission": (
+        *("batch/v1", "Job", "FailedCreate"),
+        'admission webhook "policy.example" denied the request: no owner label',
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", CHILDREN)
+def test_why_no_pod_was_made(cause: str, run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    api_version, kind, reason, message = CHILDREN[cause]
+    job = jobset(**RUNNING)
+    job["metadata"]["uid"] = "1-2-3"
+    server.put(*JOBSET, job)
+    owner = {"apiVersion": JOBSET[0], "kind": "JobSet", "name": "digits", "uid": "1-2-3"}
+    server.put(
+        api_version, kind, {"metadata": {"name": "digits-node-0", "ownerReferences": [owner]}}
+    )
+    server.put(api_version, kind, {"metadata": {"name": "digits-of-another"}})
+    server.put("v1", "Event", event(reason, message, "digits-node-0", kind))
+    other = event("FailedCreate", "exec format error", "digits-of-another", kind)
+    server.put("v1", "Event", other | {"lastTimestamp": "2026-01-01T00:00:01Z"})
+    found = ask(run, config)
+    assert found["cause"].endswith(f"({cause})"), found
+    assert found["first"].startswith("Job digits-node-0")
+
+
+def test_why_kueue_does_not_admit_it(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    job = jobset({"suspend": True}, **RUNNING)
+    job["metadata"] |= {"uid": "1-2-3"}
+    job["metadata"]["labels"] = LABELS | {"kueue.x-k8s.io/queue-name": "research"}
+    server.put(*JOBSET, job)
+    message = (
+        "couldn't assign flavors to pod set node: insufficient unused quota for cpu in flavor big"
+    )
+    condition = {
+        "type": "QuotaReserved",
+        "status": "False",
+        "reason": "Pending",
+        "message": message,
+    }
+    owner = {"kind": "JobSet", "name": "digits", "uid": "1-2-3"}
+    workload = {"name": "jobset-digits-1", "ownerReferences": [owner]}
+    status = {"conditions": [condition | {"lastTransitionTime": "2026-01-01T00:00:05Z"}]}
+    found = {"metadata": workload, "status": status}
+    server.put("kueue.x-k8s.io/v1beta2", "Workload", found)
+    told = ask(run, config)
+    assert told["cause"].endswith("(queue)"), told
+    assert "insufficient unused quota for cpu in flavor big" in told["evidence"]
+
+
+def test_a_deadline(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, terminated(143, "Error"), [])
+    failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}
+    message = "Job was active longer than specified deadline"
+    server.put(*JOBSET, jobset(conditions=[failed | {"message": message}]))
+    assert ask(run, config)["cause"].endswith("(deadline)")
+
+
+def test_a_job_that_runs_and_one_that_has_succeeded_have_no_cause(
+    run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    server.put(*JOBSET, jobset(**RUNNING))
+    server.put("v1", "Pod", pod(POD, 1, phase="Running"))
+    # It was in the way of the start, and is no more.
+    server.put("v1", "Event", event("FailedScheduling", "0/4 nodes are available"))
+    assert ask(run, config)["cause"].startswith("nothing has failed")
+    server.put(*JOBSET, jobset(**COMPLETED))
+    assert list(ask(run, config)) == ["head"]
+
+
+def test_a_log_that_cannot_be_read_is_mentioned_and_hides_nothing(
+    run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    fill(server, terminated(137, "OOMKilled"), [])
+    server.answer = lambda _, path: (500, {}, "{}") if "/log" in path else None
+    code, out, _ = run(config, "--timeout", "1", "why", "digits")
+    assert code == 0
+    assert "(host memory)" in out
+    assert out.splitlines()[-1].startswith("unread")
+
+
+# Settings that the launcher refuses before the first rank, and so before there is a run folder.
+REFUSED = {
+    "batch or mesh": {"TRAINER_MODE": "hsdp", "TRAINER_MESH": "dp_shard=3"},
+    "setting": {"TRAINER_LR": "-1"},
+    "no devices": {"TRAINER_DEVICES": "99"},
+    "data": {"TRAINER_TASK": "cifar10", "TRAINER_DATA": "/no/such/folder"},
+}
+
+
+def log_of(cluster: Server, stderr: str, code: int) -> None:
+    """Make a launcher's own output the log of the second pod."""
+    fill(cluster, terminated(code, "Error"), [])
+    cluster.logs[POD] = stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", REFUSED)
+def test_what_a_launcher_wrote_into_the_log_of_its_pod(
+    cause: str, run: Run, cluster: Cluster, start: Any
+) -> None:
+    server, config = cluster
+    env = QUICK | {"PET_NPROC_PER_NODE": "2"} | REFUSED[cause]
+    ended = start("-m", "trainer.launch", **env).end()
+    log_of(server, ended.stderr, ended.code)
+    found = ask(run, config)
+    assert found["cause"].endswith(f"({cause})"), found
+    assert f"[log of pod {POD}]" in found["evidence"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_script_that_fails_in_a_pod(
+    ranks: str, run: Run, cluster: Cluster, start: Any, tmp_path: Path
+) -> None:
+    server, config = cluster
+    script = tmp_path / "train.py"
+    source = SCRIPTS["port"].source if ranks == "1" else SCRIPTS["port"].text
+    script.write_text(f"import socket\n{source}", encoding="utf-8")
+    env = {"PYTHONPATH": str(ROOT), "TRAINER_OUT": str(tmp_path / "run")}
+    started = start("-m", "trainer.launch", "--nproc-per-node", ranks, str(script), **env)
+    started.process.wait(60)
+    log_of(server, started.read(started.stderr), started.process.returncode)
+    found = ask(run, config)
+    assert found["cause"].endswith("(port)"), found
+    assert found["first"].startswith(f"rank {int(ranks) - 1} (node 1, pod {POD})")
+    assert "Address already in use" in found["evidence"]
+    assert "train.py, line" in found["at"]

@@ -1,0 +1,112 @@
+"""Says why a run failed, from what it left in its folder: what was first, the cause, what to do.
+
+python -m trainer.why runs/digits
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.config.exits import Exit, Fault
+from trainer.config.log import log_to_stderr
+from trainer.diagnosis.diagnose import Diagnosis, diagnose, in_words
+from trainer.diagnosis.signs import Sign, read_log
+from trainer.report.events import Event
+from trainer.report.history import Attempt, History, read
+from trainer.report.verdict import verdict
+
+log = logging.getLogger("why")
+
+_MOST = 10  # lines
+_TAIL = 1 << 16  # bytes of a log that are read, from its end
+
+
+def main() -> int:
+    """Print at most ten lines and return the exit code: 0, or 65 when there is no run."""
+    log_to_stderr()
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.why",
+        description="Says why a run failed: which rank was first, the cause, the evidence and its "
+        "source, what to do, and what followed. Of a job on a cluster: python -m k8s why NAME.",
+    )
+    parser.add_argument("run", type=Path, help="the run folder: what TRAINER_OUT named")
+    try:
+        lines = why(read(parser.parse_args().run))
+    except Fault as fault:
+        log.error("%s (exit %d)", fault, fault.code)  # noqa: TRY400  # one line
+        return fault.code
+    print("\n".join(lines))
+    return Exit.DONE
+
+
+def why(run: History) -> list[str]:
+    """Return the lines: how the run ended, the first cause, and those of earlier attempts."""
+    ended = verdict(run)
+    lines = [f"{run.name} {ended.state}: {ended.text}"]
+    *earlier, last = [diagnose(signs(run, attempt)) for attempt in run.attempts]
+    if ended.state == "finished":
+        faults = [mark for mark in run.marks if mark.kind == "fault"]
+        lines += [f"fault     step {mark.step}: {mark.text}" for mark in faults[-3:]]
+    elif last is not None:
+        lines += in_words(last, job=run.name)
+    elif ended.state == "open":
+        lines.append(
+            "cause     no end is recorded: it runs, or its processes or machine were killed"
+        )
+        lines.append("do        start it again: it goes on from its newest checkpoint")
+    lines += _before(earlier)
+    return lines[:_MOST]
+
+
+def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
+    """Yield what an attempt's ranks and launchers said of their end."""
+    for rank in attempt.failures:
+        host = Path(str(rank.get("host"))).name  # of a file that may come from elsewhere
+        yield Sign(
+            f"{rank.get('message', '')} (exit {rank.get('exit')})",
+            f"logs/{host}.jsonl",
+            f"rank {rank.get('rank')} on {host}",
+            rank.get("time", attempt.ended),
+            _detail(rank, run.folder / "logs" / f"{host}.log"),
+        )
+    if attempt.reason:
+        yield Sign(f"{attempt.reason} (exit {attempt.exit})", "logs/", "launcher", attempt.ended)
+    if attempt is run.attempts[-1] and run.ending and run.ending["event"] == "error":
+        text = f"{run.ending.get('message', '')} (exit {run.ending.get('code')})"
+        yield Sign(text, "metrics.jsonl", "rank 0", run.ending["time"])
+    elif attempt.exit == Exit.STOPPED and not attempt.failures:
+        yield Sign(
+            f"stopped after step {attempt.last_step} (exit 143)", "metrics.jsonl", "", attempt.ended
+        )
+
+
+def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
+    """Return a rank's last lines or traceback; without a pipe of its own, its lines in the log."""
+    lines = rank.get("last_lines")
+    if isinstance(lines, list) and lines:
+        return tuple(map(str, lines))
+    if rank.get("traceback") or not log_file.is_file():
+        return tuple(str(rank.get("traceback", "")).splitlines())
+    with log_file.open("rb") as file:
+        file.seek(max(0, log_file.stat().st_size - _TAIL))
+        written = file.read(_TAIL).decode(errors="replace").splitlines()
+    mine = [one for one in read_log(written, source="") if one.who == f"rank {rank.get('rank')}"]
+    return mine[-1].detail if mine else ()
+
+
+def _before(earlier: list[Diagnosis | None]) -> list[str]:
+    """Return how earlier attempts ended, those with one cause in a line."""
+    by_cause: dict[str, list[str]] = {}
+    for number, found in enumerate(earlier, 1):
+        text = "no end recorded" if found is None else f"{found.cause.name}: {found.sign.who}"
+        by_cause.setdefault(text, []).append(str(number))
+    return [
+        f"before    attempt{'s' * (len(numbers) > 1)} {', '.join(numbers[:8])}: {text}"
+        for text, numbers in by_cause.items()
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

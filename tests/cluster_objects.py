@@ -17,7 +17,15 @@ LABELS = {
     "app.kubernetes.io/component": "trainer",
 }
 STEP = json.dumps(
-    {"event": "step", "step": 10, "steps": 40, "samples": 320, "samples_per_s": 96.0, "loss": 0.5}
+    {
+        "event": "step",
+        "step": 10,
+        "steps": 40,
+        "samples": 320,
+        "samples_per_s": 96.0,
+        "loss": 0.5,
+        "goodput": 0.873,
+    }
 )
 USAGE = json.dumps(
     {

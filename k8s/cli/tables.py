@@ -72,6 +72,8 @@ def progress_text(progress: Progress) -> str:
     parts += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
     if progress.samples_per_s is not None:
         parts.append(f"{progress.samples_per_s:.4g} samples/s")
+    if progress.goodput is not None:
+        parts.append(f"goodput {progress.goodput:.0%}")
     if progress.seconds_left is not None:
         parts.append(f"{timedelta(seconds=round(progress.seconds_left))} left")
     return ", ".join(parts)

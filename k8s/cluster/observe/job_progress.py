@@ -36,6 +36,7 @@ class Progress:
     loss: float | None
     samples_per_s: float | None
     seconds_left: float | None
+    goodput: float | None = None  # share of the wall time of all attempts that went into new steps
 
 
 @dataclass(frozen=True)
@@ -103,15 +104,15 @@ def newest_events(lines: list[str]) -> LogEvents:
 
 
 def _progress(event: dict[str, Any]) -> Progress | None:
-    names = ("step", "steps", "samples", "samples_per_s", "loss")
+    names = ("step", "steps", "samples", "samples_per_s", "loss", "goodput")
     values = (event.get(name) for name in names)
-    done, steps, samples, rate, loss = map(_figure, values)
+    done, steps, samples, rate, loss, goodput = map(_figure, values)
     if done is None:
         return None
     seconds = None
     if done and rate and steps is not None and samples is not None:
         seconds = _figure(samples / done * (steps - done) / rate)
-    return Progress(int(done), None if steps is None else int(steps), loss, rate, seconds)
+    return Progress(int(done), None if steps is None else int(steps), loss, rate, seconds, goodput)
 
 
 def _figure(value: object) -> float | None:

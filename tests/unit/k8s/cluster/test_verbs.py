@@ -44,11 +44,12 @@ def test_status_tells_state_pods_and_progress(run: Run, cluster: Cluster) -> Non
     assert [(p["node"], p["procs"]) for p in said["pods"]] == [(0, 2), (1, 2)]
     # 30 steps of 32 samples at 96 samples a second
     assert said["progress"]["seconds_left"] == pytest.approx(10)
+    assert said["progress"]["goodput"] == 0.873
     assert said["warnings"] == ["digits-node-0-1: FailedMount: no such volume"]
     assert "context test, namespace lab" in err
     code, out, _ = run(config, "status", "digits")
     assert code == 0
-    assert "step 10 of 40, loss 0.5, 96 samples/s, 0:00:10 left" in out
+    assert "step 10 of 40, loss 0.5, 96 samples/s, goodput 87%, 0:00:10 left" in out
 
 
 def test_a_machine_that_does_not_answer_hides_no_more_than_what_it_has(

@@ -28,6 +28,7 @@ _COMPANION_KINDS: list[Api] = [  # what any launcher may render with the job
     ("networking.k8s.io/v1", "NetworkPolicy"),
     ("policy/v1", "PodDisruptionBudget"),
     ("monitoring.coreos.com/v1", "PodMonitor"),
+    ("monitoring.coreos.com/v1", "PrometheusRule"),
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from k8s.base.errors import config_error
 from k8s.cluster import control, rendezvous_secret
 from k8s.cluster.jobs import companion_kinds
-from k8s.cluster.observe import job_progress
+from k8s.cluster.observe import job_progress, why
 from k8s.cluster.wrapped_job import WRAPPER, contents, is_wrapper
 from k8s.plan.job_kind import Api, JobKind
 from k8s.render.manifests import Rendered
@@ -110,6 +110,7 @@ def rules(kind: JobKind, job: Rendered, *, any_name: bool) -> Iterator[dict[str,
     # a WebSocket is opened by GET, and counts as create from Kubernetes 1.35 on
     yield {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get", "create"]}
     yield _rule("v1", "Event", "list")
+    yield from (_rule(*made, "list") for made in why.CHILDREN)
     yield _rule(job_progress.METRICS[0], "Pod", "list")
     yield _rule("kueue.x-k8s.io/v1beta2", "LocalQueue", "list")
     yield _rule("v1", "ResourceQuota", "list")

@@ -77,6 +77,10 @@ class Metrics(Model):
     port: _Port = Field(description="the port")
     path: str = Field("/metrics", pattern=r"^/[-._~/A-Za-z0-9]*$", description="the path")
     interval: str = Field("30s", pattern=r"^[1-9][0-9]*(ms|s|m|h)$", description="how often")
+    dashboard: bool = Field(
+        False, description="a dashboard for Grafana, as a ConfigMap that its sidecar finds"
+    )
+    alerts: bool = Field(False, description="alerts for Prometheus, as a PrometheusRule")
     from_: list[DnsLabel] = Field(  # `from` is a word of Python's
         [], alias="from", description=_FROM
     )

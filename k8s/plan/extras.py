@@ -11,7 +11,7 @@ from typing import Any
 from k8s.base.errors import config_error
 from k8s.base.yaml_text import dump
 from k8s.jobfile.spec import JobSpec
-from k8s.plan import storage
+from k8s.plan import monitoring, storage
 from k8s.plan.model import Extra, Payload
 
 
@@ -31,6 +31,13 @@ def extra_objects(spec: JobSpec, payload: Payload) -> Iterator[Extra]:
         yield _tensorboard(spec)
     if spec.metrics is not None:
         yield Extra("podmonitor", "", spec.metrics.model_dump(by_alias=True))
+        if spec.metrics.dashboard:
+            text = monitoring.dashboard(spec.name, spec.namespace)
+            found = {"grafana_dashboard": "1"}  # what Grafana's sidecar looks for
+            yield Extra("dashboard", "-dashboard", {"text": text, "labels": found})
+        if spec.metrics.alerts:
+            rules = monitoring.rules(spec.name, spec.namespace)
+            yield Extra("alerts", "-alerts", {"rules": rules})
     if spec.disruption_budget:
         yield Extra("disruptionbudget", "", {"minAvailable": spec.least_nodes})
 

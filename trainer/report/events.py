@@ -26,7 +26,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "preflight": "figures of the checks before the first step",
         "torch, host, out": "version, rank 0's host, run folder",
         "code_sha256": "hash of the code that the job carried, if it did",
-        "began": "when rank 0's process began",
+        "began, attempt": "when rank 0's process began; which attempt of the run this is",
         "settings": "the variables that repeat the run; secrets of a task's own settings are masked",
     },
     "step": {
@@ -36,7 +36,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "seconds": "of the steps since the step event before, without saves and evaluations",
         "data_s": "of those, rank 0's wait for samples",
         "memory": "bytes that rank 0 holds, of its device or of the host",
-        "goodput": "share of the wall time of all attempts that went into new steps",
+        "goodput, wall_s": "share of new steps in the wall time of all attempts; that time",
     },
     "eval": {
         "step, loss, samples": "after which step; mean loss over the test set; its size",
@@ -62,7 +62,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "summary": {
         "steps, METRIC, samples_per_s, seconds": "as the last steps and the last evaluation had them",
         "skipped_steps, checkpoint, mode, world_size, peak_memory": "peak of the rank with most",
-        "goodput, spent_s": "share of new steps; seconds of the wall time by cause",
+        "goodput, wall_s, spent_s": "as in a step; seconds of the wall time by cause",
     },
     "error": {"code, message": "exit code, and the reason in one line"},
     "attempt": {

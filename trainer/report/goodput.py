@@ -48,6 +48,7 @@ class Account:
 
     def __init__(self) -> None:
         self.spent = dict.fromkeys(CAUSES, 0.0)
+        self.launches = 0  # of rank 0
         self._last: float | None = None  # time of the event before
         self._free = 0.0  # seconds before it that no event has explained
         self._is_started = self._is_training = False
@@ -86,6 +87,7 @@ class Account:
         if kind == "started":
             self._is_started = True
         elif kind == "launch":
+            self.launches += 1
             self._is_started, self._is_training, self._step = False, False, 0
         elif kind == "resumed" or event.get("kind") == "rolled_back":
             self._step = int(event.get("to") or event.get("step") or 0)

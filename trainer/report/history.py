@@ -34,7 +34,6 @@ _NUMBERS = frozenset(
         "memory",
         "blocked_s",
         "bytes",
-        "began",
         "exit",
         "code",
         "world_size",
@@ -47,10 +46,10 @@ _NUMBERS = frozenset(
         "median_s",
         "cpu",
         "busy",
-        "time",
         "to",
     )
 )
+_TIMES = frozenset(("began", "time"))
 CURVES = ("loss", "grad_norm", "lr", "samples_per_s", "memory")  # of step events
 _LONGEST = 1 << 20  # characters of a line
 _LONGEST_TEXT = 300  # characters of a field that is shown
@@ -162,13 +161,15 @@ def _read(file: Path) -> Iterator[Event]:
                 event = json.loads(line)
             except (ValueError, RecursionError):
                 continue  # torn, by a full disk
-            if _is_number(event.get("time")) and isinstance(event["event"], str):
+            if _is_time(event.get("time")) and isinstance(event["event"], str):
                 yield _checked(event)
 
 
 def _checked(event: Event) -> Event:
     kept = {
-        name: value for name, value in event.items() if name not in _NUMBERS or _is_number(value)
+        name: value
+        for name, value in event.items()
+        if (name not in _NUMBERS or _is_number(value)) and (name not in _TIMES or _is_time(value))
     }
     for name in ("ranks",):
         listed = kept.get(name)
@@ -182,6 +183,11 @@ def _checked(event: Event) -> Event:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1e300
+
+
+def _is_time(value: Any) -> bool:
+    """Return whether it is seconds since the epoch, of this millennium or the next."""
+    return _is_number(value) and 0 <= value < 1e11
 
 
 def _take(history: History, event: Event) -> None:

@@ -54,8 +54,10 @@ def reporting(
                     return  # the watchdog ends a little later
                 has_summary = has_summary or event == "summary"
                 account.take(record)
+                if event == "launch":
+                    record["attempt"] = account.launches
                 if event in ("step", "summary"):
-                    record["goodput"] = account.goodput
+                    record |= {"goodput": account.goodput, "wall_s": account.wall}
                 if event == "summary":
                     record["spent_s"] = account.by_cause()
                 for sink in sinks:
@@ -81,7 +83,7 @@ def _sinks(
     if settings.metrics_port and runtime.local_rank == 0:
         from trainer.report.prometheus import serving  # noqa: PLC0415
 
-        yield serving(settings.metrics_port)
+        yield serving(settings.metrics_port, settings.run_folder)
     if not runtime.is_main:
         return
     yield to_file(settings.run_folder / "metrics.jsonl")

@@ -5,8 +5,10 @@ TRAINER_METRICS_PORT=9400 python -m trainer &  curl localhost:9400/metrics
 
 import contextlib
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
@@ -20,12 +22,13 @@ log = logging.getLogger("trainer")
 
 @dataclass(frozen=True)
 class Figure:
-    """A gauge that shows `field` of the last `event` that had it."""
+    """A gauge: `field` of the last `event` that had it, of those with `action` if it is set."""
 
     name: str
     event: str
     field: str
     text: str
+    action: str | None = None
 
 
 FIGURES = (
@@ -38,7 +41,12 @@ FIGURES = (
     Figure("muster_samples", "step", "samples", "training samples used"),
     Figure("muster_samples_per_second", "step", "samples_per_s", "training samples per second"),
     Figure("muster_goodput", "step", "goodput", "share of the wall time that went into new steps"),
+    Figure("muster_wall_seconds", "step", "wall_s", "wall time of all attempts so far"),
+    Figure("muster_attempt", "launch", "attempt", "which attempt of the run this is, from 1 on"),
     Figure("muster_last_step_time_seconds", "step", "time", "when the last step was reported"),
+    Figure(
+        "muster_last_saved_time_seconds", "checkpoint", "time", "when the last was saved", "saved"
+    ),
     Figure("muster_eval_loss", "eval", "loss", "mean loss over the test set"),
     Figure("muster_checkpoint_step", "checkpoint", "step", "step of the last checkpoint event"),
     Figure(
@@ -59,15 +67,25 @@ FIGURES = (
 EVALUATION = ("muster_eval_metric", "metric", "the task's metric over the test set")
 CHECKPOINTS = ("muster_checkpoints_total", "action", "checkpoints saved, refused or resumed from")
 FAULTS = ("muster_faults_total", "kind", "fault events, by kind")
+DISK = (
+    ("muster_disk_free_bytes", "free bytes of the run folder's volume"),
+    ("muster_disk_bytes", "all bytes of that volume"),
+)
+_KINDS = ("bad_sample", "hang", "nonfinite", "rolled_back", "stopped", "straggler")
 
 
 class _Latest(Collector):
     """The gauges. A scrape sees all fields of an event, or none of them yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_folder: Path) -> None:
         self.values: dict[str, float] = {}
+        self._folder = run_folder
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        with contextlib.suppress(OSError):
+            disk = shutil.disk_usage(self._folder)
+            for (name, text), size in zip(DISK, (disk.free, disk.total), strict=True):
+                yield GaugeMetricFamily(name, text, size)
         values = self.values
         for figure in FIGURES:
             if figure.name in values:
@@ -75,22 +93,30 @@ class _Latest(Collector):
 
 
 @contextlib.contextmanager
-def serving(port: int) -> Iterator[Callable[[Event], None]]:
+def serving(port: int, run_folder: Path) -> Iterator[Callable[[Event], None]]:
     """Serve the events that the yielded function gets as metrics on `port`, at any path.
 
     A port that is taken costs a warning, not the run.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    latest = _Latest()
+    latest = _Latest(run_folder)
     registry.register(latest)
     metric = Gauge(EVALUATION[0], EVALUATION[2], [EVALUATION[1]], registry=registry)
     checkpoints = Counter(CHECKPOINTS[0], CHECKPOINTS[2], [CHECKPOINTS[1]], registry=registry)
     faults = Counter(FAULTS[0], FAULTS[2], [FAULTS[1]], registry=registry)
+    for fault in _KINDS:
+        faults.labels(
+            fault
+        )  # 0: Prometheus does not count the first of a series that was not there
 
     def take(event: Event) -> None:
         kind = event["event"]
-        values = {one.name: event.get(one.field) for one in FIGURES if one.event == kind}
+        values = {
+            one.name: event.get(one.field)
+            for one in FIGURES
+            if one.event == kind and one.action in (None, event.get("action"))
+        }
         latest.values = latest.values | {k: v for k, v in values.items() if v is not None}
         if kind == "eval":
             for name, value in scores(event).items():

@@ -14,7 +14,7 @@ from rich.table import Table
 from trainer.report.events import Event
 
 # Of an event in a table: what the title or another field shows, and what is for the report.
-_NOT_SHOWN = ("event", "time", "host", "code_sha256", "began", "settings")
+_NOT_SHOWN = (*("event", "time", "host", "code_sha256", "began", "attempt", "settings", "wall_s"),)
 
 
 class Display:

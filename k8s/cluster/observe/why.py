@@ -21,7 +21,7 @@ _MOST = 10  # lines
 _MOST_LOGS = 64  # pods whose logs are read
 _TAIL = 400  # lines of each log, from its end
 # What a job's controller or queue makes for it, and writes conditions and events about.
-_CHILDREN = (
+CHILDREN = (
     ("batch/v1", "Job"),
     ("jobset.x-k8s.io/v1alpha2", "JobSet"),
     *((version, "Workload") for version in KUEUE_VERSIONS),
@@ -89,7 +89,7 @@ def _newest(cluster: Cluster, job: Job) -> list[Object]:
 def _children(cluster: Cluster, job: Job) -> Iterator[Object]:
     """Yield what a controller has made for the job, of it and of what was made for it."""
     owners = {job.root_object["metadata"].get("uid"), job.manifest["metadata"].get("uid")} - {None}
-    for api_version, kind in _CHILDREN:
+    for api_version, kind in CHILDREN:
         try:
             found = objects.find(cluster, api_version, kind)
         except (NotServed, Forbidden):

@@ -85,7 +85,7 @@ def a_job(launcher: str) -> dict[str, Any]:
         network={"isolate": True},
         checkpoints={"claim": {"size": "1Gi"}},
         tensorboard={"image": "tensorboard:1"},
-        metrics={"port": 9400},
+        metrics={"port": 9400, "dashboard": True, "alerts": True},
         disruptionBudget=True,
         mountJobFile=True,
     )
@@ -186,7 +186,14 @@ def test_the_role_is_what_the_verbs_take(
     does("submit", str(rendered))
     threading.Thread(target=cancel_when_watched, args=(server, place), daemon=True).start()
     does("wait", "digits", code=143)
-    for verb in (["list"], ["gc"], ["status", "digits"], ["logs", "digits"], ["top", "digits"]):
+    for verb in (
+        ["list"],
+        ["gc"],
+        ["status", "digits"],
+        ["logs", "digits"],
+        ["top", "digits"],
+        ["why", "digits"],
+    ):
         does(*verb)
     does("logs", "digits", "--save", str(tmp_path / "saved"))
     gate.scaling = True

@@ -1,5 +1,6 @@
 """The objects beside a job: network policy, claims, TensorBoard, metrics, budget, job file."""
 
+import json
 from typing import Any
 
 import pytest
@@ -83,6 +84,25 @@ def test_metrics_have_a_port_a_monitor_and_an_open_door(launcher: str) -> None:
         assert selected(monitor["selector"]["matchLabels"], pod["metadata"]["labels"])
     door = only(rendered, "NetworkPolicy")["spec"]["ingress"][1]
     assert door["ports"] == [{"protocol": "TCP", "port": 9400}]
+
+
+@pytest.mark.parametrize("launcher", CLUSTER)
+def test_a_dashboard_and_alerts_of_this_job_alone(launcher: str) -> None:
+    asked = alone(metrics={"port": 9400, "dashboard": True, "alerts": True}, namespace="lab")
+    rendered = render(asked, launcher)
+    board = next(one for one in rendered.objects if one["metadata"]["name"] == "a-job-dashboard")
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    panels = json.loads(board["data"]["a-job.json"])["panels"]
+    (group,) = only(rendered, "PrometheusRule")["spec"]["groups"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    queries += [rule["expr"] for rule in group["rules"]]
+    assert all('app_kubernetes_io_instance="a-job",namespace="lab"' in one for one in queries)
+    monitor = only(rendered, "PodMonitor")["spec"]
+    assert monitor["podTargetLabels"] == ["app.kubernetes.io/instance"]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert len(set(places)) == len(places)
+    without = render(alone(metrics={"port": 9400}), launcher).objects
+    assert "PrometheusRule" not in {one["kind"] for one in without}
 
 
 @pytest.mark.parametrize("launcher", CLUSTER)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from trainer.config.exits import Fault
 from trainer.report.history import Curve, History, read
 from trainer.report.verdict import verdict
+from trainer.why import why
 
 
 def event(name: str, time: float, /, **fields: Any) -> dict[str, Any]:
@@ -171,7 +172,7 @@ NAMES = st.sampled_from(
     re.findall(
         r"\w+",
         "time step steps loss began exit code ranks action host settings metric seconds data_s nodes "
-        "world_size first_rank to kind accuracy message mesh parameters traceback reason",
+        "world_size first_rank to kind accuracy message mesh parameters traceback reason last_lines rank",
     )
 )
 KINDS = st.sampled_from(
@@ -204,6 +205,7 @@ def test_no_line_of_a_stranger_ends_the_reader(
     )
     run = read(folder)
     assert verdict(run).text
+    assert 0 < len(why(run)) <= 10
     assert attempts(run)
     assert isinstance((causes(run), command(run), facts(run)), tuple)
 

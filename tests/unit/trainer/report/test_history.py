@@ -172,7 +172,8 @@ NAMES = st.sampled_from(
     re.findall(
         r"\w+",
         "time step steps loss began exit code ranks action host settings metric seconds data_s nodes "
-        "world_size first_rank to kind accuracy message mesh parameters traceback reason last_lines rank",
+        "world_size first_rank to kind accuracy message mesh parameters traceback reason last_lines "
+        "rank",
     )
 )
 KINDS = st.sampled_from(

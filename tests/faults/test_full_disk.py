@@ -33,6 +33,7 @@ def test_a_full_disk_costs_warnings_and_lines_but_no_checkpoint(
     variables |= {"TRAINER_STEPS": "18", "TRAINER_OUT": str(run), "FILLED": str(tiny_disk)}
     # samples enough that the ledger needs another page before there is room again
     variables |= {"TRAINER_LEDGER": "true", "TRAINER_GLOBAL_BATCH": "256"}
+    variables |= {"TRAINER_LOG_STEPS": "100"}  # events would take of the room for the checkpoint
     ended = start("-m", "trainer", **(QUICK | variables), PYTHONPATH=str(ROOT)).end()
     assert ended.code == 0, ended.stderr
     saves = [(event["step"], event["action"]) for event in ended.of("checkpoint")]

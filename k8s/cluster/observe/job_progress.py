@@ -94,7 +94,7 @@ def newest_events(lines: list[str]) -> LogEvents:
             rank,
             _figure(one.get("cpu")),
             _figure(one.get("busy")),
-            _whole(one.get("memory")),
+            _whole(one.get("memory")) if one.get("memory_of") else None,  # else it is the host's
             _whole(one.get("memory_of")),
         )
         for one in (listed if isinstance(listed, list) else [])

@@ -138,11 +138,12 @@ fuzz: $(STAMP) ## mutated inputs for all that reads a stranger's bytes, for SECO
 soak: $(STAMP) ## train for SECONDS while a seeded adversary kills, stops, cuts links and resizes
 	@$(PY) -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-docs: $(STAMP) ## write the pages' tables and the job file's schema anew from the code
+docs: $(STAMP) ## write the pages' tables and the job file's schema anew from the code (PICTURES=1: the pictures, too, with Chromium)
 	@mkdir -p build
 	@$(PY) render.py --schema > build/job.schema.json
 	@mv build/job.schema.json k8s/job.schema.json
 	@$(PY) -m trainer.tools.reference
+	@$(if $(PICTURES),$(PY) -m tests.report.pictures)
 
 # Two at a time, whatever the machine: most of a test's time is the start of a process with torch.
 PARALLEL = -n 2 --dist worksteal

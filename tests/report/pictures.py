@@ -1,0 +1,92 @@
+"""Makes the pictures of the pages: reports of real runs, as a headless Chromium shows them.
+
+python -m tests.report.pictures      # two minutes; `make docs PICTURES=1` runs it
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+
+from PIL import Image
+
+from tests.conftest import ROOT, clean_environment, ranks_below
+from tests.report.browser import Chromium
+from trainer.report.history import read
+from trainer.report.page.write import write
+
+FOLDER = ROOT / "trainer" / "pictures"
+_HEIGHT = 1500  # pixels of a page that are shown, of 1,000 wide
+
+
+def main() -> None:
+    """Train, write the reports, and keep what the browser shows."""
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as above, Chromium() as browser:
+        folder = Path(above)
+        train(folder / "digits", 2, TRAINER_EPOCHS="6", TRAINER_CHECKPOINT_STEPS="50")
+        with_faults(folder / "with-faults")
+        for lr, seed in product(("0.01", "0.03", "0.1"), ("0", "1")):
+            name = f"lr{lr}-seed{seed}"
+            train(folder / name, 1, TRAINER_LR=lr, TRAINER_SEED=seed, TRAINER_EPOCHS="4")
+        shown = {
+            "report": ["digits"],
+            "report-with-faults": ["with-faults"],
+            "report-of-six": sorted(one.name for one in folder.iterdir() if one.name[:2] == "lr"),
+        }
+        for name, runs in shown.items():
+            page = folder / f"{name}.html"
+            write([read(folder / run) for run in runs], page)
+            with browser.open(page, width=1000) as opened:
+                opened.wait_for(
+                    "[...document.querySelectorAll('figure')].every(one => one.dataset.drawn)"
+                )
+                picture = opened.picture()
+            cut = picture.crop((0, 0, picture.width, min(picture.height, _HEIGHT)))
+            cut.quantize(64, method=Image.Quantize.MEDIANCUT).save(
+                FOLDER / f"{name}.png", optimize=True
+            )
+            print(FOLDER / f"{name}.png")
+
+
+def train(run: Path, ranks: int, **settings: str) -> None:
+    with start(run, ranks, **settings) as process:
+        process.wait()
+
+
+def with_faults(run: Path) -> None:
+    """Kill a rank, then another, then ask the job to stop, and let it finish."""
+    more = {"TRAINER_EPOCHS": "6", "TRAINER_CHECKPOINT_STEPS": "40", "PET_MAX_RESTARTS": "2"}
+    with start(run, 2, **more) as process:
+        wait_for(run, '"step": 60,')
+        ranks_below(process.pid)[1].kill()
+        wait_for(run, '"step": 110,')
+        ranks_below(process.pid)[0].kill()
+        wait_for(run, '"step": 150,')
+        process.terminate()
+    train(run, 2, **more)
+
+
+def start(run: Path, ranks: int, **settings: str) -> subprocess.Popen[bytes]:
+    own = {"TRAINER_OUT": str(run), "TRAINER_TASK": "digits", "PET_NPROC_PER_NODE": str(ranks)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer.launch"],
+        env=clean_environment(**own, **settings),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def wait_for(run: Path, text: str) -> None:
+    """Wait until the events have a text, for a minute at most."""
+    end = time.monotonic() + 60
+    events = run / "metrics.jsonl"
+    while not (events.exists() and text in events.read_text(encoding="utf-8")):
+        assert time.monotonic() < end, text
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()

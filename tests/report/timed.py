@@ -1,0 +1,60 @@
+"""A task that keeps its own account of a run's time, in a file that outlives its process.
+
+TRAINER_TASK=tests.report.timed:Task TIMED=/tmp/account.jsonl python -m trainer
+"""
+
+import json
+import os
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.tasks import synthetic
+
+STEP, EVALUATION, SAVE, SAMPLE = 0.2, 0.1, 0.3, 0.001  # seconds of a batch, of a save, of a sample
+_TRIED = 2  # samples on which a task is tried before the first step
+
+
+def note(kind: str, seconds: float) -> None:
+    """Wait, and write down how long it was."""
+    began = time.time()
+    time.sleep(seconds)
+    line = json.dumps({"kind": kind, "began": began, "ended": time.time()})
+    file = os.open(os.environ["TIMED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.write(file, f"{line}\n".encode())
+    os.close(file)
+
+
+class _Samples:
+    """Samples that take a while."""
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+
+    def __len__(self) -> int:
+        return len(self._whole.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        note("data", SAMPLE)
+        return self._whole.inputs[index], self._whole.targets[index]
+
+
+class Task(synthetic.Task):
+    """Steps, evaluations, saves and samples of known length."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_state_dict_post_hook(lambda *_: note("checkpoint", SAVE))
+        return model
+
+    def data(self, *, train: bool) -> Any:
+        whole = super().data(train=train)
+        return _Samples(whole) if train else whole
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if len(targets) > _TRIED:
+            training = torch.is_grad_enabled()
+            note("training" if training else "evaluation", STEP if training else EVALUATION)
+        return super().loss(outputs, targets)

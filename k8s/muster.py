@@ -19,6 +19,7 @@ COMMANDS = {
     "preflight": ("trainer.preflight", "check this machine, and the links between ranks"),
     "export": ("trainer.export", "a checkpoint's weights as one safetensors file"),
     "report": ("trainer.report", "what happened in a run, or in several, as one HTML file"),
+    "runs": ("trainer.runs", "the runs below a folder: how each ended, result, time, goodput"),
     "health": ("trainer.health", "what a liveness probe asks"),
 }
 

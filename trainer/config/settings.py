@@ -6,10 +6,20 @@ Imports neither torch nor kubernetes. `trainer/config/environment.py` reads it f
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _steps(text: str) -> str:
+    """Check FIRST:LAST. Raises ValueError."""
+    first, colon, last = text.partition(":")
+    if text and not (
+        colon and first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)
+    ):
+        raise ValueError("must be FIRST:LAST, as in 100:105")
+    return text
 
 
 class Settings(BaseModel):
@@ -227,6 +237,10 @@ class Settings(BaseModel):
         None, ge=1, le=65535, description="port on every node that serves metrics to Prometheus"
     )
     tensorboard: bool = Field(False, description="write TensorBoard files to OUT/tensorboard")
+    profile: Annotated[str, AfterValidator(_steps)] = Field(
+        "",
+        description="profile the steps FIRST:LAST on every rank, into OUT/profile; opens in Perfetto",
+    )
     preflight: Literal["auto", "off"] = Field(
         "auto",
         description="auto: test machines, devices and links before training (exit 71); or off",

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -43,6 +44,7 @@ from trainer.report.listener import listener_of
 from trainer.report.metrics import reporting
 from trainer.watch.exhaustion import out_of_memory
 from trainer.watch.process_start import process_start
+from trainer.watch.profile import profiling
 from trainer.watch.stop import Stop, stop_requests
 from trainer.watch.usage import memory_in_use
 from trainer.watch.watchdog import dump_stacks_after_timeout, watching
@@ -162,10 +164,11 @@ def _train(run: Run, stop: Stop) -> Exit:
     began = time.monotonic()
     first_sample = run.samples
     guard = NonfiniteGuard(run)
-    stopped = _take_steps(run, guard, stop)
-    while guard.exhausted:
-        guard.go_back()
-        stopped = _take_steps(run, guard, stop)
+    with profiling(run.settings, run.runtime, run.report, done=lambda: run.step) as profile_step:
+        stopped = _take_steps(run, guard, stop, profile_step)
+        while guard.exhausted:
+            guard.go_back()
+            stopped = _take_steps(run, guard, stop, profile_step)
     seconds = time.monotonic() - began
     metric = _save_and_evaluate(run, stop, saving=True, evaluating=not stopped, last=True)
     if metric is None:
@@ -219,7 +222,9 @@ class _Since:
         return _Since(self.began + seconds, run.samples)
 
 
-def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
+def _take_steps(
+    run: Run, guard: NonfiniteGuard, stop: Stop, profile_step: Callable[[], None]
+) -> bool:
     """Train to the end, or until the guard is exhausted; return True when stopped before."""
     settings, runtime, strategy, order = run.settings, run.runtime, run.strategy, run.order
     steps = run.step + run.remaining
@@ -230,9 +235,11 @@ def _take_steps(run: Run, guard: NonfiniteGuard, stop: Stop) -> bool:
     while run.step < steps:
         report_saved(run)
         # Each rank asks by its own clock; together they agree on the step to save after.
-        minutes = settings.checkpoint_minutes
-        if stop.agreed(save=0 < 60 * minutes <= time.monotonic() - run.save_began):
+        if stop.agreed(
+            save=0 < 60 * settings.checkpoint_minutes <= time.monotonic() - run.save_began
+        ):
             return True
+        profile_step()
 
         # Forward and backward. What a layer draws depends on this seed alone, so a resumed run draws
         # the same.

@@ -53,6 +53,11 @@ FIELDS: dict[str, dict[str, str]] = {
         "kind, step": "bad_sample, hang, nonfinite, rolled_back, stopped or straggler",
         "...": "what is known of it",
     },
+    "profile": {
+        "first, last, seconds, path": "the steps, how long they took, and where the traces are",
+        "communication_s": "of rank 0's operations, those of the collectives; they overlap others",
+        "operations": "the ten costliest of rank 0: name, seconds without those within, calls",
+    },
     "usage": {
         "step, ranks": "a list, with a part for each rank:",
         "rank, host, cpu, busy": "cores in use; share of time that the device is busy",

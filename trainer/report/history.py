@@ -43,6 +43,10 @@ _NUMBERS = frozenset(
         "restarts",
         "rank",
         "own_s",
+        "calls",
+        "communication_s",
+        "first",
+        "last",
         "median_s",
         "cpu",
         "busy",
@@ -50,6 +54,7 @@ _NUMBERS = frozenset(
     )
 )
 _TIMES = frozenset(("began", "time"))
+_NEWEST = {"summary": "ending", "error": "ending", "profile": "profile"}  # what is kept of them
 CURVES = ("loss", "grad_norm", "lr", "samples_per_s", "memory")  # of step events
 _LONGEST = 1 << 20  # characters of a line
 _LONGEST_TEXT = 300  # characters of a field that is shown
@@ -110,6 +115,7 @@ class History:
     evaluations: dict[str, Curve] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     usage: list[Event] = field(default_factory=list)
+    profile: Event = field(default_factory=dict)  # the newest
     account: Account = field(default_factory=Account)
     ending: Event | None = None
     metric: str | None = None
@@ -171,7 +177,7 @@ def _checked(event: Event) -> Event:
         for name, value in event.items()
         if (name not in _NUMBERS or _is_number(value)) and (name not in _TIMES or _is_time(value))
     }
-    for name in ("ranks",):
+    for name in ("ranks", "operations"):
         listed = kept.get(name)
         if listed is not None:
             parts = listed if isinstance(listed, list) else []
@@ -210,8 +216,8 @@ def _take(history: History, event: Event) -> None:
         _mark(history, event, "resumption" if event.get("action") == "resumed" else kind)
     elif kind == "usage" and "ranks" in event:
         history.usage.append(event)
-    elif kind in ("summary", "error"):
-        history.ending = event
+    elif kind in _NEWEST:
+        setattr(history, _NEWEST[kind], event)
     attempt.exit = _exit_of(event, attempt.exit)
 
 

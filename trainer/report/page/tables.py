@@ -88,6 +88,17 @@ def causes(run: History) -> list[tuple[str, str, str, str]]:
     ]
 
 
+def operations(run: History) -> list[tuple[str, str, str]]:
+    """Return the costliest operations of a profile: name, time, calls; the collectives' share last."""
+    found = run.profile.get("operations", [])
+    rows = [
+        (str(one.get("name")), duration(one.get("seconds", 0.0)), f"{one.get('calls', 0):,}")
+        for one in found
+    ]
+    share = run.profile.get("communication_s", 0.0) / (run.profile.get("seconds") or 1.0)
+    return [*rows, ("all collectives", f"{share:.1%} of the time", "")] if rows else []
+
+
 def attempts(run: History) -> list[dict[str, str]]:
     """Return a row for each attempt: when, how long, how far, how it ended, why."""
     rows = []

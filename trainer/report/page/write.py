@@ -63,7 +63,7 @@ def page(runs: Sequence[History]) -> str:
         version=metadata.version("muster") if _is_installed() else "",
         now=f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
         **{one.__name__: one for one in (tables.attempts, tables.causes, tables.facts)},
-        **{one.__name__: one for one in (tables.settings, tables.command)},
+        **{one.__name__: one for one in (tables.settings, tables.command, tables.operations)},
     )
 
 

@@ -173,7 +173,7 @@ NAMES = st.sampled_from(
         r"\w+",
         "time step steps loss began exit code ranks action host settings metric seconds data_s nodes "
         "world_size first_rank to kind accuracy message mesh parameters traceback reason last_lines "
-        "rank",
+        "rank operations calls first last communication_s name",
     )
 )
 KINDS = st.sampled_from(
@@ -187,6 +187,7 @@ KINDS = st.sampled_from(
         "summary",
         "error",
         "attempt",
+        "profile",
         "other",
     ]
 )
@@ -198,7 +199,7 @@ KINDS = st.sampled_from(
 def test_no_line_of_a_stranger_ends_the_reader(
     tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    from trainer.report.page.tables import attempts, causes, command, facts
+    from trainer.report.page.tables import attempts, causes, command, facts, operations
 
     folder = tmp_path_factory.mktemp("run")
     write(
@@ -208,7 +209,7 @@ def test_no_line_of_a_stranger_ends_the_reader(
     assert verdict(run).text
     assert 0 < len(why(run)) <= 10
     assert attempts(run)
-    assert isinstance((causes(run), command(run), facts(run)), tuple)
+    assert isinstance((causes(run), command(run), facts(run), operations(run)), tuple)
 
 
 def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:

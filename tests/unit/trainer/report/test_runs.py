@@ -1,0 +1,65 @@
+"""`python -m trainer.runs`: which folders are runs, what is shown of each, and the filters."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.trainer.report.test_history import event, write
+from trainer.runs import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two runs at different depths, and one without an end."""
+    for name, task, steps in (("a", "digits", 4), ("deep/b", "text", 2), ("c", "digits", None)):
+        run = tmp_path / name
+        run.mkdir(parents=True)
+        launch = event("launch", 1, task=task, mode="ddp", began=0.0)
+        taken = event("step", 3, step=steps or 1, steps=4, seconds=2.0)
+        scored = event("eval", 4, step=4, metric="accuracy", accuracy=0.5, seconds=1.0)
+        ended = event("summary", 5, steps=steps, accuracy=0.5)
+        write(run, launch, taken, scored, *([ended] if steps else []))
+    (tmp_path / "a/checkpoints").mkdir()
+    (tmp_path / "a/around").symlink_to(tmp_path)
+    return tmp_path
+
+
+def listed(
+    folder: Path, *options: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, Any]]:
+    monkeypatch.setattr("sys.argv", ["runs", str(folder), "--json", *options])
+    assert main() == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_every_run_has_a_row_and_filters_leave_some(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def names(*options: str) -> list[str]:
+        found = listed(folder, *options, capsys=capsys, monkeypatch=monkeypatch)
+        return [row["run"] for row in found]
+
+    assert names() == ["a", "c", "deep/b"]
+    assert names("--task", "digits") == ["a", "c"]
+    assert names("--state", "finished") == ["a", "deep/b"]
+    assert names("--state", "open", "--mode", "ddp") == ["c"]
+    assert names("--mode", "fsdp") == []
+    (row,) = listed(folder / "a", capsys=capsys, monkeypatch=monkeypatch)
+    assert (row["run"], row["result"], row["step"], row["attempts"]) == ("a", 0.5, 4, 1)
+    assert (row["seconds"], row["goodput"]) == (5.0, pytest.approx(0.4))
+
+
+def test_a_table_for_people_and_a_refusal(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["runs", str(folder)])
+    assert main() == 0
+    out = capsys.readouterr().out
+    assert "accuracy 0.5" in out
+    assert "40.0%" in out
+    (folder / "empty").mkdir()
+    monkeypatch.setattr("sys.argv", ["runs", str(folder / "empty")])
+    assert main() == 65

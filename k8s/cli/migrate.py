@@ -80,12 +80,18 @@ def migrate(launcher: Launcher, job: dict[str, Any]) -> tuple[dict[str, Any], li
     assert launcher.migrate  # noqa: S101  # tells mypy
     assert launcher.job_kind  # noqa: S101
     wrong = f"--migrate: not a {launcher.job_kind.kind}"
+    job, made_up = _named(job)
     try:
         values, notes = launcher.migrate(job)
     except KeyError as error:
         raise config_error(f"{wrong}: {error} is missing") from None
-    except (TypeError, AttributeError, IndexError, ValueError) as error:
+    except ValueError as error:
         raise config_error(f"{wrong}: {in_one_line(error)}") from None
+    except (TypeError, AttributeError, IndexError) as error:
+        raise config_error(
+            f"{wrong}: a field is empty or of another kind than in Kubernetes ({in_one_line(error)})"
+        ) from None
+    notes = [*made_up, *notes]
     words, args = values.pop("command", []), values.pop("args", [])
     if args and not words:
         raise config_error(
@@ -99,6 +105,19 @@ def migrate(launcher: Launcher, job: dict[str, Any]) -> tuple[dict[str, Any], li
         names = ", ".join(values.pop("trainer"))
         more.append(f"trainer settings {names}: left out; {words[0]} runs, and not the trainer")
     return found | values | {"run": found["run"]} if "run" in found else values, [*notes, *more]
+
+
+def _named(job: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the job with a name, where it leaves its name to the API server, and a note of it."""
+    metadata = job.get("metadata")
+    if not isinstance(metadata, dict) or "name" in metadata:
+        return job, []
+    prefix = metadata.get("generateName")
+    if not isinstance(prefix, str):
+        return job, []
+    name = prefix.rstrip("-.")
+    note = f"generateName {prefix!r}: a job file has one name, {name}; --set name=... for another"
+    return {**job, "metadata": {**metadata, "name": name}}, [note]
 
 
 def _program(words: list[str]) -> tuple[dict[str, Any], list[str]]:

@@ -61,13 +61,15 @@ def migrate_pod(template: Values, *, name: str, container: str | None = None) ->
     patch |= {"volumes": volumes.unmigrated} if volumes.unmigrated else {}
     pod_patch = {"metadata": _metadata(template.get("metadata") or {}), "spec": patch}
     grace = pod.get("terminationGracePeriodSeconds")
+    if grace == 0:
+        notes.append("terminationGracePeriodSeconds=0: no time to save; here the default is kept")
     values: Values = {
         "image": main["image"],
         "imagePullPolicy": main.get("imagePullPolicy"),
         "imagePullSecrets": [one["name"] for one in pod.get("imagePullSecrets") or []],
         "resources": _resources(main.get("resources") or {}) | volumes.shm,
         "serviceAccount": pod.get("serviceAccountName"),
-        "faults": {} if grace is None else {"gracePeriod": grace},
+        "faults": {"gracePeriod": grace} if grace else {},
         "trainer": settings,
         "command": [str(word) for word in main.get("command") or []],
         "args": [str(word) for word in main.get("args") or []],
@@ -79,6 +81,22 @@ def migrate_pod(template: Values, *, name: str, container: str | None = None) ->
     values = {key: value for key, value in values.items() if value or key == "resources"}
     scheduling = {key: pod[field] for field, key in _SCHEDULING.items() if pod.get(field)}
     return MigratedPod(values, scheduling, [*notes, *volumes.notes])
+
+
+def note_difference(first: Values, other: Values, *, names: tuple[str, str]) -> list[str]:
+    """Return a note where another pod template differs; ValueError where its program does."""
+    if other["spec"] == first["spec"]:
+        return []
+    runs = [
+        [one["containers"][0].get(key) for key in ("command", "args")]
+        for one in (first["spec"], other["spec"])
+    ]
+    if runs[0] != runs[1]:
+        raise ValueError(
+            f"{names[1]} runs another program than {names[0]}; the nodes of a training run the same, so "
+            "migrate what trains, by itself"
+        )
+    return [f"{names[1]}: its pod differs from {names[0]}'s; the pods here are like {names[0]}'s"]
 
 
 _KUEUE_LABELS = {
@@ -122,7 +140,9 @@ def _metadata(own: Values) -> Values:
 def _resources(given: Values) -> Values:
     limits, requests = given.get("limits") or {}, given.get("requests") or {}
     found: Values = {}
-    devices = {name: int(count) for name, count in {**requests, **limits}.items() if "/" in name}
+    devices = {
+        name: _count(name, count) for name, count in {**requests, **limits}.items() if "/" in name
+    }
     gpus = [name for name in devices if "gpu" in name.lower() or "/mig-" in name]
     if gpus:
         found["gpu"] = devices.pop(gpus[0])
@@ -135,6 +155,14 @@ def _resources(given: Values) -> Values:
     rdma = {n: c for n, c in devices.items() if n.startswith("rdma/") or n.endswith("/efa")}
     rest = {name: count for name, count in devices.items() if name not in rdma}
     return found | ({"rdma": rdma} if rdma else {}) | ({"devices": rest} if rest else {})
+
+
+def _count(name: str, given: object) -> int:
+    if not str(given).isdecimal():
+        raise ValueError(
+            f"{name}: {given!r} is no number; fill in what is left open, e.g. with envsubst"
+        )
+    return int(str(given))
 
 
 def _environment(main: Values, *, secret: str) -> tuple[list[Values], Values, list[str]]:
@@ -178,6 +206,11 @@ def _volumes(pod: Values, main: Values, others: list[Values]) -> _Volumes:
     notes: list[str] = []
     for mount in main.get("volumeMounts") or []:
         name, path = mount["name"], mount["mountPath"]
+        if name not in by_name:
+            notes.append(
+                f"volume {name} at {path}: the pod has none; if the job makes it, add a claim"
+            )
+            continue
         volume = by_name[name]
         source = _source(volume)
         folder = {"/out": "checkpoints", "/data": "data"}.get(path)
@@ -201,7 +234,7 @@ def _volumes(pod: Values, main: Values, others: list[Values]) -> _Volumes:
     # Volumes that only other containers mount; shm, tmp and out are muster's own.
     elsewhere = {mount["name"] for one in others for mount in one.get("volumeMounts") or []}
     elsewhere -= {one["name"] for one in [*migrated, *unmigrated]} | {"shm", "tmp", "out"}
-    unmigrated += [by_name[name] for name in sorted(elsewhere)]
+    unmigrated += [by_name[name] for name in sorted(elsewhere & by_name.keys())]
     values |= {"volumes": migrated} if migrated else {}
     return _Volumes(values, shm, unmigrated, mounts, notes)
 

@@ -6,7 +6,7 @@ render.py --migrate jobset.yaml
 from typing import Any
 
 from k8s.launchers.job.migrate import migrate_job_spec
-from k8s.launchers.migrate_pod import job_file, migrate_labels
+from k8s.launchers.migrate_pod import job_file, migrate_labels, note_difference
 
 Values = dict[str, Any]
 
@@ -19,12 +19,10 @@ def migrate(job: Values) -> tuple[Values, list[str]]:
     metadata, spec = job["metadata"], job["spec"]
     groups = spec["replicatedJobs"]
     values, notes = migrate_job_spec(groups[0]["template"]["spec"], name=metadata["name"])
+    first = groups[0]["template"]["spec"]["template"]
     for group in groups[1:]:  # as of a leader and its workers
-        if group["template"]["spec"]["template"] != groups[0]["template"]["spec"]["template"]:
-            notes.append(
-                f"replicatedJobs: the pod of {group['name']} differs from that of {groups[0]['name']}; "
-                "the pods here are like the latter's"
-            )
+        other = group["template"]["spec"]["template"]
+        notes += note_difference(first, other, names=(groups[0]["name"], group["name"]))
     nodes = [
         int(group.get("replicas", 1)) * int(group["template"]["spec"].get("parallelism", 1))
         for group in groups

@@ -7,7 +7,7 @@ Fields with a key of their own go there, other fields of the pod into podPatch.
 
 from typing import Any
 
-from k8s.launchers.migrate_pod import job_file, migrate_labels, migrate_pod
+from k8s.launchers.migrate_pod import job_file, migrate_labels, migrate_pod, note_difference
 
 Values = dict[str, Any]
 
@@ -51,9 +51,7 @@ def migrate(job: Values) -> tuple[Values, list[str]]:
 def _worker_notes(first: Values, worker: Values) -> list[str]:
     if worker is first or not worker.get("replicas"):
         return []
-    if worker["template"]["spec"] == first["template"]["spec"]:
-        return []
-    return ["Worker: its pod differs from Master's; the pods here are like Master's"]
+    return note_difference(first["template"], worker["template"], names=("Master", "Worker"))
 
 
 def _nodes(spec: Values, replicas: Values) -> Any:

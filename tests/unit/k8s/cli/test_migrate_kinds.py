@@ -184,4 +184,8 @@ def test_a_group_whose_pod_differs_is_noted(
     containers[0]["image"] = "docker.io/team/another:1"
     source.write_text(yaml.safe_dump(made), encoding="utf-8")
     assert command.main(["--migrate", str(source)]) == 0
-    assert "the pod of more differs from that of workers" in capsys.readouterr().err
+    assert "more: its pod differs from workers'" in capsys.readouterr().err
+    containers[0]["command"] = ["sleep", "100"]
+    source.write_text(yaml.safe_dump(made), encoding="utf-8")
+    assert command.main(["--migrate", str(source)]) == 64
+    assert "more runs another program than workers" in capsys.readouterr().err

@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 -m trainer          # two ranks
 python -m trainer --help                        # every setting
 """
 
+import contextlib
 import sys
 
 from trainer.config.ending import exit_process, report_fault
@@ -30,8 +31,10 @@ exit codes:
 def main() -> int:
     """Run and return the exit code."""
     if len(sys.argv) > 1:
-        print(_help_text(), file=sys.stdout if sys.argv[1] in ("-h", "--help") else sys.stderr)
-        return Exit.DONE if sys.argv[1] in ("-h", "--help") else Exit.CONFIG
+        is_asked = sys.argv[1] in ("-h", "--help")
+        with contextlib.suppress(BrokenPipeError):  # `| head`
+            print(_help_text(), file=sys.stdout if is_asked else sys.stderr, flush=True)
+        return Exit.DONE if is_asked else Exit.CONFIG
     return train(is_forked=False)
 
 

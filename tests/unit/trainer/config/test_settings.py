@@ -1,9 +1,13 @@
 """Settings: what is refused with which message, and that values survive the environment."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import ROOT
 from trainer.config.environment import (
     environment_of,
     from_environment,
@@ -74,3 +78,15 @@ def test_what_was_set_comes_back_from_the_environment(values: dict[str, object])
     settings = parse({name: str(value) for name, value in values.items()}, label=variable)
     assert from_environment(environment_of(settings)) == settings
     assert environment_of(settings).keys() == {variable(name) for name in values}
+
+
+def test_the_help_may_be_read_in_part() -> None:
+    reading = subprocess.Popen(
+        [sys.executable, "-m", "trainer", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    reading.stdout.close()  # as `| head` does
+    assert reading.stderr.read() == b""
+    assert reading.wait() == 0

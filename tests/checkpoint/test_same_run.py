@@ -81,6 +81,7 @@ OTHER = {
     "log": "json",
     "log_steps": "3",
     "tensorboard": "true",
+    "profile": "2:3",
     "preflight": "off",
     "rendezvous_timeout": "100",
     "last_call": "1",

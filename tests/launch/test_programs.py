@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from tests.launch.test_commands import launch
+from trainer.report.history import read
+from trainer.why import why
 
 pytestmark = pytest.mark.slow
 
@@ -230,3 +232,30 @@ def test_a_rank_that_raised_first_is_the_cause_though_it_takes_longer_to_end(
     assert code == 70
     assert "launch: rank 1: raised, and was ended before it had exited (exit 70)" in error
     assert "launch: rank 0: ended with its own code 1, after rank 1 had failed (exit 70)" in error
+
+
+UNSEEN = """
+import os, socket, sys, time
+if os.environ["RANK"] == "0":
+    server = socket.create_server(("127.0.0.1", 0))
+    open("port.new", "w").write(str(server.getsockname()[1]))
+    os.rename("port.new", "port")
+    server.accept()[0].recv(1)
+    sys.exit("Connection reset by peer")
+while not os.path.exists("port"):
+    time.sleep(0.01)
+socket.create_connection(("127.0.0.1", int(open("port").read()))).close()
+time.sleep(0.15)  # as to unload what it has imported
+sys.exit("the cause")
+"""
+
+
+def test_a_rank_that_ends_after_its_victim_has_failed_too(start: Any, tmp_path: Path) -> None:
+    script = tmp_path / "unseen.py"
+    script.write_text(UNSEEN, encoding="utf-8")
+    run = tmp_path / "run"
+    command = ("--nproc-per-node", "2", str(script))
+    code, _, error, _ = launch(start, *command, TRAINER_OUT=str(run))
+    assert code == 70
+    assert "launch: rank 1: ended with its own code 1, after rank 0 had failed (exit 70)" in error
+    assert "evidence  the cause [" in "\n".join(why(read(run)))

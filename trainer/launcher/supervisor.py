@@ -37,6 +37,7 @@ from trainer.watch.cgroup import oom_kills
 
 _TURN = 0.03  # seconds
 _ABORT_GRACE = 5.0  # seconds to write the stacks
+_FAILING = 0.3  # seconds for the ranks of a program that fail at the same time, to be seen as such
 _RAISING = 30.0  # seconds that a rank may take from its traceback to its end
 _LAST_NODE_TIMEOUT = 30.0  # seconds; nodes end within seconds of each other
 
@@ -225,8 +226,13 @@ class Supervisor:
             self._turn()
 
     def _end_after_failure(self, *, can_restart: bool) -> Exit | NextRound:
-        """End the other ranks, which may tell the cause, and decide whether all start again."""
-        first, noticed = dict(self._ranks.poll()), time.time()
+        """End the other ranks, one of which may be the cause, and decide whether all start again."""
+        noticed = time.time()
+        # One that loses its peer may end before the peer: it is seen first, and is not the cause.
+        others_end = noticed + (0 if self._program.is_trainer else _FAILING)
+        while self._ranks.running and time.time() < others_end:
+            self._turn()
+        first = dict(self._ranks.poll())
         self._end_ranks(grace=self._contract.shutdown_timeout)
         self._output.drain()
         # One that had raised before may take longer to end than those that lost it.

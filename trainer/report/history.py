@@ -222,7 +222,7 @@ def _take(history: History, event: Event) -> None:
 
 
 def _exit_of(event: Event, code: int | None) -> int | None:
-    """Return an attempt's exit code, which rank 0 tells where no launcher does."""
+    """Return an attempt's exit code, which rank 0 writes where no launcher does."""
     if event["event"] == "summary":
         return int(Exit.DONE)
     if event["event"] == "error":

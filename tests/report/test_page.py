@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.ranks import run_ranks
-from tests.report.browser import PATH, Chromium, Page
+from tests.report.browser import PATH, Chromium, Page, is_drawn
 from trainer.report.history import read
 from trainer.report.page.write import write
 
@@ -45,11 +45,6 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_ranks(1, above / f"lr{lr}", task="digits", epochs="3", lr=lr)
     write([read(folder) for folder in sorted(above.iterdir())], above / "report.html")
     return above / "report.html"
-
-
-def is_drawn(page: Page) -> None:
-    """Wait until the script has drawn every chart."""
-    page.wait_for("[...document.querySelectorAll('figure')].every(one => one.dataset.drawn)")
 
 
 def inked(picture: Image.Image) -> float:
@@ -166,9 +161,7 @@ def test_what_a_stranger_wrote_is_text(
         path = tmp_path / f"{number}.html"
         write(runs, path)
         with browser.open(path) as page:
-            page.wait_for(
-                "[...document.querySelectorAll('figure')].every(one => one.dataset.drawn)"
-            )
+            is_drawn(page)
             assert page.evaluate("document.querySelectorAll('img').length") == 0
             assert page.evaluate("document.querySelectorAll('script').length") == 2
             assert HOSTILE in page.evaluate("document.querySelector('main').textContent")

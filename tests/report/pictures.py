@@ -18,7 +18,7 @@ from trainer.report.history import read
 from trainer.report.page.write import write
 
 FOLDER = ROOT / "trainer" / "pictures"
-_HEIGHT = 1500  # pixels of a page that are shown, of 1,000 wide
+_HEIGHT = 1640  # pixels of a page that are shown, of 1,000 wide
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ async function show(figure, isLog) {
   await vegaEmbed(box, spec, {
     actions: false, ast: true, renderer: "svg", tooltip: { theme: isDark ? "dark" : "light" },
   });
+  box.querySelector("svg").setAttribute("aria-hidden", "true");  // the box has a label
   figure.dataset.drawn = isLog ? "log" : "linear";
 }
 

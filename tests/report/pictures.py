@@ -18,7 +18,7 @@ from trainer.report.history import read
 from trainer.report.page.write import write
 
 FOLDER = ROOT / "trainer" / "pictures"
-_HEIGHT = 1640  # pixels of a page that are shown, of 1,000 wide
+_HEIGHT = 1760  # pixels of a page that are shown, of 1,000 wide
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
                 is_drawn(opened)
                 picture = opened.picture()
             cut = picture.crop((0, 0, picture.width, min(picture.height, _HEIGHT)))
-            cut.quantize(64, method=Image.Quantize.MEDIANCUT).save(
+            cut.quantize(128, method=Image.Quantize.MEDIANCUT).save(
                 FOLDER / f"{name}.png", optimize=True
             )
             print(FOLDER / f"{name}.png")

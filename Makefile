@@ -26,7 +26,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage kind-up kind-e2e kind-down torchx frameworks test-frameworks fuzz soak docs lock image publish docker-run compose-run sbom audit clean
+.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage axe kind-up kind-e2e kind-down torchx frameworks test-frameworks fuzz soak docs lock image publish docker-run compose-run sbom audit clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -96,6 +96,9 @@ TESTS ?= tests
 torchx: $(STAMP) ## put TorchX 0.7 into build/torchx, so that make test compares the rendering with it
 	@$(UV) venv --quiet --allow-existing build/torchx
 	@$(UV) pip install --quiet --python build/torchx/bin/python 'torchx==0.7.0' kubernetes
+
+axe: ## put axe-core into build/axe with npm, so that make test checks the report's accessibility
+	@mkdir -p build/axe && npm install --silent --no-audit --no-fund --prefix build/axe axe-core@4
 
 frameworks: $(FRAMEWORKS)/.stamp ## put the frameworks of tests/frameworks into an environment of their own, build/frameworks
 

@@ -6,11 +6,12 @@ python -m trainer --help                        # every setting
 """
 
 import contextlib
+import signal
 import sys
 
 from trainer.config.ending import exit_process, report_fault
 from trainer.config.environment import from_environment, variable
-from trainer.config.exits import MEANINGS, Exit, Fault
+from trainer.config.exits import MEANINGS, PROFILE_SIGNAL, Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.config.settings import Settings
 from trainer.launcher.orphans import die_with_launcher
@@ -41,6 +42,7 @@ def main() -> int:
 def train(*, is_forked: bool) -> int:
     """Train as the environment says and return the exit code. `is_forked`: a rank of the fork server."""
     log_to_stderr()
+    signal.signal(PROFILE_SIGNAL, signal.SIG_IGN)  # until there are steps to profile
     try:
         if not is_forked:
             die_with_launcher()

@@ -14,7 +14,7 @@ import signal
 import sys
 from types import FrameType
 
-from trainer.config.exits import STOP_SIGNALS, Exit, Fault
+from trainer.config.exits import PROFILE_SIGNAL, STOP_SIGNALS, Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.launcher.fork_server import ForkServer
 
@@ -26,6 +26,7 @@ def main() -> int:
     log_to_stderr()
     for number in STOP_SIGNALS:
         signal.signal(number, _stop_before_start)
+    signal.signal(PROFILE_SIGNAL, signal.SIG_IGN)  # our ranks inherit it
     try:
         has_command = len(sys.argv) > 1
         if os.environ.get("MUSTER_CODE"):

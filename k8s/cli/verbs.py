@@ -23,6 +23,7 @@ from k8s.cluster.client.api import Cluster, Forbidden
 from k8s.cluster.client.connect import connect
 from k8s.cluster.observe import logs
 from k8s.cluster.observe.job_progress import pod_metrics, read_progress
+from k8s.cluster.observe.report import write_report
 from k8s.cluster.observe.save_logs import save_logs
 from k8s.cluster.observe.why import why as explain
 from k8s.cluster.submit import read_manifests
@@ -42,6 +43,10 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(help="the job's name, as in its job file")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+Save = Annotated[
+    Path | None,
+    typer.Option("--save", help="write the job, events, pods and all logs to this folder"),
+]
 Since = Annotated[int | None, typer.Option(min=1, help="only the last so many seconds")]
 
 
@@ -117,6 +122,21 @@ def why(context: typer.Context, name: Name) -> None:
         _print(line)
 
 
+@app.command()
+def report(
+    context: typer.Context,
+    names: Annotated[list[str], typer.Argument(help="the jobs' names", metavar="NAME...")],
+    *,
+    out: Annotated[Path | None, typer.Option("-o", help="default: NAME.html")] = None,
+    folder: Annotated[Path | None, typer.Option("--save", help="keep the run folders here")] = None,
+) -> None:
+    """Write what the logs of a job, or of several, hold as one HTML file: curves, attempts, faults."""
+    cluster = context.obj()
+    found = [jobs.get_job(cluster, name) for name in names]
+    code = write_report(cluster, found, out=out or Path(f"{names[0]}.html"), folder=folder)
+    raise typer.Exit(code)
+
+
 @app.command("logs")
 def show_logs(  # noqa: PLR0913  # its options
     context: typer.Context,
@@ -131,10 +151,7 @@ def show_logs(  # noqa: PLR0913  # its options
     previous: Annotated[
         bool, typer.Option(help="of the containers before the last restart")
     ] = False,
-    folder: Annotated[
-        Path | None,
-        typer.Option("--save", help="write the job, events, pods and all logs to this folder"),
-    ] = None,
+    folder: Save = None,
 ) -> None:
     """Show the logs of all ranks, each line with its node and rank."""
     if folder and (follow or previous):
@@ -181,14 +198,7 @@ def resume(context: typer.Context, name: Name) -> None:
 
 
 @app.command()
-def cancel(
-    context: typer.Context,
-    name: Name,
-    *,
-    folder: Annotated[
-        Path | None, typer.Option("--save", help="first write events, pods and logs to this folder")
-    ] = None,
-) -> None:
+def cancel(context: typer.Context, name: Name, *, folder: Save = None) -> None:
     """End a job and keep its objects: its pods save a checkpoint; it then counts as ended, with 143."""
     cluster = context.obj()
     job = jobs.get_job(cluster, name)

@@ -132,11 +132,11 @@ def exit_code(state: State, pods: Iterable[Pod]) -> Exit:
         return Exit.DONE
     if state.phase is Phase.CANCELLED:
         return Exit.STOPPED
-    combined = combine(_unshifted(pod.codes[-1]) for pod in pods if pod.codes)
+    combined = combine(unshifted(pod.codes[-1]) for pod in pods if pod.codes)
     return Exit.CODE if combined is Exit.DONE else combined
 
 
-def _unshifted(code: int) -> int:
+def unshifted(code: int) -> int:
     """Undo MUSTER_RETRY_EXIT_OFFSET, which trainer.launch adds to an exit code."""
     return code - 128 if code - 128 in MEANINGS and code != Exit.STOPPED else code
 

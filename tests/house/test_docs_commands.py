@@ -31,6 +31,7 @@ NOT_RUN = {
     r"^python -m tests\.goldens": "writes into the tree; tests/unit/k8s/render compares the goldens",
     r"-m tests.house.planted_faults": _MINUTES,
     r"-m trainer\.launch .* (train\.py|my\.package)": "tests/frameworks starts five such scripts",
+    r"-m trainer\.report .*--serve": "serves until Ctrl-C; tests/report/test_serve.py runs it",
     r"^muster ": "tests/house/test_wheel.py installs and runs it",
     r"^make fuzz": "takes minutes; tests/fuzz/test_fuzz.py feeds every target a few inputs",
     r"^make soak": "takes minutes; tests/faults/test_soak.py runs one of them",

@@ -51,9 +51,9 @@ class Page:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def wait_for(self, script: str) -> None:
+    def wait_for(self, script: str, *, timeout: float = 20) -> None:
         """Wait until a script is true."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + timeout
         while not self.evaluate(script):
             assert time.monotonic() < end, f"never true: {script}"
             time.sleep(0.05)
@@ -125,9 +125,9 @@ class Chromium:
 
     @contextlib.contextmanager
     def open(
-        self, path: Path, *, width: int = 1400, dark: bool = False, script: bool = True
+        self, path: Path | str, *, width: int = 1400, dark: bool = False, script: bool = True
     ) -> Iterator[Page]:
-        """Open a file in a page of its own, `width` pixels wide."""
+        """Open a file or an address in a page of its own, `width` pixels wide."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}/json/new?about:blank", method="PUT"
         )
@@ -145,13 +145,19 @@ class Chromium:
                 deviceScaleFactor=1,
                 mobile=False,
             )
+            page.call("Emulation.setScrollbarsHidden", hidden=True)  # a picture has none
             scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
             page.call("Emulation.setEmulatedMedia", features=[scheme])
             page.call("Emulation.setScriptExecutionDisabled", value=not script)
-            page.load(path.as_uri())
+            page.load(path if isinstance(path, str) else path.as_uri())
             yield page
         finally:
             connection.close()
             urllib.request.urlopen(
                 f"http://127.0.0.1:{self._port}/json/close/{target['id']}"
             ).close()
+
+
+def is_drawn(page: Page) -> None:
+    """Wait until the script has drawn every chart."""
+    page.wait_for("[...document.querySelectorAll('figure')].every(one => one.dataset.drawn)")

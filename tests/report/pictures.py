@@ -13,12 +13,12 @@ from pathlib import Path
 from PIL import Image
 
 from tests.conftest import ROOT, clean_environment, ranks_below
-from tests.report.browser import Chromium
+from tests.report.browser import Chromium, is_drawn
 from trainer.report.history import read
 from trainer.report.page.write import write
 
 FOLDER = ROOT / "trainer" / "pictures"
-_HEIGHT = 1500  # pixels of a page that are shown, of 1,000 wide
+_HEIGHT = 1760  # pixels of a page that are shown, of 1,000 wide
 
 
 def main() -> None:
@@ -40,12 +40,10 @@ def main() -> None:
             page = folder / f"{name}.html"
             write([read(folder / run) for run in runs], page)
             with browser.open(page, width=1000) as opened:
-                opened.wait_for(
-                    "[...document.querySelectorAll('figure')].every(one => one.dataset.drawn)"
-                )
+                is_drawn(opened)
                 picture = opened.picture()
             cut = picture.crop((0, 0, picture.width, min(picture.height, _HEIGHT)))
-            cut.quantize(64, method=Image.Quantize.MEDIANCUT).save(
+            cut.quantize(128, method=Image.Quantize.MEDIANCUT).save(
                 FOLDER / f"{name}.png", optimize=True
             )
             print(FOLDER / f"{name}.png")

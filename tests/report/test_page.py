@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.ranks import run_ranks
-from tests.report.browser import PATH, Chromium, Page
+from tests.report.browser import PATH, Chromium, Page, is_drawn
 from trainer.report.history import read
 from trainer.report.page.write import write
 
@@ -45,11 +45,6 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_ranks(1, above / f"lr{lr}", task="digits", epochs="3", lr=lr)
     write([read(folder) for folder in sorted(above.iterdir())], above / "report.html")
     return above / "report.html"
-
-
-def is_drawn(page: Page) -> None:
-    """Wait until the script has drawn every chart."""
-    page.wait_for("[...document.querySelectorAll('figure')].every(one => one.dataset.drawn)")
 
 
 def inked(picture: Image.Image) -> float:
@@ -144,6 +139,26 @@ def test_several_runs_show_what_differs_a_legend_and_a_table_that_sorts(
         assert page.errors == []
 
 
+def test_a_run_of_100_000_steps_is_small_opens_and_keeps_its_peak(
+    browser: Chromium, tmp_path: Path
+) -> None:
+    with (tmp_path / "metrics.jsonl").open("w", encoding="utf-8") as file:
+        for step in range(1, 100_001):
+            noise = step * 7919 % 1000 / 1000
+            event = {"event": "step", "time": step, "step": step, "steps": 100_000, "seconds": 1}
+            event |= {"loss": 3 + noise, "grad_norm": noise, "lr": 1 / step, "memory": 1e9 * noise}
+            event |= {"loss": 1234.5} if step == 70_001 else {}
+            file.write(f"{json.dumps(event | {'samples_per_s': 1e3 + noise})}\n")
+    path = tmp_path / "report.html"
+    write([read(tmp_path)], path)
+    assert path.stat().st_size < 1_500_000
+    with browser.open(path) as page:
+        is_drawn(page)
+        assert "highest 1,234 at step 70,001" in page.evaluate(texts_of("#loss .words"))
+        assert "1,200" in page.evaluate(texts_of("#loss .role-axis-label text"))
+        assert page.errors == []
+
+
 def test_what_a_stranger_wrote_is_text(
     browser: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,9 +181,7 @@ def test_what_a_stranger_wrote_is_text(
         path = tmp_path / f"{number}.html"
         write(runs, path)
         with browser.open(path) as page:
-            page.wait_for(
-                "[...document.querySelectorAll('figure')].every(one => one.dataset.drawn)"
-            )
+            is_drawn(page)
             assert page.evaluate("document.querySelectorAll('img').length") == 0
             assert page.evaluate("document.querySelectorAll('script').length") == 2
             assert HOSTILE in page.evaluate("document.querySelector('main').textContent")

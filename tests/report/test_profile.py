@@ -1,11 +1,14 @@
 """TRAINER_PROFILE: a trace of each rank that its own format's parser reads, and the report's table."""
 
 import json
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import QUICK
 from tests.ranks import run_ranks
 from trainer.report.history import read
 from trainer.report.page.tables import operations
@@ -55,3 +58,40 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None
     events = run_ranks(1, tmp_path, task="synthetic", steps="5", profile="2:3")
     assert events[-1]["event"] == "summary"
     assert [event["last"] for event in events if event["event"] == "profile"] == [3]
+
+
+def test_a_signal_profiles_the_next_steps_of_a_node_or_a_rank_and_kills_none_before(
+    start: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    more = {"TRAINER_STEPS": "1000000", "TRAINER_OUT": str(folder), "PET_NPROC_PER_NODE": "2"}
+    run = start("-m", "trainer.launch", **(QUICK | more))
+    run.wait_for("launch: this node's place")
+    while '"event": "step"' not in run.read(run.out):
+        assert run.process.poll() is None, run.read(run.stderr)
+        for process in (run.process, *run.ranks()):
+            process.send_signal(signal.SIGUSR2)
+        time.sleep(0.01)
+    run.process.send_signal(signal.SIGUSR2)
+    before = profiled(folder, 2)
+    run.process.send_signal(signal.SIGUSR2)
+    both = profiled(folder, 2, before)
+    assert {name[: len("rank-0")] for name in both - before} == {"rank-0", "rank-1"}
+    run.ranks()[1].send_signal(signal.SIGUSR2)
+    (last,) = profiled(folder, 1, both) - both
+    rank, _, first, to = last.removesuffix(".json").split("-")[1:]
+    assert (rank, int(to) - int(first)) == ("1", 4)
+    assert trace_of(folder / "profile" / last)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.process.wait(timeout=60) == 143
+
+
+def profiled(run: Path, count: int, before: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Wait until there are as many more traces, and for a second no other; return their names."""
+    found, since, end = before, time.monotonic(), time.monotonic() + 60
+    while len(found) < len(before) + count or time.monotonic() < since + 1:
+        assert time.monotonic() < end, found
+        time.sleep(0.1)
+        if found != (now := frozenset(file.name for file in run.glob("profile/*"))):
+            found, since = now, time.monotonic()
+    return found

@@ -12,6 +12,7 @@ from enum import Enum, IntEnum
 
 # Each asks a process to stop in order, with 143.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PROFILE_SIGNAL = signal.SIGUSR2  # profiles the next steps; ignored outside of the steps
 
 
 class Action(str, Enum):  # noqa: UP042  # the launcher runs on Python 3.10, which has no StrEnum

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from trainer.config.contract import Contract, resolve, table
-from trainer.config.exits import STOP_SIGNALS, Action, Exit, Fault, codes_for
+from trainer.config.exits import PROFILE_SIGNAL, STOP_SIGNALS, Action, Exit, Fault, codes_for
 from trainer.launcher.cores import share_cores
 from trainer.launcher.fork_server import ForkServer
 from trainer.launcher.output.log_file import log_to_file
@@ -93,7 +93,7 @@ def _supervise(
             _log.info(program.note)
         try:
             supervisor = Supervisor(contract, options, meeting, program=program)
-            for number in STOP_SIGNALS:
+            for number in (*STOP_SIGNALS, PROFILE_SIGNAL):
                 signal.signal(number, supervisor.note_signal)
             code = supervisor.run()
         except Fault as fault:

@@ -159,8 +159,8 @@ class Ranks:
             if code
         }
 
-    def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Ask the ranks to end. Not their groups: ranks still need their loader workers."""
+    def send(self, number: signal.Signals) -> None:
+        """Signal the ranks that run. Not their groups: ranks still need their loader workers."""
         for local, process in enumerate(self._processes):
             if local not in self._codes:
                 with contextlib.suppress(ProcessLookupError):
@@ -185,7 +185,7 @@ class Ranks:
     ) -> None:
         """Ask the ranks to end, kill them after `grace` seconds; call `turn` meanwhile."""
         self.signal_groups(signal.SIGCONT)  # a suspended one would not notice the signal
-        self.terminate(number)
+        self.send(number)
         deadline = time.monotonic() + grace
         while self.running and time.monotonic() < deadline:
             turn()

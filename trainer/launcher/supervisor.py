@@ -20,7 +20,7 @@ from types import FrameType
 
 from trainer import health
 from trainer.config.contract import Contract
-from trainer.config.exits import Action, Exit, Fault, codes_for
+from trainer.config.exits import PROFILE_SIGNAL, Action, Exit, Fault, codes_for
 from trainer.launcher.failures import Failure, explain, report_failures
 from trainer.launcher.output.attempt_log import AttemptLog
 from trainer.launcher.output.rank_output import RankOutput
@@ -88,9 +88,13 @@ class Supervisor:
     def note_signal(self, number: int, _: FrameType | None) -> None:
         """Note a signal. The first stops the ranks, a second Ctrl-C kills them.
 
-        A second SIGTERM, too, unless it is our trainer, which is sure to save and end.
+        A second SIGTERM, too, unless it is our trainer, which is sure to save and end. It alone
+        gets the one that asks for a profile.
         """
-        self._signals.append(number)
+        if number != PROFILE_SIGNAL:
+            self._signals.append(number)
+        elif self._program.is_trainer:
+            self._ranks.send(PROFILE_SIGNAL)
 
     def run(self) -> Exit:
         """Run the ranks to their end and return one exit code for all of them. Raises Fault."""
@@ -211,7 +215,7 @@ class Supervisor:
             reported = self._ranks.has_reported_failure
             event, seconds = time_left(client, has_reported_failure=reported)
             if event and time.monotonic() - event.since >= seconds:
-                self._end_ranks(grace=0)
+                self._ranks.end(grace=0, turn=self._turn)
                 if self._ranks.has_reported_failure:
                     return self._report(self._ranks.failures(self._ranks.poll()))
                 raise Fault(Exit.PEER, f"lost a peer: {event.reason}")
@@ -233,7 +237,7 @@ class Supervisor:
         while self._ranks.running and time.time() < others_end:
             self._turn()
         first = dict(self._ranks.poll())
-        self._end_ranks(grace=self._contract.shutdown_timeout)
+        self._ranks.end(grace=self._contract.shutdown_timeout, turn=self._turn)
         self._output.drain()
         # One that had raised before may take longer to end than those that lost it.
         raised = {
@@ -257,13 +261,10 @@ class Supervisor:
     def _end_for_next_round(self, event: MembershipEvent) -> NextRound:
         """End the ranks because the nodes have changed. Raises Fault(70) after too many losses."""
         _log.info("%s; starting the next round", event.reason)
-        self._end_ranks(grace=0 if event.lost else self._contract.shutdown_timeout)
+        self._ranks.end(grace=0 if event.lost else self._contract.shutdown_timeout, turn=self._turn)
         if event.lost:
             self._count_loss(event.reason)
         return NextRound()
-
-    def _end_ranks(self, *, grace: float) -> None:
-        self._ranks.end(grace=grace, turn=self._turn)
 
     def _report(self, failures: Mapping[int, Failure]) -> Exit:
         self._output.drain()
@@ -294,7 +295,7 @@ class Supervisor:
         self._renew_health()
         if self._signals and self._kill_at == float("inf"):
             self._kill_at = time.monotonic() + self._contract.shutdown_timeout
-            self._ranks.terminate()
+            self._ranks.send(signal.SIGTERM)
         kills = {signal.SIGINT} if self._program.is_trainer else {signal.SIGINT, signal.SIGTERM}
         if kills.intersection(self._signals[1:]) or time.monotonic() >= self._kill_at:
             self._ranks.kill()
@@ -313,9 +314,8 @@ class Supervisor:
         if server is None:
             return
         end = time.monotonic() + _LAST_NODE_TIMEOUT
-        while ending == Exit.DONE and server.present and time.monotonic() < end:
-            if self._signals:
-                break
+        is_done = ending == Exit.DONE
+        while is_done and server.present and not self._signals and time.monotonic() < end:
             self._renew_health()
             time.sleep(_TURN / 10)
         server.close()

@@ -2,6 +2,7 @@
 
 python -m trainer.report runs/digits                      # writes runs/digits/report.html
 python -m trainer.report runs/a runs/b -o compared.html
+python -m trainer.report runs/digits --serve              # while the run goes on, in a browser here
 """
 
 import argparse
@@ -24,11 +25,15 @@ def main() -> int:
     arguments = _parse()
     try:
         runs = [read(folder) for folder in arguments.run]
-        path = arguments.out or arguments.run[0] / "report.html"
         try:
-            from trainer.report.page.write import write  # noqa: PLC0415  # an extra
+            from trainer.report.page.serve import serve  # noqa: PLC0415  # an extra
+            from trainer.report.page.write import write  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise Fault(Exit.MACHINE, f"no package {error.name}; {_EXTRA} brings it") from None
+        if arguments.serve:
+            serve(arguments.run, port=arguments.port or 0)
+            return Exit.DONE
+        path = arguments.out or arguments.run[0] / "report.html"
         write(runs, path)
         print(path)
     except Fault as fault:
@@ -45,10 +50,24 @@ def _parse() -> argparse.Namespace:
         "nothing, and can be read without JavaScript.",
     )
     parser.add_argument("run", nargs="+", type=Path, help="a run folder: what TRAINER_OUT named")
-    parser.add_argument(
-        "-o", "--out", type=Path, help="the file to write; default: RUN/report.html"
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("-o", "--out", type=Path, help="the file to write; default: RUN/report.html")
+    how.add_argument(
+        "--serve",
+        action="store_true",
+        help="serve it on 127.0.0.1 instead, anew as the runs go on, until Ctrl-C",
     )
-    return parser.parse_args()
+    parser.add_argument("--port", type=_port, help="for --serve; default: a free one")
+    arguments = parser.parse_args()
+    if arguments.port is not None and not arguments.serve:
+        parser.error("--port: is for --serve; add it")
+    return arguments
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not 0 to 65535")
+    return int(text)
 
 
 if __name__ == "__main__":

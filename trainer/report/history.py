@@ -144,9 +144,14 @@ def read(folder: Path) -> History:
 
 def events(folder: Path) -> Iterator[Event]:
     """Yield the events of a run folder by time."""
-    files = [folder / "metrics.jsonl", *sorted((folder / "logs").glob("*.jsonl"))]
-    found = [event for file in files if file.is_file() for event in _read(file)]
+    found = [event for file in event_files(folder) for event in _read(file)]
     yield from sorted(found, key=lambda event: float(event["time"]))
+
+
+def event_files(folder: Path) -> list[Path]:
+    """Return the files of a run folder that hold events."""
+    files = [folder / "metrics.jsonl", *sorted((folder / "logs").glob("*.jsonl"))]
+    return [file for file in files if file.is_file()]
 
 
 def of_main(found: list[Event]) -> Iterator[Event]:

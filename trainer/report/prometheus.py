@@ -10,12 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    ProcessCollector,
+    make_wsgi_app,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from trainer.report.events import Event, scores
-from trainer.report.metrics_server import served
+from trainer.report.web_server import served
 
 log = logging.getLogger("trainer")
 
@@ -128,7 +134,7 @@ def serving(port: int, run_folder: Path) -> Iterator[Callable[[Event], None]]:
 
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(served(registry, port))
+            stack.enter_context(served(make_wsgi_app(registry), port=port))
         except OSError as error:
             log.warning(
                 "TRAINER_METRICS_PORT=%s: %s; nothing is served there", port, error.strerror

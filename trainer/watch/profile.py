@@ -1,19 +1,25 @@
 """Profiles some steps with torch.profiler: a trace of each rank, and where rank 0's time went.
 
 TRAINER_PROFILE=100:105 python -m trainer     # steps 100 to 105; open the traces in Perfetto
+kill -USR2 PID                                # the next five, of a rank or of all that a launcher has
+
+torch has no public name that records each allocation, so there is no snapshot of a GPU's memory.
 """
 
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Callable, Iterator
 
 from torch.profiler import ProfilerActivity, profile
 
+from trainer.config.exits import PROFILE_SIGNAL
 from trainer.config.settings import Settings
 from trainer.distributed.runtime import Runtime
 from trainer.report.events import Report
 
+_AT_ONCE = 5  # steps after a signal
 _OPERATIONS = 10  # in the event
 _COMMUNICATION = ("c10d::", "nccl", "gloo:")  # how torch and the backends name theirs
 
@@ -21,20 +27,32 @@ log = logging.getLogger("trainer")
 
 
 class _Profile:
-    """From the first of the steps to the last; a rank that resumes between them begins there."""
+    """From the first of the steps to the last; a rank that resumes between them begins there.
+
+    Of those that are set, and of the next ones after a signal; one that comes meanwhile adds none.
+    """
 
     def __init__(
         self, settings: Settings, runtime: Runtime, report: Report, done: Callable[[], int]
     ) -> None:
-        self._first, self._last = map(int, settings.profile.split(":"))
+        self._first, self._last = map(int, (settings.profile or "1:0").split(":"))
+        self._is_asked = False
         self._folder = settings.run_folder / "profile"
         self._runtime, self._report, self._done = runtime, report, done
         self._running: profile | None = None
         self._from, self._began = 0, 0.0
 
+    def ask(self, *_: object) -> None:
+        """Handle the signal: profile the next steps."""
+        self._is_asked = True
+
     def before_step(self) -> None:
         """Begin or end, as the number of steps done has it."""
         done = self._done()
+        if self._is_asked:
+            self._is_asked = False
+            if self._running is None:
+                self._first, self._last = done + 1, done + _AT_ONCE
         if self._running is None and self._first - 1 <= done < self._last:
             activities = [ProfilerActivity.CPU]
             activities += [ProfilerActivity.CUDA] * (self._runtime.device.type == "cuda")
@@ -79,11 +97,10 @@ def profiling(
     settings: Settings, runtime: Runtime, report: Report, *, done: Callable[[], int]
 ) -> Iterator[Callable[[], None]]:
     """Yield what is to be called before each step; `done` returns how many steps have been taken."""
-    if not settings.profile:
-        yield lambda: None
-        return
     found = _Profile(settings, runtime, report, done)
+    before = signal.signal(PROFILE_SIGNAL, found.ask)
     try:
         yield found.before_step
     finally:
+        signal.signal(PROFILE_SIGNAL, before)
         found.end()

@@ -73,7 +73,12 @@ def _lines(
         alt.Chart(alt.InlineData(rows))
         .mark_line(clip=True, strokeWidth=1.5, point={"size": 18} if few else False)  # else page.js
         .encode(
-            x=alt.X("s:Q", title="step", axis=alt.Axis(format="~s"), scale=alt.Scale(nice=False)),
+            x=alt.X(
+                "s:Q",
+                title="step",
+                axis=alt.Axis(format="~s"),
+                scale=alt.Scale(nice=False, padding=4),
+            ),
             y=alt.Y("v:Q", title=None, scale=alt.Scale(zero=False)),
             color=alt.Color("c:N", title=None, legend=_legend(len(curves)), sort=list(curves)),
             opacity=alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.1)),

@@ -59,5 +59,6 @@ def drawn(
     )
     svg = vl_convert.vegalite_to_svg(spec, allowed_base_urls=[])
     svg = _PATHS.sub(lambda path: _DIGITS.sub(r"\1", path[0]), svg)
+    svg = svg.replace("<svg ", '<svg aria-hidden="true" ', 1)  # its figure has a label
     moving = spec | {"width": "container"}
     return Drawn(name, title, words, svg, moving, can_be_log)

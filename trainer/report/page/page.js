@@ -13,15 +13,32 @@ async function show(figure, isLog) {
   await vegaEmbed(box, spec, {
     actions: false, ast: true, renderer: "svg", tooltip: { theme: isDark ? "dark" : "light" },
   });
+  box.querySelector("svg").setAttribute("aria-hidden", "true");  // the box has a label
   figure.dataset.drawn = isLog ? "log" : "linear";
 }
 
 for (const control of document.querySelectorAll(".control")) control.hidden = false;
 
+const { version } = document.body.dataset;  // of a page that is served
+const kept = version ? sessionStorage : {};
+
 for (const figure of document.querySelectorAll("figure[data-chart]")) {
   const log = figure.querySelector("input.log");
-  log?.addEventListener("change", () => show(figure, log.checked));
-  show(figure, false);
+  if (log) log.checked = kept[figure.id] === "log";
+  log?.addEventListener("change", () => {
+    kept[figure.id] = log.checked ? "log" : "linear";
+    show(figure, log.checked);
+  });
+  show(figure, log?.checked ?? false);
+}
+
+// It loads anew when the server has another version, but not under a hand that zooms.
+if (version) {
+  setInterval(async () => {
+    const answer = await fetch("version").catch(() => null);  // the server has ended
+    const isNew = answer?.ok && (await answer.text()) !== version;
+    if (isNew && !document.querySelector("figure:hover")) location.reload();
+  }, 2000);
 }
 
 // A table sorts by the column whose heading is pressed: numbers as numbers.

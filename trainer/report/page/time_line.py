@@ -79,6 +79,7 @@ def draw_time_line(run: History, *, of_several: bool) -> Drawn | None:
     )
     words = f"{number} attempt{'s' * (number != 1)} in {end - zero:,.0f} s; {said or 'no marks'}"
     title = f"Time line of {run.name}" if of_several else "Time line"
-    chart = alt.layer(bar, point).resolve_scale(color="independent", shape="independent")
+    layers = [bar, point] if marks else [bar]  # an empty one is an error in the browser's console
+    chart = alt.layer(*layers).resolve_scale(color="independent", shape="independent")
     height = min(60 + 34 * number, 400)
     return drawn(f"time-{run.name}", title, words, chart=chart, height=height)

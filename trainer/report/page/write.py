@@ -3,6 +3,7 @@
 write([read(folder)], Path("report.html"))
 """
 
+import functools
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -38,8 +39,8 @@ def write(runs: Sequence[History], path: Path) -> None:
         ) from None
 
 
-def page(runs: Sequence[History]) -> str:
-    """Return the report as text."""
+def page(runs: Sequence[History], *, version: str = "") -> str:
+    """Return the report as text. One with a `version` loads anew when its server has another."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -52,7 +53,7 @@ def page(runs: Sequence[History]) -> str:
     return environment.get_template("page.html.j2").render(
         title=f"{len(runs)} runs" if several else runs[0].name,
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704  # our own
-        script=vl_convert.javascript_bundle((_FOLDER / "page.js").read_text(encoding="utf-8")),
+        script=_script(),
         specs=jinja2.utils.htmlsafe_json_dumps([chart.spec for chart in charts]),
         charts=charts,
         runs=runs,
@@ -60,11 +61,17 @@ def page(runs: Sequence[History]) -> str:
         rows=[_row(run) for run in runs],
         metric=next((run.metric for run in runs if run.metric), None),
         differing=tables.differences(runs) if several else {},
-        version=metadata.version("muster") if _is_installed() else "",
+        version=version,
+        muster=metadata.version("muster") if _is_installed() else "",
         now=f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
         **{one.__name__: one for one in (tables.attempts, tables.causes, tables.facts)},
         **{one.__name__: one for one in (tables.settings, tables.command, tables.operations)},
     )
+
+
+@functools.cache
+def _script() -> str:
+    return vl_convert.javascript_bundle((_FOLDER / "page.js").read_text(encoding="utf-8"))
 
 
 def _row(run: History) -> dict[str, Any]:

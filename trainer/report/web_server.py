@@ -1,6 +1,7 @@
-"""Answer Prometheus over HTTP, in a few threads that no connection can hold for long.
+"""Answers over HTTP, in a few threads that no connection can hold for long: to Prometheus, to browsers.
 
-with served(registry, 9400): ...
+with served(application, port=9400): ...                     # on all interfaces
+with served(application, port=0, host="127.0.0.1") as port: ...
 
 prometheus_client's own server starts a thread for each connection, without a time-out: 312 half-open
 requests held 312 threads of rank 0 for good.
@@ -13,23 +14,26 @@ from collections.abc import Iterator
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
-
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from wsgiref.types import WSGIApplication
 
 _CONNECTIONS = 8  # at once; what comes beyond is closed
 _SECONDS = 5  # that a connection may take
 
 
 @contextlib.contextmanager
-def served(registry: CollectorRegistry, port: int) -> Iterator[None]:
-    """Serve a registry's metrics at `port`, at any path. Raises OSError when it is taken."""
-    _Server.address_family, address = _any_address()
+def served(application: WSGIApplication, *, port: int, host: str = "") -> Iterator[int]:
+    """Serve at an IPv4 address, or at all addresses, and yield the port, which is a free one for 0.
+
+    Raises OSError when the port is taken.
+    """
+    family, address = (socket.AF_INET, host) if host else _any_address()
+    _Server.address_family = family
     with _Server((address, port), _Handler) as server:
-        server.set_app(make_wsgi_app(registry))
-        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        server.set_app(application)
+        thread = threading.Thread(target=server.serve_forever, name="web", daemon=True)
         thread.start()
         try:
-            yield
+            yield server.server_port
         finally:
             server.shutdown()
             thread.join()

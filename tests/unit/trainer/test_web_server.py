@@ -1,4 +1,4 @@
-"""The port for Prometheus: bounded threads and bounded connections, of whatever client."""
+"""The ports for Prometheus and browsers: bounded threads and bounded connections, of whatever client."""
 
 import contextlib
 import socket
@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from urllib.request import urlopen
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 
 from tests.pool import free_port
-from trainer.report import metrics_server
-from trainer.report.metrics_server import served
+from trainer.report import web_server
+from trainer.report.web_server import served
 
 HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(metrics_server, "_SECONDS", 1)
+    monkeypatch.setattr(web_server, "_SECONDS", 1)
     registry = CollectorRegistry()
     Gauge("muster_step", "steps", registry=registry).set(7)
     number = free_port()
-    with served(registry, number):
+    with served(make_wsgi_app(registry), port=number):
         yield number
 
 

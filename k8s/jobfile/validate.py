@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel, to_snake
 from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
 from trainer.config.environment import parse
+from trainer.config.own_settings import check_built_in
 from trainer.config.settings import Settings
 
 _FIELDS = {to_camel(field): field for field in Settings.model_fields}
@@ -43,7 +44,9 @@ def settings_of(spec: JobSpec) -> Settings:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if value is not None and text != "":
             texts[fields[key]] = text
-    return parse(texts, label=label)
+    settings = parse(texts, label=label)
+    check_built_in(settings, label=label)
+    return settings
 
 
 def label(field: str) -> str:

@@ -34,6 +34,8 @@ def differences(one: Run, other: Run) -> dict[str, float]:
     }
     last = [[e for e in events if e["event"] == "eval"][-1] for _, events in (one, other)]
     found["evaluation"] = abs(last[0]["loss"] - last[1]["loss"]) / last[0]["loss"]
+    if "perplexity" in last[0]:
+        found["perplexity"] = abs(last[0]["perplexity"] / last[1]["perplexity"] - 1)
     assert last[0]["samples"] == last[1]["samples"]
     expected, mine = weights(one[0]), weights(other[0])
     assert expected.keys() == mine.keys()

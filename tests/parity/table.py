@@ -35,6 +35,11 @@ COMMON = {
 # the higher the rate. So in float32 the weights drift apart, here, after twenty steps, by 2e-3 of
 # keys.bias at lr=0.03 and 1e-5 at this one; digits at 0.03 by 7e-4 of the loss, at 0.01 by 1e-6.
 OPTIMIZERS = {"sgd": {"optimizer": "sgd"}, "adamw": {"optimizer": "adamw", "lr": "0.0005"}}
+# These are compared in some cells only, OPTIMIZER_CASES.
+OPTIMIZERS |= {
+    "adamw-fused": {"optimizer": "adamw-fused", "lr": "0.0005"},
+    "muon": {"optimizer": "muon", "lr": "0.0005"},
+}
 # Largest relative difference of losses, norms, evaluations and weights.
 TOLERANCE = {"fp64": 1e-8, "fp32": 1e-4}
 
@@ -202,6 +207,16 @@ CASES = [
     for place, row in enumerate(task.rows)
     for case in _cell(name, row, number + place)
 ]
+# Optimisers of which a mode keeps the state, or cuts the tensors, in its own way: a cell each has to do.
+# In float64, because Muon rounds to bfloat16, which magnifies the rounding of float32.
+_WHOLE_MATRICES = ("dp", "mp", "ddp", "ddp-zero1", "pp gpipe", "pp x ddp")
+OPTIMIZER_CASES = [
+    *(Case("digits", row, "adamw-fused", 4) for row in (*_CHEAPEST, "pp x fsdp")),
+    *(Case("gpt", row, "adamw-fused", 1) for row in ("tp", "fsdp x tp")),
+    *(Case("digits", row, "muon", 4) for row in _WHOLE_MATRICES),
+    *(Case("gpt", row, "muon", 1) for row in ("ddp-zero1", "pp gpipe")),
+    Case("tokens, tied", "ddp-zero1", "muon", 1),
+]
 # One pair a mode, a few seconds each: what `make test-fast` takes.
 QUICK = {Case(task, row, "sgd", 1 if row in ("hsdp", "tp") else 4) for task, row in THOROUGH}
 
@@ -244,5 +259,10 @@ REFUSED: list[tuple[int, dict[str, str], str]] = [
         "ties tokens.weight and head.weight; tied weights cannot be split over",
     ),
     (1, {"mode": "hogwild", "precision": "fp16"}, "it has no common step to scale the loss for"),
+    (
+        2,
+        {"mode": "fsdp", "optimizer": "muon"},
+        "'muon': not with mode fsdp and dp_shard=2: it orth",
+    ),
     (2, {"mode": "localsgd", "sync_batchnorm": "true"}, "its ranks have different weights between"),
 ]

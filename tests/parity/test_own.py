@@ -75,6 +75,17 @@ def test_metrics_are_counted_over_the_test_set(once: Once) -> None:
     assert not math.isclose(evaluation["f1_of_zero"] * 1024 % 1, 0)
 
 
+@pytest.mark.parametrize(("mode", "ranks"), [("single", 1), ("ddp", 2), ("pp", 2)])
+def test_perplexity_is_over_all_tokens_and_no_mean_of_batches(
+    mode: str, ranks: int, tmp_path: Path
+) -> None:
+    settings = COMMON | {"task": "tests.parity.tasks:Gpt", "steps": "2", "global_batch": "16"}
+    events = run_ranks(ranks, tmp_path, mode=mode, **settings)  # 78 windows: the last are padded
+    (evaluation,) = [event for event in events if event["event"] == "eval"]
+    assert evaluation["samples"] % 16
+    assert math.isclose(evaluation["perplexity"], math.exp(evaluation["loss"]), rel_tol=1e-6)
+
+
 @pytest.mark.parametrize("task", ["Grouped", "Updated"])
 @pytest.mark.parametrize(
     ("mode", "ranks"), [("single", 1), ("ddp-zero1", 2), ("fsdp", 2), ("pp", 2)]

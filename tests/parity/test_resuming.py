@@ -15,13 +15,23 @@ pytestmark = pytest.mark.slow
 # each leg on what the one before has saved
 DIGITS = ("ddp", "pp x ddp", "fsdp 4", "single", "ddp-zero1 4", "pp x fsdp", "hsdp", "mp", "fsdp")
 GPT = ("fsdp x tp", "fsdp", "tp", "single")
+FUSED = ("ddp-zero1", "fsdp", "pp gpipe")
+WHOLE_MATRICES = ("ddp-zero1", "pp gpipe", "single")
 
 
-@pytest.mark.parametrize(("task", "legs"), [("digits", DIGITS), ("gpt", GPT)])
+@pytest.mark.parametrize(
+    ("task", "optimizer", "legs"),
+    [
+        ("digits", "adamw", DIGITS),
+        ("gpt", "adamw", GPT),
+        ("digits", "adamw-fused", FUSED),
+        ("digits", "muon", WHOLE_MATRICES),
+    ],
+)
 def test_a_checkpoint_goes_on_under_any_mode_and_world(
-    task: str, legs: tuple[str, ...], tmp_path: Path
+    task: str, optimizer: str, legs: tuple[str, ...], tmp_path: Path
 ) -> None:
-    common = COMMON | OPTIMIZERS["adamw"] | {"task": TASKS[task].name, "precision": "fp64"}
+    common = COMMON | OPTIMIZERS[optimizer] | {"task": TASKS[task].name, "precision": "fp64"}
     common |= {"schedule": "constant"}  # does not depend on the steps there will be
     whole = run_ranks(1, tmp_path / "whole", mode="single", **common)
     ends = [STEPS * number // len(legs) for number in range(1, len(legs) + 1)]

@@ -15,14 +15,27 @@ from tests.parity import faults
 from tests.parity.batchnorm import sync_batchnorm_on_cpu
 from tests.parity.compare import differences
 from tests.parity.conftest import Once
-from tests.parity.table import CASES, QUICK, REFUSED, ROWS, TASKS, TOLERANCE, Case, reference
+from tests.parity.table import (
+    CASES,
+    OPTIMIZER_CASES,
+    QUICK,
+    REFUSED,
+    ROWS,
+    TASKS,
+    TOLERANCE,
+    Case,
+    reference,
+)
 from tests.ranks import run_ranks
 from trainer.config.modes import MODES
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=[] if c in QUICK else pytest.mark.slow, id=str(c)) for c in CASES],
+    [
+        pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow, id=str(case))
+        for case in (*CASES, *OPTIMIZER_CASES)
+    ],
 )
 def test_a_mode_equals_one_process(case: Case, once: Once, tmp_path: Path) -> None:
     expected = once(**reference(case.task, case.optimizer, case.precision))

@@ -3,7 +3,8 @@
 A task's file says in its docstring's first line what it learns, in DEFAULTS which settings it wants
 unless others are set, and in MEASURED what came of them. SPLITS: what the axis tp has to divide of its
 model, by name. CUTS: the pieces of its model, for stages. Either may be a dict by TRAINER_MODEL.
-NEEDS_DATA: nothing is trained without TRAINER_DATA. The renderer plans with the same.
+NEEDS_DATA: nothing is trained without TRAINER_DATA. OWN_SETTINGS: it has some, in own_settings.py. The
+renderer plans with the same.
 """
 
 import ast
@@ -12,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+_CONSTANTS = ("DEFAULTS", "MEASURED", "SPLITS", "CUTS", "NEEDS_DATA", "OWN_SETTINGS")
 _TASKS = Path(__file__).parents[1] / "tasks"
 
 
@@ -25,6 +27,7 @@ class Entry:
     splits: dict[str, Any] = field(default_factory=dict)
     cuts: int | dict[str, int] | None = None
     needs_data: bool = False
+    own_settings: bool = False
 
     def divisible(self, model: str | None) -> dict[str, int]:
         """Return what tp has to divide; empty where the model cannot be split."""
@@ -65,7 +68,7 @@ def _entry(path: Path) -> Entry:
         for node in tree.body
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id in ("DEFAULTS", "MEASURED", "SPLITS", "CUTS", "NEEDS_DATA")
+        and node.targets[0].id in _CONSTANTS
     }
     summary = (ast.get_docstring(tree) or path.stem).splitlines()[0]
     return Entry(summary, **{name.lower(): value for name, value in constants.items()})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from pydantic import ValidationError
 
-from trainer.config.catalogue import find_task, task_names
+from trainer.config.catalogue import catalogue, find_task, task_names
 from trainer.config.exits import Exit, Fault
 from trainer.config.modes import MODES
 from trainer.config.settings import Settings
@@ -50,11 +50,13 @@ def parse(values: Mapping[str, str], *, label: Label) -> Settings:
     task = values.get("task", Settings.model_fields["task"].default)
     for name in values:
         if name.startswith(OWN) and ":" not in task:
-            raise Fault(
-                Exit.CONFIG,
-                f"{label(name)}: {label('task')}={task!r} has no settings of its own; only a task of "
-                "yours, package.module:Class, has",
-            )
+            having = [one for one, entry in catalogue().items() if entry.own_settings]
+            if task not in having:
+                raise Fault(
+                    Exit.CONFIG,
+                    f"{label(name)}: {label('task')}={task!r} has no settings of its own; "
+                    f"{', '.join(having)} has, and a task of yours, package.module:Class, may",
+                )
         if name not in Settings.model_fields and not name.startswith(OWN):
             close = difflib.get_close_matches(name, Settings.model_fields, n=1)
             remedy = f"did you mean {label(close[0])}?" if close else "--help lists them all"

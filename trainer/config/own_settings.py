@@ -8,29 +8,58 @@
             self.layers = own.layers
 
 own = own_settings(Circles, settings)
+
+Those of a built-in task are here, because the renderer checks them without torch.
 """
 
 import difflib
+from typing import Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from trainer.config.environment import OWN, variable
+from trainer.config.environment import OWN, Label, variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
 
-def own_settings(kind: object, settings: Settings) -> BaseModel | None:
+class ImageFolder(BaseModel):
+    """What torchvision's reference recipe adds to the training of imagefolder."""
+
+    augment: Literal["window", "crop", "rand", "trivial"] = "window"
+    mixup: float = Field(0.0, ge=0)
+    cutmix: float = Field(0.0, ge=0)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    decay_all: bool = True
+    resize: int | None = Field(None, ge=8)
+
+
+BUILT_IN: dict[str, type[BaseModel]] = {"imagefolder": ImageFolder}
+
+
+def own_settings(kind: object, settings: Settings, *, label: Label = variable) -> BaseModel | None:
     """Return the settings of a task's class, checked; None when it declares none.
 
     Raises Fault(64) for the first that is unknown, missing or wrong.
     """
+    return _checked(getattr(kind, "Settings", None), settings, label)
+
+
+def check_built_in(settings: Settings, *, label: Label) -> None:
+    """Raise Fault(64) when a setting of a built-in task's own is unknown or wrong."""
+    if settings.task in BUILT_IN:
+        _checked(BUILT_IN[settings.task], settings, label)
+
+
+def _checked(declared: object, settings: Settings, label: Label) -> BaseModel | None:
+    def own_label(name: str) -> str:
+        return label(OWN + name)
+
     given = {name.removeprefix(OWN): text for name, text in settings.own.items()}
-    declared = getattr(kind, "Settings", None)
     if declared is None:
         for name in given:
             raise Fault(
                 Exit.CONFIG,
-                f"{_variable(name)}: task {settings.task} has no settings of its own; a pydantic model "
+                f"{own_label(name)}: task {settings.task} has no settings of its own; a pydantic model "
                 "named Settings in its class declares them",
             )
         return None
@@ -42,11 +71,11 @@ def own_settings(kind: object, settings: Settings) -> BaseModel | None:
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            remedy = f"did you mean {_variable(close[0])}?" if close else ""
-            remedy = remedy or f"it has {', '.join(map(_variable, known)) or 'none'}"
+            remedy = f"did you mean {own_label(close[0])}?" if close else ""
+            remedy = remedy or f"it has {', '.join(map(own_label, known)) or 'none'}"
             raise Fault(
                 Exit.CONFIG,
-                f"{_variable(name)}: task {settings.task} has no such setting; {remedy}",
+                f"{own_label(name)}: task {settings.task} has no such setting; {remedy}",
             )
     try:
         return declared.model_validate(given)
@@ -57,14 +86,10 @@ def own_settings(kind: object, settings: Settings) -> BaseModel | None:
         what = first["msg"].replace("Input should be", "must be")
         raise Fault(
             Exit.CONFIG,
-            f"{_variable(name) if name else settings.task}{value}: {what[0].lower()}{what[1:]}",
+            f"{own_label(name) if name else settings.task}{value}: {what[0].lower()}{what[1:]}",
         ) from None
 
 
 def in_words(own: BaseModel) -> str:
     """Return the settings with their values, as they are set."""
-    return ", ".join(f"{_variable(name)}={value}" for name, value in own.model_dump().items())
-
-
-def _variable(name: str) -> str:
-    return variable(OWN + name)
+    return ", ".join(f"{variable(OWN + name)}={value}" for name, value in own.model_dump().items())

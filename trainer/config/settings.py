@@ -52,7 +52,11 @@ class Settings(BaseModel):
         ge=1,
         description="samples per forward pass on a rank; the rest is accumulated (default: one pass)",
     )
-    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="optimiser: sgd or adamw")
+    optimizer: Literal["sgd", "adamw", "adamw-fused", "muon"] = Field(
+        "sgd",
+        description="optimiser: sgd, adamw, adamw-fused (one kernel for the update), or muon (of "
+        "matrices; adamw for the rest)",
+    )
     lr: float = Field(0.03, gt=0, description="peak learning rate")
     lr_scale: Literal["none", "linear", "sqrt"] = Field(
         "none", description="scale lr by global_batch / lr_base_batch: none, linear or sqrt"
@@ -60,8 +64,8 @@ class Settings(BaseModel):
     lr_base_batch: int = Field(
         32, ge=1, description="global batch for which lr was tuned; see lr_scale"
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
-    weight_decay: float = Field(0.005, ge=0, description="weight decay, for both optimisers")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd and muon")
+    weight_decay: float = Field(0.005, ge=0, description="weight decay, for every optimiser")
     schedule: Literal["cosine", "constant"] = Field(
         "cosine", description="learning rate after the warm-up: cosine (decays to zero) or constant"
     )

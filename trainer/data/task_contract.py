@@ -7,8 +7,9 @@ check_per_sample(losses, "circles:Circles", method="loss()", count=len(targets))
 """
 
 import contextlib
+import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,9 +112,12 @@ def try_batch(
         raise _wrong(name, f"score() returned no {task.metric!r}, which metric names")
     if taken := sorted(scores.keys() & EVAL_FIELDS):
         raise _wrong(name, f"score() returned a {taken[0]!r}, which the eval event has already")
+    _check_of_mean(task, name, scores)
     for metric, (score, counted) in scores.items():
         _check_scores(score, name, count=count, metric=metric)
         _check_per_sample(counted, name, "score()", count)
+        with blamed_on(name, f"of_mean, of {metric},"):
+            metric_of(task, metric, (score.sum() / counted.sum()).item())
     return losses, sorted(scores, key=lambda metric: (metric != task.metric, metric))
 
 
@@ -121,7 +125,8 @@ def scores_of(task: Any, outputs: Any, targets: Any) -> dict[str, tuple[Any, Any
     """Return the task's scores by name: each a number for each sample, and what it is a mean over.
 
     `score()` returns one of them, `metric`, or a dict. A score is shape (n,), for a mean over the
-    samples, or a pair of such, of which the sums are divided: 2 TP by 2 TP + FP + FN makes an F1.
+    samples, or a pair of such, of which the sums are divided: 2 TP by 2 TP + FP + FN makes an F1. What
+    is a function of the mean is in `of_mean` (`metric_of`): exp of a loss makes a perplexity.
     """
     scores = task.score(outputs, targets)
     named = scores if isinstance(scores, dict) else {task.metric: scores}
@@ -131,6 +136,25 @@ def scores_of(task: Any, outputs: Any, targets: Any) -> dict[str, tuple[Any, Any
         else (score, torch.ones_like(score) if isinstance(score, Tensor) else score)
         for name, score in named.items()
     }
+
+
+def metric_of(task: Any, name: str, mean: float) -> float:
+    """Return a metric by the mean of its score: the same, or what the task's `of_mean` makes of it."""
+    try:
+        return float(getattr(task, "of_mean", {}).get(name, float)(mean))
+    except OverflowError:  # as exp of a loss that has diverged
+        return math.inf
+
+
+def _check_of_mean(task: Any, name: str, scores: Mapping[str, Any]) -> None:
+    """Raise Fault(64) unless `of_mean` has functions only, of scores that there are."""
+    of_mean = getattr(task, "of_mean", {})
+    if not isinstance(of_mean, dict) or not all(callable(value) for value in of_mean.values()):
+        raise _wrong(
+            name, f"of_mean is {of_mean!r}; wanted: a dict of functions by a metric's name"
+        )
+    if unknown := sorted(map(str, of_mean.keys() - scores.keys())):
+        raise _wrong(name, f"of_mean has {unknown[0]!r}, which score() does not return")
 
 
 def _check_losses(losses: Any, name: str, *, count: int) -> None:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
+from trainer.distributed.muon import Muon, for_muon
 
 Groups = list[dict[str, Any]]  # as torch's optimisers take them
 
@@ -53,9 +54,12 @@ def lr_reason(settings: Settings) -> str:
 def recipe(settings: Settings) -> tuple[type[Optimizer], dict[str, Any]]:
     """Return the class and the arguments of the optimiser that the settings name."""
     common = {"lr": settings.lr, "weight_decay": settings.weight_decay}
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD, common | {"momentum": settings.momentum}
-    return torch.optim.AdamW, common
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW, common
+    if settings.optimizer == "adamw-fused":
+        return torch.optim.AdamW, common | {"fused": True}
+    momentum = common | {"momentum": settings.momentum}
+    return (Muon if settings.optimizer == "muon" else torch.optim.SGD), momentum
 
 
 def build(model: nn.Module, settings: Settings, own: Own) -> Optimizer:
@@ -84,8 +88,20 @@ def groups_of(model: nn.Module, settings: Settings, own: Own) -> Groups:
     """Return the parameters in the task's groups, or in one. Raises Fault(64) if one is in none."""
     named = dict(model.named_parameters())
     if own.parameter_groups is None:
-        return [{"params": [p for p in named.values() if p.requires_grad]}]
-    groups: Any = own.parameter_groups(named)
+        groups: Any = [{"params": [p for p in named.values() if p.requires_grad]}]
+    else:
+        groups = _own_groups(named, own.parameter_groups, settings)
+    if settings.optimizer == "muon" and own.optimizer is None:
+        return for_muon(groups, model)
+    return list(groups)
+
+
+def _own_groups(
+    named: Mapping[str, nn.Parameter],
+    parameter_groups: Callable[[Mapping[str, nn.Parameter]], Groups],
+    settings: Settings,
+) -> Groups:
+    groups: Any = parameter_groups(named)
     if not isinstance(groups, list) or not all(
         isinstance(g, dict) and "params" in g for g in groups
     ):
@@ -100,7 +116,7 @@ def groups_of(model: nn.Module, settings: Settings, own: Own) -> Groups:
         raise _wrong(
             settings, "parameter_groups()", f"no group with {left[0]}; set its requires_grad=False"
         )
-    return groups
+    return list(groups)
 
 
 def options_of(optimizer: Optimizer) -> Groups:

@@ -11,7 +11,7 @@ import torch
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import evaluation_shares
 from trainer.data.sets import UnreadableSample, tokens_of
-from trainer.data.task_contract import scores_of
+from trainer.data.task_contract import metric_of, scores_of
 from trainer.distributed.runtime import total
 from trainer.engine.bad_samples import count_bad
 from trainer.engine.run import Run
@@ -65,14 +65,17 @@ def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
             f"evaluation counted {count:.0f} samples of {len(run.test)}: bug in muster; please report",
         )
     parts_and_wholes = zip(scored[::2], scored[1::2], strict=True)
-    means = [part / whole if whole else 0.0 for part, whole in parts_and_wholes]
+    metrics = [
+        metric_of(run.task, name, part / whole if whole else 0.0)
+        for name, (part, whole) in zip(run.metrics, parts_and_wholes, strict=True)
+    ]
     run.report(
         "eval",
         step=run.step,
         loss=loss / weight,
         metric=run.task.metric,
-        **dict(zip(run.metrics, means, strict=True)),
+        **dict(zip(run.metrics, metrics, strict=True)),
         samples=int(count),
         seconds=time.monotonic() - began,
     )
-    return means[0]
+    return metrics[0]

@@ -49,6 +49,13 @@ def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = Fa
                 Exit.CONFIG,
                 f"{label(refusal.setting)}={text}: not with mode {mode}: {refusal.reason}",
             )
+    cut = [axis for axis in ("dp_shard", "tp") if mesh[axis] > 1]
+    if settings.optimizer == "muon" and cut:
+        raise Fault(
+            Exit.CONFIG,
+            f"{label('optimizer')}='muon': not with mode {mode} and {cut[0]}={mesh[cut[0]]}: it "
+            "orthogonalises whole matrices, and each rank has a part of them; ddp-zero1 would do",
+        )
     replicas = prod(mesh[axis] for axis in DATA_AXES)
     total, micro, stages = settings.global_batch, settings.micro_batch, None
     if MODES[mode].staged:

@@ -6,14 +6,19 @@ Reads TRAINER_DATA/train/CLASS/* and, to evaluate, TRAINER_DATA/val/CLASS/*: JPE
 """
 
 import io
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
+import trainer.config.settings
 from trainer.config.exits import Exit, Fault
+from trainer.config.own_settings import ImageFolder
 from trainer.config.settings import Settings
 from trainer.data.augment import Augmentation
 from trainer.data.regular import open_regular
@@ -22,6 +27,7 @@ from trainer.tasks.parts.classification import Classification
 
 DEFAULTS = {"model": "resnet18"}
 NEEDS_DATA = True
+OWN_SETTINGS = True
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".webp"}
 _FORMATS = ("JPEG", "PNG", "GIF", "WEBP")
@@ -33,24 +39,34 @@ class Folder:
     """A folder of images, decoded by the loader's workers to squares a seventh larger than `size`.
 
     The device does the rest: in training a random window, half of them flipped left to right; in
-    evaluation the window in the middle.
+    evaluation the window in the middle. `side` is another size of the squares, `cut` makes something
+    else of an image.
     """
 
-    def __init__(self, root: Path, classes: list[str], size: int) -> None:
+    def __init__(
+        self,
+        root: Path,
+        classes: list[str],
+        size: int,
+        *,
+        side: int | None = None,
+        cut: Callable[[Image.Image], Tensor] | None = None,
+    ) -> None:
         self.samples = [
             (path, label)
             for label, name in enumerate(classes)
             for path in sorted((root / name).rglob("*"))
             if path.suffix.lower() in _SUFFIXES
         ]
-        self._side = size * 8 // 7
+        self._side = side or size * 8 // 7
+        self._cut = cut or self._middle
         self._augmentation = Augmentation(size, _MEAN, _STD, flip=True)
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return the middle square of an image, shape (3, side, side), uint8, and its class.
+        """Return the middle square of an image, shape (3, side, side), uint8, or its cut; and its class.
 
         The loader reports what Pillow raises for a damaged file, with the path from `samples`.
         """
@@ -67,17 +83,23 @@ class Folder:
                     f"{image.width} x {image.height} pixels take {size:,} bytes; {_MOST_BYTES:,} may be"
                 )
             colours = image if image.mode == "RGB" else image.convert("RGB")
-            side = (self._side, self._side)
-            square = ImageOps.fit(colours, side, Image.Resampling.BILINEAR)
-        return torch.from_numpy(np.array(square)).permute(2, 0, 1), label
+            return self._cut(colours), label
+
+    def _middle(self, image: Image.Image) -> Tensor:
+        square = ImageOps.fit(image, (self._side, self._side), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
     def transform_batch(self, images: Tensor, keys: Tensor | None) -> Tensor:
         return self._augmentation(images, keys)
 
 
 class Task(Classification):
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    Settings = ImageFolder
+
+    def __init__(
+        self, settings: trainer.config.settings.Settings, own: ImageFolder | None = None
+    ) -> None:
+        self._settings, self._own = settings, own or ImageFolder()
         self.classes = _classes(settings, "train")
 
     def model(self) -> nn.Module:
@@ -85,7 +107,8 @@ class Task(Classification):
             self._settings.model or "resnet18", classes=len(self.classes)
         )
 
-    def data(self, *, train: bool) -> Folder:
+    def data(self, *, train: bool) -> Any:
+        """Return a Folder, or in training with the recipe's augmentation a MixedFolder of it."""
         part = "train" if train else "val"
         found = _classes(self._settings, part)
         if found != self.classes:
@@ -94,8 +117,43 @@ class Task(Classification):
                 f"TRAINER_DATA={self._settings.data}: train/ and val/ differ in the classes "
                 f"{', '.join(sorted(set(found) ^ set(self.classes)))}",
             )
-        root = Path(self._settings.data or "") / part
-        return Folder(root, self.classes, self._settings.image_size)
+        root, size, own = (
+            Path(self._settings.data or "") / part,
+            self._settings.image_size,
+            self._own,
+        )
+        if not train:
+            return Folder(root, self.classes, size, side=own.resize and max(own.resize, size))
+        if own.augment == "window" and not own.mixup and not own.cutmix:
+            return Folder(root, self.classes, size)
+        from trainer.tasks.parts import recipe  # noqa: PLC0415  # as long to import as torch
+
+        images = Folder(root, self.classes, size, cut=recipe.cut(own.augment, size))
+        normalise = Augmentation(size, _MEAN, _STD)
+        return recipe.Mixed(images, own, classes=len(self.classes), normalise=normalise)
+
+    def parameter_groups(self, parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
+        """Return norms and biases in a group without decay, unless all are decayed."""
+        trained = [p for p in parameters.values() if p.requires_grad]
+        if self._own.decay_all:
+            return [{"params": trained}]
+        flat = {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0}
+        return [{"params": [p for p in trained if p.ndim >= 2]}, flat]
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross-entropy; a mixed sample's target is a share of each class."""
+        wanted = targets.to(outputs.dtype) if targets.ndim == 2 else targets
+        smoothing = self._own.label_smoothing
+        return F.cross_entropy(outputs, wanted, reduction="none", label_smoothing=smoothing)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return whether the class was the first, and one of the first five.
+
+        Of a mixed sample it is the class with the greater share.
+        """
+        labels = targets.argmax(dim=1) if targets.ndim == 2 else targets
+        first = outputs.topk(min(5, outputs.shape[1])).indices == labels[:, None]
+        return {"accuracy": first[:, 0].float(), "top5": first.any(dim=1).float()}
 
 
 def _classes(settings: Settings, part: str) -> list[str]:

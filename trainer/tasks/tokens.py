@@ -4,13 +4,12 @@ TRAINER_TASK=tokens python -m trainer                                        # t
 TRAINER_TASK=tokens TRAINER_MODEL=124m TRAINER_DATA=owt python -m trainer    # owt/train.bin, owt/val.bin
 """
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.models.gpt import SIZES, Gpt
+from trainer.tasks.parts.next_token import NextToken
 from trainer.tasks.parts.token_files import Windows, of_bytes, open_files
 
 DEFAULTS = {"epochs": 1, "optimizer": "adamw", "lr": 0.002, "model": "tiny"}
@@ -27,10 +26,8 @@ CUTS = {"tiny": 6, "124m": 14, "350m": 26, "1b": 26}
 _TIED = "-tied"  # after a size's name: the head has the embedding's weights
 
 
-class Task:
+class Task(NextToken):
     """Predicts the next token. A sample is a window of the model's length."""
-
-    metric = "accuracy"
 
     def __init__(self, settings: Settings) -> None:
         name = settings.model or DEFAULTS["model"]
@@ -50,12 +47,3 @@ class Task:
 
     def data(self, *, train: bool) -> Windows:
         return self.files.train if train else self.files.test
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy of each window, shape (n,), in nats a token."""
-        losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
-        return losses.view(targets.shape).mean(dim=1)
-
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the share of each window's tokens that were predicted right, shape (n,)."""
-        return (outputs.argmax(dim=-1) == targets).to(torch.float32).mean(dim=1)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, Field
-from torch import Tensor, nn
+from torch import nn
 
 import trainer.config.settings
 from trainer.tasks import imagefolder
@@ -36,10 +36,3 @@ class Photos(imagefolder.Task):
             {"params": [p for p in body if p.ndim < 2], "weight_decay": 0.0},
             {"params": [p for p in body if p.ndim >= 2]},
         ]
-
-    def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        best = outputs.topk(min(5, outputs.shape[1])).indices
-        return {
-            "accuracy": super().score(outputs, targets),
-            "top5": (best == targets[:, None]).any(dim=1).float(),
-        }

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import Tensors
 from trainer.models import chain
+from trainer.tasks.parts.next_token import NextToken
 
 VOCABULARY = 256  # bytes
 LENGTH = 64  # bytes of a window
@@ -22,10 +22,8 @@ _DEFAULT_BYTES = 50_000  # trains in under a minute on two cores; TRAINER_DATA i
 _TEST_SHARE = 0.1
 
 
-class TextTask:
+class TextTask(NextToken):
     """Predicts the next byte with the model that `build` returns."""
-
-    metric = "accuracy"
 
     def __init__(self, settings: Settings, *, build: Callable[[], nn.Module]) -> None:
         self._settings = settings
@@ -53,15 +51,6 @@ class TextTask:
         targets = text[1 : count * LENGTH + 1].view(count, LENGTH)
         chosen = slice(0, count - test) if train else slice(count - test, count)
         return Tensors(inputs[chosen], targets[chosen])
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy of each window, shape (n,), in nats a byte."""
-        losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
-        return losses.view(targets.shape).mean(dim=1)
-
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the share of each window's bytes that were predicted right, shape (n,)."""
-        return (outputs.argmax(dim=-1) == targets).float().mean(dim=1)
 
 
 class Recurrent(nn.Module):

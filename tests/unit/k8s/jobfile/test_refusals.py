@@ -56,6 +56,8 @@ SETTINGS = [
     (["trainer.epochs=1.5"], "trainer.epochs='1.5': must be a valid integer"),
     (["trainer.task=digit"], "trainer.task='digit': no such task; choose "),
     (["trainer.mode=single"], "trainer.mode='single': runs in one process, but there are 2 ranks"),
+    (["trainer.mode=fsdp", "trainer.optimizer=muon"], "trainer.optimizer='muon': not with mode fsdp and dp_shard=2: it orthogonalises"),
+    (["trainer.optimizer=lion"], "trainer.optimizer='lion': must be 'sgd', 'adamw', 'adamw-fused' or 'muon'"),
     (["trainer.out=runs/x"], "trainer.out='runs/x': must be within /out"),
     (["trainer.out=/outside"], "trainer.out='/outside': must be within /out"),
     (["trainer.data=/elsewhere", "data.pvc=d"], "trainer.data='/elsewhere': must be within /data"),

@@ -30,7 +30,10 @@ REFUSED = [
     ({"TRAINER_GLOBAL_BATCH": "0"}, "TRAINER_GLOBAL_BATCH='0': must be greater than or equal to 1"),
     ({"TRAINER_EPOCHS": "1.5"}, "TRAINER_EPOCHS='1.5': must be a valid integer"),
     ({"TRAINER_SEED": "-1"}, "TRAINER_SEED='-1': must be"),
-    ({"TRAINER_OPTIMIZER": "adam"}, "TRAINER_OPTIMIZER='adam': must be 'sgd' or 'adamw'"),
+    (
+        {"TRAINER_OPTIMIZER": "adam"},
+        "TRAINER_OPTIMIZER='adam': must be 'sgd', 'adamw', 'adamw-fused' or 'muon'",
+    ),
     (
         {"TRAINER_HEALTH_TIMEOUT": "600", "TRAINER_CHECKPOINT_TIMEOUT": "700"},
         "TRAINER_HEALTH_TIMEOUT=600: must be above TRAINER_CHECKPOINT_TIMEOUT=700, which reports",

@@ -1,8 +1,9 @@
 """Tasks as people get them wrong, each a slip away from `Right`."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -195,6 +196,18 @@ class ScoreIsCalledLoss(Right):
 class ScoreOfUnequalPair(Right):
     def score(self, outputs: Any, targets: Any) -> Any:
         return {"accuracy": (super().score(outputs, targets), outputs)}
+
+
+class OfMeanIsAPair(Right):
+    of_mean = ("accuracy", math.exp)
+
+
+class OfMeanOfAnother(Right):
+    of_mean: ClassVar = {"perplexity": math.exp}
+
+
+class OfMeanRaises(Right):
+    of_mean: ClassVar = {"accuracy": lambda mean: mean.log()}
 
 
 class ModelIsNone(Right):

@@ -93,6 +93,16 @@ REFUSED = [
         "TRAINER_SYNC_BATCHNORM=true: not with mode localsgd",
     ),
     (
+        {"OPTIMIZER": "muon", "MODE": "fsdp"},
+        2,
+        "TRAINER_OPTIMIZER='muon': not with mode fsdp and dp_shard=2: it orthogonalises whole",
+    ),
+    (
+        {"OPTIMIZER": "muon", "MESH": "pp=2,tp=2", "TASK": "charlm-gpt"},
+        4,
+        "TRAINER_OPTIMIZER='muon': not with mode pp and tp=2",
+    ),
+    (
         {"STATIC_GRAPH": "true", "MICRO_BATCH": "8"},
         2,
         (

@@ -10,6 +10,7 @@ from trainer import tasks
 from trainer.config.catalogue import catalogue
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
+from trainer.data.task_contract import scores_of
 from trainer.models.chain import pieces_of
 from trainer.models.gpt import SIZES, Gpt
 
@@ -30,13 +31,17 @@ def test_a_task_gives_one_loss_and_one_score_a_sample(name: str) -> None:
     assert len(training) > len(test) > 0
     inputs, targets = training.batch(torch.tensor([3, 0, 5]))
     outputs = model(inputs)
-    losses, scores = task.loss(outputs, targets), task.score(outputs, targets)
+    losses, scores = task.loss(outputs, targets), accuracy(task, outputs, targets)
     assert losses.shape == scores.shape == (3,)
     assert ((scores >= 0) & (scores <= 1)).all()
     alone = task.loss(model(inputs[1:2]), targets[1:2])  # a sample's loss is its own
     assert alone[0].item() == pytest.approx(losses[1].item(), rel=1e-4)
     perfect = torch.nn.functional.one_hot(targets.clamp(min=0), outputs.shape[-1]).float() * 100
-    assert task.score(perfect, targets).tolist() == [1, 1, 1]
+    assert accuracy(task, perfect, targets).tolist() == [1, 1, 1]
+
+
+def accuracy(task: tasks.Task, outputs: Any, targets: Any) -> Any:
+    return scores_of(task, outputs, targets)["accuracy"][0]
 
 
 # Not those whose model is chosen by TRAINER_MODEL: torchvision's ResNets can be cut.

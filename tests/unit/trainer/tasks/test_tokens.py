@@ -13,6 +13,7 @@ from trainer import tasks
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import InMemory
+from trainer.data.task_contract import metric_of
 from trainer.models.chain import pieces_of
 from trainer.models.gpt import SIZES, Gpt
 from trainer.tasks.parts.token_files import open_files
@@ -131,3 +132,10 @@ def test_tiny_learns_the_standard_librarys_source(start: Any) -> None:
     assert ended.code == 0, ended.stderr
     (evaluation,) = ended.of("eval")
     assert evaluation["loss"] < 2.8  # nats a byte; ln 256 = 5.5 for one that has learned nothing
+
+
+def test_a_perplexity_without_bound_is_infinite() -> None:
+    task = tasks.load(Settings(task="tokens"))
+    assert metric_of(task, "perplexity", 2.0) == pytest.approx(7.389, rel=1e-4)
+    assert metric_of(task, "perplexity", 1e4) == float("inf")
+    assert metric_of(task, "accuracy", 0.5) == 0.5

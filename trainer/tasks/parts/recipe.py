@@ -1,0 +1,79 @@
+"""Augmentation of photographs as torchvision's reference trains with it, by its transforms.
+
+The loader seeds torch's generator with a sample's key before it reads the sample. So all of it, the
+partner of a mixture as well, is a function of (seed, epoch, sample) and of nothing else.
+
+data = Mixed(Folder(..., cut=cut("trivial", 224)), own, classes=1000, normalise=normalise)
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from trainer.config.exits import Fault
+from trainer.config.own_settings import ImageFolder
+
+
+class Photographs(Protocol):
+    """What is read of a folder of images."""
+
+    samples: list[tuple[Any, int]]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]: ...
+
+
+def cut(augment: str, size: int) -> Callable[[Image.Image], Tensor]:
+    """Return what makes a tensor, shape (3, size, size), uint8, of an image."""
+    if augment == "window":
+        side = size * 8 // 7
+        place: list[Any] = [v2.Resize(side), v2.CenterCrop(side), v2.RandomCrop(size)]
+    else:
+        place = [v2.RandomResizedCrop(size)]
+    policies = {"rand": [v2.RandAugment()], "trivial": [v2.TrivialAugmentWide()]}
+    steps = [*place, v2.RandomHorizontalFlip(), *policies.get(augment, []), v2.PILToTensor()]
+    whole: Callable[[Image.Image], Tensor] = v2.Compose(steps)
+    return whole
+
+
+class Mixed:
+    """Images cut by the workers, each mixed with another of the data set if `own` asks for it."""
+
+    def __init__(
+        self,
+        images: Photographs,
+        own: ImageFolder,
+        *,
+        classes: int,
+        normalise: Callable[[Tensor, Tensor | None], Tensor],
+    ) -> None:
+        self.samples = images.samples
+        self._images, self._normalise = images, normalise
+        kinds = ((v2.MixUp, own.mixup), (v2.CutMix, own.cutmix))
+        mixtures = [kind(alpha=alpha, num_classes=classes) for kind, alpha in kinds if alpha]
+        self._mix = v2.RandomChoice(mixtures) if mixtures else None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        """Return an image, shape (3, size, size), uint8, and its class, or each class's share of it."""
+        image, label = self._images[index]
+        if self._mix is None:
+            return image, label
+        partner = int(torch.randint(len(self), ()))
+        try:
+            other, other_label = self._images[partner]
+        except (Fault, MemoryError):
+            raise
+        except Exception as error:
+            raise ValueError(f"mixed with {self.samples[partner][0]}: {error}") from error
+        pair, labels = torch.stack([image, other]).float(), torch.tensor([label, other_label])
+        mixed, shares = self._mix(pair, labels)  # each with the one before it
+        return mixed[0].round().to(torch.uint8), shares[0]
+
+    def transform_batch(self, images: Tensor, keys: Tensor | None) -> Tensor:
+        return self._normalise(images, keys)

@@ -212,7 +212,7 @@ def test_a_job_that_cannot_be_watched_keeps_its_place(
         code, _, err = run(config, "--timeout", "1", "submit", *files, "--wait")
     assert code == 69
     assert max(map(len, seen)) == 2
-    assert f"{lost}: context test" in err
+    assert f"{lost}: the cluster cannot answer now: context test" in err
     # The other place goes through what is left.
     assert sorted(jobs_in(server)) == [name_of(file) for file in files]
     assert "were not submitted" not in err

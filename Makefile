@@ -50,16 +50,29 @@ $(STAMP): docker/requirements-dev.txt docker/requirements-uv.txt docker/install.
 	@UV_COMPILE_BYTECODE=1 docker/install.sh $(PY) docker/requirements-dev.txt $(BACKEND)
 	@echo '$(BACKEND)' > $@
 
-run: $(STAMP) ## train JOB here, with as many ranks as it asks for, and render it for clusters
+run: $(STAMP) ## train JOB here, with as many ranks as it asks for, and render it for clusters; of a matrix each job in turn
 	@$(RENDER) $(foreach launcher,local $(LAUNCHERS),--launcher $(launcher)) -o $(FOLDER)
-	$(if $(FRESH),@rm -rf $(FOLDER)/run)
-	@PYTHON=$(PY) $(FOLDER)/local.sh; code=$$?; $(REPORT) exit $$code
+	$(if $(FRESH),@rm -rf $(FOLDER)/runs $(FOLDER)/run)
+	@export PYTHON=$(PY); set --; $(call each,local) $(REPORT) exit $$code
+
+# Runs script $(1) of JOB, or of each job of its matrix until one is stopped. `code` is that of the first
+# that failed, the shell's arguments are the run folders.
+define each
+code=0; for job in $$($(RENDER) --launcher $(1) --check 2>/dev/null | cut -d : -f 1); do \
+	if [ "$$job" = '$(NAME)' ]; then \
+		set -- "$${TRAINER_OUT:-$(FOLDER)/run}"; $(FOLDER)/$(1).sh; code=$$?; break; \
+	fi; \
+	echo "make: $$job" >&2; set -- "$$@" "$${TRAINER_OUT:-$(FOLDER)/runs}/$$job"; \
+	TRAINER_OUT="$${TRAINER_OUT:+$$TRAINER_OUT/$$job}" $(FOLDER)/$$job/$(1).sh; ended=$$?; \
+	[ $$code -ne 0 ] || code=$$ended; case $$ended in 130|143) break ;; esac; \
+done;
+endef
 
 # Also of a run that failed; TRAINER_REPORT=false writes none.
 unexport TRAINER_REPORT
 ifneq ($(TRAINER_REPORT),false)
-REPORT = out="$${TRAINER_OUT:-$(FOLDER)/run}"; [ ! -s "$$out/metrics.jsonl" ] || \
-	$(PY) -m trainer.report "$$out" -o $(FOLDER)/report.html;
+REPORT = for out in "$$@"; do shift; [ ! -s "$$out/metrics.jsonl" ] || set -- "$$@" "$$out"; done; \
+	[ $$\# -eq 0 ] || $(PY) -m trainer.report "$$@" -o $(FOLDER)/report.html;
 endif
 
 render: $(STAMP) ## write the manifests of JOB to build/NAME/, ready for kubectl apply -f
@@ -174,11 +187,13 @@ publish: ## build IMAGE with provenance and bill of materials, push it, and writ
 
 docker-run: $(STAMP) ## train JOB in the image IMAGE on this machine, on its GPUs if JOB asks for them
 	@$(RENDER) --set image=$(IMAGE) --launcher docker -o $(FOLDER)
-	@$(FOLDER)/docker.sh
+	@$(call each,docker) exit $$code
 
 compose-run: $(STAMP) ## train JOB in the image IMAGE on this machine, a container for every node
 	@docker compose up --help 2>&1 | grep -q -e $(COMPOSE_OPTION) || \
 		{ echo 'make: `docker compose up` here knows no $(COMPOSE_OPTION); Docker Compose 2.40 does' >&2; exit 64; }
+	@test -z "$$($(RENDER) --set image=$(IMAGE) --launcher compose --check 2>/dev/null | sed '/^$(NAME):/d')" || \
+		{ echo 'make: JOB=$(JOB): has a matrix, and compose-run takes one job; try docker-run' >&2; exit 64; }
 	@$(RENDER) --set image=$(IMAGE) --launcher compose -o $(FOLDER)
 	@mkdir -p $(FOLDER)/$(NAME)-run
 	@MUSTER_USER=$$(id -u):$$(id -g) docker compose -f $(FOLDER)/compose.yaml up $(COMPOSE_OPTION)

@@ -5,10 +5,12 @@ render.py k8s/jobs/02-digits-ddp.yaml --launcher job --launcher pytorchjob -o bu
 
 import argparse
 import difflib
+import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +20,10 @@ from k8s.base.yaml_text import dump, read, read_text
 from k8s.cli import explain, options
 from k8s.cli.schema import json_schema
 from k8s.jobfile import load
-from k8s.jobfile.spec import JobSpec
+from k8s.jobfile.spec import MAX_PARALLEL, JobSpec
 from k8s.jobfile.validate import validate
+from k8s.plan import matrix
+from k8s.plan.matrix import Cell
 from k8s.plan.model import Payload
 from k8s.render import files, manifests
 from k8s.render.manifests import Rendered
@@ -29,9 +33,17 @@ from trainer.config.printable import printable
 
 _MANY = 100  # job files in one call; from here on several processes are faster
 
-Files = tuple[
-    str, list[tuple[str, str | bytes]]
-]  # a job's name, and the path and content of each of its files
+# A job's name, its file, and the path and content of each file that is written.
+Files = tuple[str, str, list[tuple[str, str | bytes]]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, rendered for each launcher. `path` is its file's, the last of those merged."""
+
+    path: str
+    cell: Cell
+    rendered: list[Rendered]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,19 +66,18 @@ def _run(asked: argparse.Namespace) -> int:
         return Exit.DONE
     options.check_together(asked)
     profiles = [load.profile(name) for name in asked.profile]
-    if not asked.each:
-        return _output(_render([*profiles, *asked.jobs], asked), asked)
-    each = [[*profiles, path] for path in asked.jobs]
-    if asked.output and not (asked.plan or asked.check):
-        made = _map(partial(_render_to_files, asked=asked), each)
-        _check_names([name for name, _ in made], asked.jobs)
-        files.write(asked.output, [file for _, files in made for file in files])
-    else:
-        jobs = [_render(paths, asked) for paths in each]
-        _check_names([job[0].plan.name for job in jobs], asked.jobs)
-        for job in jobs:
-            _output(job, asked)
-    return Exit.DONE
+    each = [[path] for path in asked.jobs] if asked.each else [asked.jobs]
+    groups = [[*profiles, *paths] for paths in each]
+    if asked.output and not (asked.plan or asked.check or asked.diff or asked.rbac):
+        made = [
+            job for found in _map(partial(_render_to_files, asked=asked), groups) for job in found
+        ]
+        _check_names([(name, path) for name, path, _ in made])
+        files.write(asked.output, [file for _, _, content in made for file in content])
+        return Exit.DONE
+    jobs = [job for paths in groups for job in _render(paths, asked)]
+    _check_names([(job.rendered[0].plan.name, job.path) for job in jobs])
+    return _output(jobs, asked)
 
 
 def _print_instead(asked: argparse.Namespace) -> bool:
@@ -92,24 +103,45 @@ def _print_instead(asked: argparse.Namespace) -> bool:
     return True
 
 
-def _map(render: Callable[[list[str]], Files], jobs: list[list[str]]) -> list[Files]:
-    """Render every job; many of them in as many processes as there are processors."""
-    if len(jobs) < _MANY:
-        return [render(paths) for paths in jobs]
+def _map(
+    render: Callable[[list[str]], list[Files]], groups: list[list[str]]
+) -> Iterable[list[Files]]:
+    """Render every job file; many of them in as many processes as there are processors."""
+    if len(groups) < _MANY:
+        return [render(paths) for paths in groups]
     from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415  # rarely used
 
     with ProcessPoolExecutor() as pool:
-        return list(pool.map(render, jobs, chunksize=_MANY // 4))
+        return list(pool.map(render, groups, chunksize=_MANY // 4))
 
 
-def _render_to_files(paths: list[str], asked: argparse.Namespace) -> Files:
-    rendered = _render(paths, asked)
-    return rendered[0].plan.name, _files(rendered, asked)
+def _render_to_files(paths: list[str], asked: argparse.Namespace) -> list[Files]:
+    found = []
+    for job in _render(paths, asked):
+        name = job.rendered[0].plan.name
+        folder = f"{name}/" if asked.each or job.cell.values else ""
+        split = [file for one in job.rendered for file in files.files(one, split=asked.split)]
+        found.append((name, job.path, [(folder + file, content) for file, content in split]))
+    return found
 
 
-def _render(paths: list[str], asked: argparse.Namespace) -> list[Rendered]:
-    """Read a job from its files and render it for each launcher that is asked for, all or none."""
+def _render(paths: list[str], asked: argparse.Namespace) -> list[Job]:
+    """Render the job of merged files, or each cell of its matrix, all or none."""
     job = load.read(paths, asked.set)
+    try:
+        cells = matrix.cells(job)
+    except Fault as fault:
+        raise _with_origin(fault, job) from None
+    jobs = [Job(paths[-1], cell, _render_cell(cell, asked)) for cell in cells]
+    warnings = (text for job in jobs for text in job.rendered[0].plan.payload.warnings)
+    for warning in dict.fromkeys(warnings):
+        print(f"render.py: warning: {printable(warning)}", file=sys.stderr)
+    return jobs
+
+
+def _render_cell(cell: Cell, asked: argparse.Namespace) -> list[Rendered]:
+    """Render one job for each launcher that is asked for."""
+    job = cell.job
     try:
         spec = validate(job.values)
         payload = make_payload(spec, job.folder_of("code.path"))
@@ -119,9 +151,13 @@ def _render(paths: list[str], asked: argparse.Namespace) -> list[Rendered]:
             names = dict.fromkeys(asked.launcher or [spec.launcher])
             rendered = [manifests.render(spec, launchers.find(name), payload) for name in names]
     except Fault as fault:
-        raise _with_origin(fault, job, from_option=bool(asked.launcher)) from None
-    for warning in payload.warnings:
-        print(f"render.py: warning: {printable(warning)}", file=sys.stderr)
+        found = _with_origin(fault, job, from_option=bool(asked.launcher))
+        of_cell = f" (job {job.values['name']} of the matrix)" if cell.values else ""
+        raise Fault(found.code, f"{found}{of_cell}") from None
+    if cell.max_parallel is not None:
+        rendered = [
+            manifests.annotated(one, {MAX_PARALLEL: str(cell.max_parallel)}) for one in rendered
+        ]
     if asked.owner is None:
         return rendered
     return [manifests.owned(one, asked.owner) for one in rendered]
@@ -151,43 +187,53 @@ def _with_origin(fault: Fault, job: load.JobFile, *, from_option: bool = False) 
     return Fault(fault.code, f"{'--launcher' if of_launcher else job.origin_of(text)}: {text}")
 
 
-def _check_names(names: list[str], paths: list[str]) -> None:
+def _check_names(named: list[tuple[str, str]]) -> None:
     """Refuse two jobs of one name: they would overwrite each other's files and objects."""
     first: dict[str, str] = {}
-    for name, path in zip(names, paths, strict=True):
+    for name, path in named:
         if first.setdefault(name, path) != path:
             raise config_error(f"{path}: name={name!r}: taken, first in {first[name]}")
 
 
-def _files(rendered: list[Rendered], asked: argparse.Namespace) -> list[tuple[str, str | bytes]]:
-    found = [file for one in rendered for file in files.files(one, split=asked.split)]
-    folder = f"{rendered[0].plan.name}/" if asked.each else ""
-    return [(folder + name, content) for name, content in found]
-
-
-def _output(rendered: list[Rendered], asked: argparse.Namespace) -> int:
-    """Print or write what was asked for: rights, a check, a plan, a difference, files, a manifest."""
+def _output(jobs: list[Job], asked: argparse.Namespace) -> int:
+    """Print what was asked for: rights, a check, plans, a difference, a manifest."""
+    rendered = [one for job in jobs for one in job.rendered]
     if asked.rbac is not None:
         from k8s.cluster import rbac  # noqa: PLC0415  # rarely used, and loads the client
 
         roles = rbac.render(rendered, asked.rbac, any_name=asked.any_name)
         sys.stdout.buffer.write(dump(roles).encode())
     elif asked.check:
-        names = ", ".join(one.launcher.name for one in rendered)
-        print(f"{rendered[0].plan.name}: ok for {names}")
+        for job in jobs:
+            names = ", ".join(one.launcher.name for one in job.rendered)
+            print(f"{job.rendered[0].plan.name}: ok for {names}")
     elif asked.plan:
-        from k8s.cli import report  # noqa: PLC0415  # needed here alone
-
-        report.print_plans(rendered, as_json=asked.json)
+        _print_plans(jobs, asked)
+    elif len(jobs) > 1:
+        raise config_error(f"{jobs[0].path}: matrix: makes {len(jobs)} files; add -o DIR")
     elif asked.diff:
         return _diff(rendered, asked.diff)
-    elif asked.output:
-        files.write(asked.output, _files(rendered, asked))
     elif len(rendered) > 1:
         raise config_error("--launcher: several make several files; add -o DIR")
     else:
         sys.stdout.buffer.write(rendered[0].text.encode())  # UTF-8 in any locale
     return Exit.DONE
+
+
+def _print_plans(jobs: list[Job], asked: argparse.Namespace) -> None:
+    """Print the plan of each job; of those of a matrix a table, and the first one's plan."""
+    from k8s.cli import report  # noqa: PLC0415  # needed here alone
+
+    if asked.json:
+        return report.print_json([one for job in jobs for one in job.rendered])
+    for _, of_file in itertools.groupby(jobs, key=lambda job: job.path):
+        first, *others = of_file
+        if first.cell.values:
+            report.print_cells([job.cell for job in (first, *others)])
+            others = []
+        for job in (first, *others):
+            report.print_plans(job.rendered)
+    return None
 
 
 def _diff(rendered: list[Rendered], path: Path) -> int:

@@ -75,7 +75,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("-o", "--output", metavar="DIR", type=Path, help="write DIR/LAUNCHER.yaml or .sh")
     add("--all", action="store_true", help="for every launcher that has what the job asks for")
-    add("--each", action="store_true", help="every file is a job of its own: DIR/NAME/...")
+    add(
+        "--each",
+        action="store_true",
+        help="every file, or each job of its matrix, is one of its own: DIR/NAME/...",
+    )
     add("--split", action="store_true", help="one file per object: DIR/LAUNCHER/KIND-NAME.yaml")
     add(
         "--owner",

@@ -13,21 +13,40 @@ import sys
 from k8s.base import quantity
 from k8s.cli import estimate
 from k8s.cli.estimate import Estimate
+from k8s.plan import matrix
 from k8s.plan.launcher import RunsIn
+from k8s.plan.matrix import Cell
 from k8s.plan.model import Plan
 from k8s.render.manifests import Rendered
+from trainer.config.printable import printable
 from trainer.plan.mesh import mesh_sizes
 from trainer.plan.sizing import Batches
 
 
-def print_plans(jobs: list[Rendered], *, as_json: bool) -> None:
-    """Print plans as JSON, or for people."""
-    found = [estimate.estimate(job.plan) for job in jobs]
-    if as_json:
-        print(to_json(jobs, found))
-        return
-    for job, memory in zip(jobs, found, strict=True):
-        _print_table(job.plan.name, rows(job, memory))
+def print_plans(jobs: list[Rendered]) -> None:
+    """Print plans for people."""
+    for job in jobs:
+        _print_table(job.plan.name, rows(job, estimate.estimate(job.plan)))
+
+
+def print_json(jobs: list[Rendered]) -> None:
+    """Print plans for programs."""
+    print(to_json(jobs, [estimate.estimate(job.plan) for job in jobs]))
+
+
+def print_cells(cells: list[Cell]) -> None:
+    """Print a line for each job of a matrix: its name, and what the matrix sets."""
+    first = cells[0]
+    most = f", {first.max_parallel} at a time" if first.max_parallel is not None else ""
+    print(f"matrix: {len(cells)} jobs{most}; the plan is the first one's")
+    lines = [["job", *first.values]]
+    lines += [
+        [cell.job.values["name"], *map(matrix.text_of, cell.values.values())] for cell in cells
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        padded = (printable(text).ljust(width) for text, width in zip(line, widths, strict=True))
+        print(f"  {'  '.join(padded).rstrip()}")
 
 
 def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:

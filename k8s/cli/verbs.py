@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ from k8s.cluster.observe.report import write_report
 from k8s.cluster.observe.save_logs import save_logs
 from k8s.cluster.observe.why import why as explain
 from k8s.cluster.submit import read_manifests
-from k8s.cluster.submit import submit as submit_job
+from k8s.cluster.submit_several import Wanted, submit_all
 from k8s.plan.job_kind import State
 from trainer.config.printable import printable
 
@@ -70,19 +71,23 @@ def _common(
     context.obj = connected
 
 
-def _log_state(state: State) -> None:
+def _log_state(of: str, state: State) -> None:
     restarts = f", {state.restarts} restarts" if state.restarts else ""
-    log.info("%s%s%s%s", state.phase, restarts, ": " if state.reason else "", state.reason)
+    log.info("%s%s%s%s%s", of, state.phase, restarts, ": " if state.reason else "", state.reason)
 
 
 def _print(line: str) -> None:
-    print(printable(line), flush=True)
+    sys.stdout.write(f"{printable(line)}\n")  # at once: several threads may print
+    sys.stdout.flush()
 
 
 @app.command()
 def submit(
     context: typer.Context,
-    manifest: Annotated[Path, typer.Argument(help="what render.py wrote; - reads standard input")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="what render.py wrote, a job each; - reads standard input"),
+    ],
     *,
     wait_: Annotated[bool, typer.Option("--wait", help="wait for the end; exit as it did")] = False,
     follow: Annotated[
@@ -90,15 +95,10 @@ def submit(
     ] = False,
     force: Annotated[bool, typer.Option(help="take fields over from other owners")] = False,
 ) -> None:
-    """Apply a rendered job: on the server's side, after a dry run there."""
-    manifests = read_manifests(manifest)
-    cluster = context.obj()
-    name = submit_job(cluster, manifests, force=force)
-    log.info("submitted %s", name)
-    if follow:
-        logs.follow(cluster, jobs.get_job(cluster, name), _print, query={"follow": "true"})
-    if wait_ or follow:
-        raise typer.Exit(jobs.wait(cluster, name, timeout=None, on_change=_log_state))
+    """Apply rendered jobs: on the server's side, after a dry run there."""
+    found = {file: read_manifests(file) for file in files}
+    wanted = Wanted(wait_ or follow, _print if follow else None, _log_state, force)
+    raise typer.Exit(submit_all(context.obj(), found, wanted))
 
 
 @app.command()
@@ -180,7 +180,8 @@ def wait_for(
     timeout: Annotated[float | None, typer.Option(help="seconds; exit 69 after them")] = None,
 ) -> None:
     """Wait until a job has ended, and exit with its exit code."""
-    raise typer.Exit(jobs.wait(context.obj(), name, timeout=timeout, on_change=_log_state))
+    on_change = partial(_log_state, "")
+    raise typer.Exit(jobs.wait(context.obj(), name, timeout=timeout, on_change=on_change))
 
 
 @app.command()

@@ -5,6 +5,7 @@ submit(cluster, read_manifests(Path("build/digits-ddp/jobset.yaml")), force=Fals
 
 import contextlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from k8s.base.yaml_text import read, read_text
 from k8s.cluster import jobs, rendezvous_secret, state, wrapped_job
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
+from k8s.cluster.jobs import Job
 
 
 def read_manifests(manifest: Path) -> list[Object]:
@@ -32,14 +34,45 @@ def _is_object(document: Any) -> bool:
     return False
 
 
+@dataclass(frozen=True)
+class Submission:
+    """A job whose manifests the server would take; `root` is the job's, or that of its AppWrapper.
+
+    `before` is the job of this name that is there, if any.
+    """
+
+    name: str
+    manifests: list[Object]
+    root: Object
+    labels: dict[str, str]
+    before: Job | None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.before is not None and self.before.state.phase.ended
+
+
 def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
     """Apply the manifests, all or, when the server refuses one of them, none; return the job's name.
 
     Raises Fault(64) when a job of this name has ended, since nothing would run; and when there is one of
     another launcher, since both jobs' pods and companions would have the same labels.
     """
+    one = find(cluster, manifests)
+    if one.before is not None and one.has_ended:
+        raise config_error(
+            f"job {one.name} is there already and has {one.before.state.phase}; delete it first: "
+            f"delete {one.name}"
+        )
+    try_out(cluster, one, force=force)
+    apply(cluster, one, force=force)
+    return one.name
+
+
+def find(cluster: Cluster, manifests: list[Object]) -> Submission:
+    """Return the job in the manifests, and the one of its name that is there. Raises Fault(64)."""
     inside = [one for manifest in manifests for one in wrapped_job.contents(manifest)]
-    kind, job = state.find_job_manifest(inside)
+    _, job = state.find_job_manifest(inside)
     for manifest in manifests:
         objects.resource(cluster, manifest["apiVersion"], manifest["kind"])
         own = manifest["metadata"].get("namespace", cluster.namespace)
@@ -50,29 +83,36 @@ def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
             )
     name: str = job["metadata"]["name"]
     root = next((one for one in manifests if wrapped_job.is_wrapper(one)), job)
-    before = objects.get(cluster, root["apiVersion"], root["kind"], name)
-    if before is not None and (phase := jobs.job_from(cluster, before).state.phase).ended:
-        raise config_error(
-            f"job {name} is there already and has {phase}; delete it first: delete {name}"
-        )
+    found = objects.get(cluster, root["apiVersion"], root["kind"], name)
+    before = jobs.job_from(cluster, found) if found is not None else None
+    labels = job["metadata"].get("labels", {})
+    return Submission(name, manifests, root, labels, before)
+
+
+def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:
+    """Have the server check every object. Raises Fault(64), and leaves nothing there."""
+    inside = [part for manifest in one.manifests for part in wrapped_job.contents(manifest)]
+    kind, _ = state.find_job_manifest(inside)
     for other in jobs.served_kinds(cluster):
         with contextlib.suppress(Forbidden):
             # a user of one launcher need not have rights on the others
-            found = jobs.find_job(cluster, other, name)
-            if found and (other != kind or found.root_object["kind"] != root["kind"]):
+            found = jobs.find_job(cluster, other, one.name)
+            if found and (other != kind or found.root_object["kind"] != one.root["kind"]):
                 bare = ", without an AppWrapper" if other == kind and not found.wrapper else ""
                 raise config_error(
-                    f"job {name} is there already, on launcher {other.launcher}{bare}; delete it "
+                    f"job {one.name} is there already, on launcher {other.launcher}{bare}; delete it "
                     "first, or choose another name"
                 )
-    for manifest in [*manifests, *(one for one in inside if one not in manifests)]:
+    for manifest in [*one.manifests, *(part for part in inside if part not in one.manifests)]:
         objects.apply(cluster, manifest, dry_run=True, force=force)
+
+
+def apply(cluster: Cluster, one: Submission, *, force: bool) -> None:
+    """Apply every object, after `try_out`."""
     # Running pods keep the secret that they started with.
-    labels = job["metadata"].get("labels", {})
-    new = before is None
-    secret = rendezvous_secret.make(cluster, manifests, labels=labels) if new else None
-    for manifest in manifests:
+    new = one.before is None
+    secret = rendezvous_secret.make(cluster, one.manifests, labels=one.labels) if new else None
+    for manifest in one.manifests:
         made = objects.apply(cluster, manifest, force=force)
-        if secret is not None and manifest is root:
+        if secret is not None and manifest is one.root:
             rendezvous_secret.own(cluster, secret, made)
-    return name

@@ -7,9 +7,10 @@ Nothing here knows which keys there are, but for podPatch.spec, where null takes
     render.py base.yaml job.yaml --set nodes=4 --set 'env[0].value=x'
 """
 
+import copy
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,15 @@ def read(paths: Sequence[str], settings: Sequence[str] = ()) -> JobFile:
     for setting in settings:
         _set(values, setting, origins)
     return JobFile(_without_nulls(values), origins, paths[-1])
+
+
+def varied(job: JobFile, settings: Mapping[str, Any]) -> JobFile:
+    """Return a job file with the values that its matrix gives to some keys. Raises Fault(64)."""
+    values, origins = copy.deepcopy(job.values), dict(job.origins)
+    for path, value in settings.items():
+        label = f"matrix.{path}"
+        _put(values, path, value, label=label, origin=job.origin_of(f"{label}:"), origins=origins)
+    return replace(job, values=_without_nulls(values), origins=origins)
 
 
 PROFILES = Path(__file__).parents[1] / "profiles"
@@ -103,14 +113,21 @@ def _check(value: Any, *, at: str, where: str) -> None:
                 raise config_error(
                     f"{where}: {ascii(at)[1:-1]}={value!a}: contains NUL or a lone surrogate"
                 )
-        case bool() | int() | float() | None:
+        case bool() | int() | float() | None if not _is_long(value):
             pass
         case _:
             raise config_error(f"{where}: {at}: {_kind(value)} is not supported; quote it")
 
 
+def _is_long(value: Any) -> bool:
+    """Return whether a value is a number that nothing here is; Python writes none of 5,000 digits."""
+    return isinstance(value, int) and value.bit_length() > 4096
+
+
 def _kind(value: Any) -> str:
     kinds: dict[type, str] = {list: "a list", str: "text", bytes: "binary data"}
+    if _is_long(value):
+        return f"a number of {value.bit_length():,} bits"
     return kinds.get(type(value), type(value).__name__)
 
 
@@ -149,14 +166,35 @@ def _named(value: Any) -> bool:
 
 def _set(values: dict[str, Any], setting: str, origins: dict[str, str]) -> None:
     path, equals, text = setting.partition("=")
-    parts = re.findall(r"[^.\[\]]+|\[[^\[\]]+\]", path)
-    if not equals or not re.fullmatch(r"[^.\[\]]+(\.[^.\[\]]+|\[[^\[\]]+\])*", path):
+    if not equals or not re.fullmatch(_PATH, path):
         raise config_error(f"--set {setting!r}: must be KEY=VALUE, e.g. trainer.lr=0.1")
-    value = _parse(text, where=f"--set {path}")
+    label = f"--set {path}"
+    value = _parse(text, where=label)
+    _put(values, path, value, label=label, origin=OPTION, origins=origins)
+
+
+_PATH = r"[^.\[\]]+(\.[^.\[\]]+|\[[^\[\]]+\])*"
+
+
+def parts_of(path: str) -> list[str]:
+    """Return the keys and [items] of a path as --set takes it; empty when it is none."""
+    return re.findall(r"[^.\[\]]+|\[[^\[\]]+\]", path) if re.fullmatch(_PATH, path) else []
+
+
+def _put(
+    values: dict[str, Any],
+    path: str,
+    value: Any,
+    *,
+    label: str,
+    origin: str,
+    origins: dict[str, str],
+) -> None:
+    parts = parts_of(path)
     holder: Any = values
     canonical = ""
     for part, following in zip(parts, [*parts[1:], None], strict=True):
-        key = _position(holder, part, path)
+        key = _position(holder, part, label)
         canonical = f"{canonical}[{key}]" if isinstance(holder, list) else _join(canonical, key)
         if following is None:
             holder[key] = value
@@ -164,7 +202,7 @@ def _set(values: dict[str, Any], setting: str, origins: dict[str, str]) -> None:
             if isinstance(holder, dict) and holder.get(key) is None:
                 holder[key] = [] if re.fullmatch(r"\[[0-9]+\]", following) else {}
             holder = holder[key]
-    _record(canonical, OPTION, origins)
+    _record(canonical, origin, origins)
 
 
 def _record(path: str, origin: str, origins: dict[str, str]) -> None:
@@ -173,8 +211,8 @@ def _record(path: str, origin: str, origins: dict[str, str]) -> None:
     origins[path] = origin
 
 
-def _position(holder: Any, part: str, path: str) -> Any:
-    """Return the key or index in `holder` that `part` of a --set path stands for."""
+def _position(holder: Any, part: str, label: str) -> Any:
+    """Return the key or index in `holder` that `part` of a path stands for."""
     name = part.strip("[]")
     if isinstance(holder, dict):
         return name
@@ -183,11 +221,9 @@ def _position(holder: Any, part: str, path: str) -> Any:
             holder.append({})
         if int(name) < len(holder):
             return int(name)
-        raise config_error(
-            f"--set {path}: the list has {len(holder)} items; [{len(holder)}] adds one"
-        )
+        raise config_error(f"{label}: the list has {len(holder)} items; [{len(holder)}] adds one")
     seen = "a list, so [NUMBER] must follow" if isinstance(holder, list) else repr(holder)
-    raise config_error(f"--set {path}: what {part} would be in is {seen}")
+    raise config_error(f"{label}: what {part} would be in is {seen}")
 
 
 def _without_nulls(values: dict[str, Any], at: str = "") -> dict[str, Any]:

@@ -8,7 +8,7 @@ Unknown keys are refused. Rules between keys are the plan's business (`k8s/plan/
 import typing
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from k8s.base import names
 from k8s.base.model import Count, DnsLabel, Image, Key, LabelValue, Model, Positive, Subdomain
@@ -26,6 +26,10 @@ from k8s.jobfile.volumes import CheckpointVolume, DataVolume, Volume, check_volu
 DATA = "/data"
 OUT = "/out"
 JOB_FILE = "/etc/muster"
+
+# What a job of a matrix has in the cluster, for those who look for it and for `submit`.
+MATRIX = "muster/matrix"  # label of its objects and pods: the name of the job file
+MAX_PARALLEL = "muster/max-parallel"  # annotation of the job object
 
 
 class Elastic(Model):
@@ -69,6 +73,22 @@ class Faults(Model):
     suspend: bool = Field(False, description="made, but not started until it is unsuspended")
     clean_pod_policy: Literal["All", "Running", "None"] | None = Field(
         None, description="which pods a PyTorchJob deletes when it ends (default: Running)"
+    )
+
+
+class Matrix(Model):
+    """Keys as `--set` takes them, each with a list of values: a job for each combination."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[list[Any], Field(min_length=1)]]
+
+    exclude: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field(
+        [], description="combinations to leave out: each one that has all values of an item"
+    )
+    max_parallel: Positive | None = Field(
+        None,
+        description="how many jobs may be in the cluster at a time; `submit` holds the others back, so "
+        "it must wait (--wait or --follow)",
     )
 
 
@@ -125,6 +145,11 @@ class JobSpec(Model):
         description="ranks per node (default: one per GPU, else one); 0, with run.command: one process, "
         "which starts the others itself",
     )
+    matrix: Matrix | None = Field(
+        None,
+        description="several jobs from this file: keys as --set takes them, each with a list of values, "
+        "e.g. {trainer.lr: [0.01, 0.03], trainer.seed: [0, 1]}; a job for each combination",
+    )
     resources: Resources = _section(Resources, "what one node has")
     nccl: Nccl = _section(Nccl, "how GPUs of several nodes talk")
     trainer: dict[str, str | bool | int | float | None] = Field(
@@ -176,6 +201,11 @@ class JobSpec(Model):
     pod_patch: PodPatch = _section(
         PodPatch, "a strategic merge into the pod, for what has no key here; applied last"
     )
+
+    @property
+    def matrix_name(self) -> str | None:
+        """The name of the job file whose matrix this job is of."""
+        return self.labels.get(MATRIX)
 
     @property
     def most_nodes(self) -> int:

@@ -60,6 +60,7 @@ _MESSAGES = {
     "dict_type": "must be a mapping",
     "model_type": "must be a mapping",
     "list_type": "must be a list",
+    "too_short": "must not be empty",
 }
 
 

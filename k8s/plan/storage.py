@@ -54,8 +54,11 @@ def _out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, st
         )
     if spec.checkpoints and spec.checkpoints.host_path:
         return str(inside), str(PurePosixPath(spec.checkpoints.host_path) / inside.relative_to(OUT))
-    folder = "run" if launcher.runs_in is RunsIn.PROCESS else launcher.name
-    return str(inside), f"build/{spec.name}/{folder}"
+    in_process = launcher.runs_in is RunsIn.PROCESS
+    if spec.matrix_name is not None:  # a run's name is its folder's, and they are compared
+        runs = "runs" if in_process else f"{launcher.name}-runs"
+        return str(inside), f"build/{spec.matrix_name}/{runs}/{spec.name}"
+    return str(inside), f"build/{spec.name}/{'run' if in_process else launcher.name}"
 
 
 def _mounts(spec: JobSpec, shm: str, payload: Payload) -> Iterator[Mount]:

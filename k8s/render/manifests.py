@@ -98,6 +98,16 @@ def owned(rendered: Rendered, uid: str) -> Rendered:
     return replace(rendered, text=dump(objects), objects=objects)
 
 
+def annotated(rendered: Rendered, annotations: dict[str, str]) -> Rendered:
+    """Annotate the job, the last object, or the AppWrapper that holds it, and not the pods."""
+    if not rendered.objects:
+        return rendered
+    *others, job = rendered.objects
+    found = job["metadata"].get("annotations", {}) | annotations
+    objects = (*others, {**job, "metadata": {**job["metadata"], "annotations": found}})
+    return replace(rendered, text=dump(objects), objects=objects)
+
+
 def _extra(environment: Environment, extra: Extra, plan: Plan) -> str:
     labels = {**plan.identity.labels, **extra.values.get("labels", {})}
     name = {"name": plan.name + extra.suffix, "labels": labels}

@@ -111,7 +111,8 @@ def test_make_starts_what_it_has_rendered(
     if folder is None:  # and does not remove build/run
         assert (ran.returncode, "no line there begins with `name:`" in ran.stderr) == (2, True)
     else:
-        for line in (f" -o {folder}\n", f"rm -rf {folder}/run\n", f" {folder}/local.sh; "):
+        removed = f"rm -rf {folder}/runs {folder}/run\n"
+        for line in (f" -o {folder}\n", removed, f" {folder}/local.sh; "):
             assert line in ran.stdout
 
 

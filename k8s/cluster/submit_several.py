@@ -1,0 +1,163 @@
+"""Submit the jobs of a matrix, or any others, as one: all or none, at most so many at a time.
+
+submit_all(cluster, {file: read_manifests(file) for file in files}, wanted)
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from k8s.base.errors import config_error
+from k8s.cluster import jobs, submit
+from k8s.cluster.client.api import Cluster, Object
+from k8s.cluster.observe import logs
+from k8s.cluster.submit import Submission
+from k8s.jobfile.spec import MAX_PARALLEL
+from k8s.plan.job_kind import State
+from trainer.config.exits import Exit, Fault, combine
+
+log = logging.getLogger("k8s")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to do with the jobs: `wait` for their ends, `show` each line of their logs until then.
+
+    `on_change` takes each new state, and before it what messages about a job of several begin with.
+    """
+
+    wait: bool
+    show: Callable[[str], object] | None
+    on_change: Callable[[str, State], None]
+    force: bool
+
+
+def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted) -> Exit:
+    """Submit the job of each file, and return the exit code that speaks for all: 0 without waiting.
+
+    The server checks all objects before the first is applied. Of several jobs, one that has ended already
+    counts with its exit code, so that an interrupted call can be given again. Raises Fault(64).
+    """
+    if len(files) == 1:
+        return _submit_one(cluster, next(iter(files.values())), wanted)
+    found = {file: submit.find(cluster, manifests) for file, manifests in files.items()}
+    _check(found)
+    most = min(map(_max_parallel, found.values()))
+    left = [one for one in found.values() if not one.has_ended]
+    if len(left) > most and not wanted.wait:
+        raise config_error(
+            f"matrix.maxParallel={most}: of {len(left)} jobs some must be held back until others end; "
+            "add --wait or --follow"
+        )
+    for one in found.values():
+        submit.try_out(cluster, one, force=wanted.force)
+        if one.before is not None and one.has_ended:
+            log.info("job %s is there already and has %s", one.name, one.before.state.phase)
+    if not wanted.wait:
+        for one in left:
+            submit.apply(cluster, one, force=wanted.force)
+            log.info("submitted %s", one.name)
+        return Exit.DONE
+    before = [_end_of(cluster, one, wanted) for one in found.values() if one.has_ended]
+    # Those that run already have their places, whatever their order.
+    left.sort(key=lambda one: one.before is None)
+    return combine([*before, *_in_turn(cluster, left, min(most, len(left)), wanted)])
+
+
+def _submit_one(cluster: Cluster, manifests: list[Object], wanted: Wanted) -> Exit:
+    name = submit.submit(cluster, manifests, force=wanted.force)
+    log.info("submitted %s", name)
+    if wanted.show:
+        logs.follow(cluster, jobs.get_job(cluster, name), wanted.show, query={"follow": "true"})
+    if not wanted.wait:
+        return Exit.DONE
+    return jobs.wait(cluster, name, timeout=None, on_change=partial(wanted.on_change, ""))
+
+
+def _check(found: dict[Path, Submission]) -> None:
+    first: dict[str, Path] = {}
+    for file, one in found.items():
+        if one.name in first:
+            raise config_error(
+                f"{file}: job {one.name} is in {first[one.name]} too; submit one of them"
+            )
+        first[one.name] = file
+    if all(one.has_ended for one in found.values()):
+        raise config_error(
+            f"all {len(found)} jobs are there already and have ended; delete those that are to run again"
+        )
+
+
+def _max_parallel(one: Submission) -> int:
+    text = one.root["metadata"].get("annotations", {}).get(MAX_PARALLEL)
+    if text is None:
+        return 2**31
+    if not str(text).isdecimal() or int(text) < 1:
+        raise config_error(f"job {one.name}: annotation {MAX_PARALLEL}={text!r}: must be 1 or more")
+    return int(text)
+
+
+def _in_turn(cluster: Cluster, left: list[Submission], most: int, wanted: Wanted) -> list[int]:
+    """Run the jobs, `most` at a time, each followed by a thread, and return their exit codes."""
+    waiting: SimpleQueue[Submission] = SimpleQueue()
+    ends: SimpleQueue[int | BaseException | None] = SimpleQueue()
+    for one in left:
+        waiting.put(one)
+
+    def follow() -> None:
+        try:
+            while _run_next(cluster, waiting.get_nowait(), wanted, ends):
+                pass
+        except Empty:
+            pass
+        except BaseException as error:  # noqa: BLE001  # raised below
+            ends.put(error)
+        ends.put(None)
+
+    for number in range(most):
+        # Not waited for when the user interrupts: the jobs go on without us.
+        threading.Thread(target=follow, name=f"follow {number}", daemon=True).start()
+    codes: list[int] = []
+    running = most
+    while running:
+        end = ends.get()
+        if isinstance(end, BaseException):
+            raise end
+        running -= end is None
+        codes += [] if end is None else [end]
+    if held_back := waiting.qsize():
+        log.error("%d jobs were not submitted; submit again to go on", held_back)
+    return codes
+
+
+def _run_next(
+    cluster: Cluster,
+    one: Submission,
+    wanted: Wanted,
+    ends: "SimpleQueue[int | BaseException | None]",
+) -> bool:
+    """Run a job to its end; return whether another may take its place."""
+    try:
+        submit.apply(cluster, one, force=wanted.force)
+        log.info("submitted %s", one.name)
+        if show := wanted.show:
+            job = jobs.get_job(cluster, one.name)
+            line = f"[{one.name}] "
+            logs.follow(cluster, job, lambda text: show(line + text), query={"follow": "true"})
+        ends.put(_end_of(cluster, one, wanted))
+    except Fault as fault:
+        log.error("%s: %s (exit %d)", one.name, fault, fault.code)  # noqa: TRY400  # one line
+        ends.put(fault.code)
+        return fault.code != Exit.PEER  # else it may run still
+    return True
+
+
+def _end_of(cluster: Cluster, one: Submission, wanted: Wanted) -> int:
+    on_change = partial(wanted.on_change, f"{one.name}: ")
+    code = jobs.wait(cluster, one.name, timeout=None, on_change=on_change)
+    log.info("%s: exit %d", one.name, code)
+    return code

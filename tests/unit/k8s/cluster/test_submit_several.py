@@ -1,0 +1,278 @@
+"""Several jobs submitted as one, against an API that stores, and a controller that ends them in turn."""
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from k8s.cli import command
+from tests.cluster_objects import COMPLETED, FAILED, JOBSET, Run, pod
+from tests.conftest import ROOT, clean_environment
+from tests.standin.server import Server
+
+Cluster = tuple[Server, Path]
+
+EXAMPLE = ROOT / "k8s" / "jobs" / "16-matrix.yaml"
+
+
+@pytest.fixture
+def files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the manifests of the example's five jobs, of which two may run at a time."""
+    folder = tmp_path / "sweep"
+    assert command.main([str(EXAMPLE), "--each", "--launcher", "jobset", "-o", str(folder)]) == 0
+    capsys.readouterr()
+    return sorted(map(str, folder.glob("*/jobset.yaml")))
+
+
+def name_of(file: str) -> str:
+    return Path(file).parent.name
+
+
+def jobs_in(server: Server) -> dict[str, Any]:
+    with server.changed:
+        return {one["metadata"]["name"]: one for one in server.all(*JOBSET)}
+
+
+def running(server: Server) -> list[str]:
+    return [name for name, one in jobs_in(server).items() if not one.get("status")]
+
+
+def end(server: Server, name: str, status: Any = COMPLETED) -> None:
+    with server.changed:
+        path = server.path(*JOBSET, name)
+        server.store(path, server.objects[path] | {"status": status})
+
+
+@contextmanager
+def controller(
+    server: Server, ends: Callable[[str], Any] = lambda _: COMPLETED
+) -> Iterator[list[list[str]]]:
+    """End each job a moment after it was made, unless `ends` has None; yield which ran, at each look."""
+    stop, seen = threading.Event(), list[list[str]]()
+
+    def look() -> None:
+        while not stop.wait(0.1):  # in which another may come that must not
+            seen.append(running(server))
+            if all(name.startswith("try ") for name in written(server)):
+                continue
+            ended = ((name, ends(name)) for name in seen[-1])
+            for name, status in itertools.islice((one for one in ended if one[1]), 1):
+                finish(server, name, status)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
+
+
+def finish(server: Server, name: str, status: Any) -> None:
+    found = pod(f"{name}-0", 0, phase="Succeeded")
+    found["metadata"]["labels"] |= {"app.kubernetes.io/instance": name}
+    server.logs[f"{name}-0"] = f"trained {name}\n"
+    server.put("v1", "Pod", found)
+    end(server, name, status)
+
+
+def written(server: Server) -> list[str]:
+    """Return the kind and name of each object that was applied, dry runs with a mark, in order."""
+    return [
+        ("try " if "dryRun" in path else "") + path.partition("?")[0].rpartition("/")[2]
+        for method, path in server.requests
+        if method == "PATCH" and "/jobsets/" in path
+    ]
+
+
+@pytest.mark.parametrize("option", ["--wait", "--follow"])
+def test_as_many_as_may_run_and_the_next_when_one_has_ended(
+    option: str, files: list[str], run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    failing = name_of(files[2])
+    with controller(server, lambda name: FAILED if name == failing else COMPLETED) as seen:
+        code, out, err = run(config, "submit", *files, option)
+    names = [name_of(file) for file in files]
+    assert code == 70  # of the one that failed
+    assert max(map(len, seen)) == 2
+    # Tried out all, before the first was made; then in the order of the command line.
+    assert written(server)[:5] == [f"try {name}" for name in names]
+    assert sorted(written(server)[5:]) == names
+    assert {*written(server)[5:7]} == {*names[:2]}
+    assert f"{failing}: failed: FailedJobs" in err
+    assert [f"{name}: exit {70 * (name == failing)}" in err for name in names] == [True] * 5
+    lines = [f"[{name}] [node 0 rank 0] trained {name}" for name in names]
+    shown = [line.replace("[node 0] ", "[node 0 rank 0] ") for line in out.splitlines()]
+    assert sorted(shown) == (lines if option == "--follow" else [])
+
+
+def test_all_or_none(files: list[str], run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    last = f"/jobsets/{name_of(files[-1])}"
+    server.answer = lambda method, path: (
+        (422, {}, '{"message": "spec: forbidden"}') if method == "PATCH" and last in path else None
+    )
+    code, _, err = run(config, "submit", *files, "--wait")
+    assert (code, "422: spec: forbidden" in err) == (64, True)
+    assert server.objects == {}
+
+
+def test_what_is_held_back_needs_one_who_waits(
+    files: list[str], run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    code, _, err = run(config, "submit", *files)
+    assert (code, server.objects) == (64, {})
+    assert (
+        "matrix.maxParallel=2: of 5 jobs some must be held back until others end; add --wait or "
+        "--follow (exit 64)"
+    ) in err
+    assert run(config, "submit", *files[:2])[0] == 0
+    assert sorted(jobs_in(server)) == [name_of(file) for file in files[:2]]
+
+
+def test_without_a_limit_all_are_there_at_once(
+    files: list[str], run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    for file in files:
+        *others, job = yaml.safe_load_all(Path(file).read_text(encoding="utf-8"))
+        del job["metadata"]["annotations"]
+        Path(file).write_text(yaml.safe_dump_all([*others, job]), encoding="utf-8")
+    assert run(config, "submit", *files)[0] == 0
+    assert sorted(jobs_in(server)) == [name_of(file) for file in files]
+
+
+@pytest.mark.parametrize("text", ["0", "many", "-1"])
+def test_a_limit_that_is_none(text: str, files: list[str], run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    file = Path(files[1])
+    changed = file.read_text(encoding="utf-8").replace('parallel: "2"', f'parallel: "{text}"')
+    file.write_text(changed, encoding="utf-8")
+    code, _, err = run(config, "submit", *files, "--wait")
+    assert (code, server.objects) == (64, {})
+    said = f"job {name_of(files[1])}: annotation muster/max-parallel='{text}': must be 1 or more"
+    assert said in err
+
+
+def test_one_job_in_two_files(files: list[str], run: Run, cluster: Cluster, tmp_path: Path) -> None:
+    server, config = cluster
+    other = tmp_path / "other.yaml"
+    other.write_text(Path(files[0]).read_text(encoding="utf-8"), encoding="utf-8")
+    code, _, err = run(config, "submit", *files, str(other), "--wait")
+    assert (code, server.objects) == (64, {})
+    assert f"{other}: job {name_of(files[0])} is in {files[0]} too; submit one of them" in err
+
+
+def test_given_again_it_goes_on(files: list[str], run: Run, cluster: Cluster) -> None:
+    """Of five jobs one has ended, one failed, and the last runs: its place is taken."""
+    server, config = cluster
+    for file in (files[0], files[1], files[4]):
+        assert run(config, "submit", file)[0] == 0
+    end(server, name_of(files[0]))
+    end(server, name_of(files[1]), FAILED)
+    server.requests.clear()
+    with controller(server) as seen:
+        code, _, err = run(config, "submit", *files, "--wait")
+    assert code == 70
+    assert f"job {name_of(files[0])} is there already and has succeeded" in err
+    names = [name_of(file) for file in files]
+    assert written(server)[:5] == [f"try {name}" for name in names]
+    assert sorted(written(server)[5:]) == [names[2], names[3], names[4]]
+    assert {*written(server)[5:7]} == {names[4], names[2]}  # which runs comes first
+    assert max(map(len, seen)) == 2
+    code, _, err = run(config, "submit", *files, "--wait")
+    assert code == 64
+    assert "all 5 jobs are there already and have ended; delete those that are to run again" in err
+
+
+def test_a_job_that_cannot_be_watched_keeps_its_place(
+    files: list[str], run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    lost = name_of(files[0])
+
+    def answer(method: str, path: str) -> tuple[int, dict[str, str], str] | None:
+        gone = method == "GET" and f"/jobsets/{lost}" in path and lost in jobs_in(server)
+        return (500, {}, json.dumps({"message": "etcd is away"})) if gone else None
+
+    server.answer = answer
+    with controller(server, lambda name: None if name == lost else COMPLETED) as seen:
+        code, _, err = run(config, "--timeout", "1", "submit", *files, "--wait")
+    assert code == 69
+    assert max(map(len, seen)) == 2
+    assert f"{lost}: the cluster cannot answer now: context test" in err
+    # The other place goes through what is left.
+    assert sorted(jobs_in(server)) == [name_of(file) for file in files]
+    assert "were not submitted" not in err
+
+
+def test_without_a_place_the_rest_is_held_back(
+    files: list[str], run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    server.answer = lambda method, path: (
+        (500, {}, json.dumps({"message": "etcd is away"}))
+        if method == "GET" and "/jobsets/" in path and len(jobs_in(server)) == 2
+        else None
+    )
+    code, _, err = run(config, "--timeout", "1", "submit", *files, "--wait")
+    assert code == 69
+    assert "3 jobs were not submitted; submit again to go on" in err
+    assert len(jobs_in(server)) == 2
+
+
+def test_a_job_that_is_deleted_gives_its_place_away(
+    files: list[str], run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    gone = name_of(files[0])
+
+    def ends(name: str) -> Any:
+        if name != gone:
+            return COMPLETED
+        server.remove(server.path(*JOBSET, gone))
+        return None
+
+    with controller(server, ends) as seen:
+        code, _, err = run(config, "submit", *files, "--wait")
+    assert code == 64
+    assert f"job '{gone}' was deleted meanwhile" in err
+    assert sorted(jobs_in(server)) == [name_of(file) for file in files[1:]]
+    assert max(map(len, seen)) == 2
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_it_at_once(files: list[str], cluster: Cluster) -> None:
+    """The jobs go on."""
+    server, config = cluster
+    process = subprocess.Popen(
+        [sys.executable, "-m", "k8s", "submit", *files, "--follow"],
+        cwd=ROOT,
+        env=clean_environment(KUBECONFIG=str(config)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout
+    started = itertools.count()
+    while next(started) < 2:
+        while "submitted" not in (line := process.stdout.readline()):
+            assert line
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    rest, _ = process.communicate(timeout=20)
+    assert (process.returncode, "Traceback" in rest) == (130, False)
+    assert time.monotonic() - began < 6
+    assert len(jobs_in(server)) == 2

@@ -1,31 +1,29 @@
 """Answer Prometheus over HTTP, in a few threads that no connection can hold for long.
 
-with served(registry, 9400): ...
+with served(make_wsgi_app(registry), 9400): ...
 
 prometheus_client's own server starts a thread for each connection, without a time-out: 312 half-open
-requests held 312 threads of rank 0 for good.
+requests held 312 threads of rank 0 for good. This one needs the standard library alone.
 """
 
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
-
-from prometheus_client import CollectorRegistry, make_wsgi_app
 
 _CONNECTIONS = 8  # at once; what comes beyond is closed
 _SECONDS = 5  # that a connection may take
 
 
 @contextlib.contextmanager
-def served(registry: CollectorRegistry, port: int) -> Iterator[None]:
-    """Serve a registry's metrics at `port`, at any path. Raises OSError when it is taken."""
+def served(app: Callable[..., Any], port: int) -> Iterator[None]:
+    """Serve what a WSGI application answers at `port`. Raises OSError when it is taken."""
     _Server.address_family, address = _any_address()
     with _Server((address, port), _Handler) as server:
-        server.set_app(make_wsgi_app(registry))
+        server.set_app(app)
         thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
         thread.start()
         try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from urllib.request import urlopen
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 
 from tests.pool import free_port
 from trainer.report import metrics_server
@@ -23,7 +23,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     registry = CollectorRegistry()
     Gauge("muster_step", "steps", registry=registry).set(7)
     number = free_port()
-    with served(registry, number):
+    with served(make_wsgi_app(registry), number):
         yield number
 
 

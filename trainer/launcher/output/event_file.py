@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from trainer.report.live.record import as_line
 
 # What a program may report. The others are the launcher's own.
 KINDS = ("step", "eval", "checkpoint", "fault", "usage", "profile", "summary")
-_MOST = 1 << 20  # bytes read at once
-_READS = 64  # at the end: what a process left behind writes may never end
+_MOST = 1 << 18  # bytes read at once: about a second's work, if they are many short lines
+_TIMEOUT = (
+    5.0  # seconds to read what is left at the end; what a process left behind writes may never end
+)
 _LONGEST = 1 << 16  # bytes of a line
 _SHOWN = 80  # characters of a line in a message
 
@@ -42,11 +45,12 @@ class EventFile:
         self._open()
 
     def read(self, *, to_end: bool = False) -> Iterator[Event]:
-        """Yield what was appended since the last time, up to 1 MiB.
+        """Yield what was appended since the last time, up to 256 KiB.
 
-        `to_end`: no more will come; up to 64 MiB, and the last line may lack its end.
+        `to_end`: all there is, as far as it is read within seconds; the last line may lack its end.
         """
-        for _ in range(_READS if to_end else 1):
+        end = time.monotonic() + _TIMEOUT
+        while True:
             data = self._bytes()
             *lines, self._incomplete = (self._incomplete + data).split(b"\n")
             for line in lines:
@@ -56,8 +60,11 @@ class EventFile:
                 if not self._is_long:
                     self._drop(self._incomplete, f"longer than {_LONGEST} bytes")
                 self._incomplete, self._is_long = b"", True
-            if len(data) < _MOST:
+            if len(data) < _MOST or not to_end:
                 break
+            if time.monotonic() >= end:
+                _log.warning("MUSTER_EVENTS: too many events; the last ones are left out")
+                return
         if to_end:
             last, self._incomplete = self._incomplete, b""
             yield from self._event(last)

@@ -4,7 +4,7 @@ r"""Reads events out of the lines that a program of any kind writes.
     event = patterns.read("step=3 loss=0.25")    # {"event": "step", "step": 3, "loss": 0.25}
 
 The names are step, loss, samples_per_second and checkpoint. A pattern has one group, or one named
-value.
+value. With groups named epoch and of, too, the value counts anew in each epoch, of so many.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ class Patterns:
 
     def __init__(self, patterns: Mapping[str, str]) -> None:
         self._patterns = {name: re.compile(text) for name, text in patterns.items()}
-        self._step = 0
+        self._step = self._before = 0  # the newest, and the steps of the epochs before
         self._read = 0.0
 
     def read(self, line: str) -> Event | None:
@@ -36,7 +36,7 @@ class Patterns:
             with contextlib.suppress(ValueError, KeyError):
                 figures[field] = float(found[name])
         with contextlib.suppress(ValueError, KeyError):
-            step = int(found["step"])
+            step = int(found["step"]) + self._before
             is_new, self._step = step != self._step, step
             if is_new and not figures and time.monotonic() - self._read >= _INTERVAL:
                 return self._event("step", step=step)
@@ -45,6 +45,9 @@ class Patterns:
     def _find(self, name: str, line: str) -> str:
         pattern = self._patterns[name]
         found = pattern.search(line[:_LONGEST])
+        if found and {"epoch", "of"} <= pattern.groupindex.keys():
+            with contextlib.suppress(ValueError, TypeError):
+                self._before = int(found["epoch"]) * int(found["of"])
         return (found["value" if "value" in pattern.groupindex else 1] or "") if found else ""
 
     def _event(self, kind: str, **fields: object) -> Event:

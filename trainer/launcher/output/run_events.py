@@ -22,7 +22,7 @@ from trainer.launcher.output.event_file import EventFile
 from trainer.launcher.output.metrics_port import MetricsPort
 from trainer.launcher.output.patterns import Patterns
 from trainer.rendezvous.events import Round
-from trainer.report.events import Event, scores
+from trainer.report.events import Event, is_number, scores
 from trainer.report.live.record import Record, as_line, to_file
 
 _log = logging.getLogger("launch")
@@ -132,7 +132,9 @@ class RunEvents:
                 self._last["summary"] = event
                 continue
             if event["event"] == "eval":
-                event.setdefault("metric", next(iter(scores(event)), None))
+                name = next((name for name, one in scores(event).items() if is_number(one)), None)
+                if name is not None:
+                    event.setdefault("metric", name)
             yield self._take(event)
 
     def _take(self, event: Event) -> str:

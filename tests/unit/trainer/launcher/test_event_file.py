@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.launcher.output import event_file
 from trainer.launcher.output.event_file import EventFile
-from trainer.report.live.record import as_line
+from trainer.report.live.figures import Figures
+from trainer.report.live.record import Record, as_line
 
 STEP = {"step": 3, "loss": 0.5}
 READ = {"event": "step", **STEP}
@@ -135,23 +137,35 @@ def test_of_much_a_part_is_read_in_a_turn_and_the_count_of_what_was_left_out_is_
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = EventFile(path)
-    append(path, b'{"step": 3}\n' * 200_000, b"x\n" * 5)
+    append(path, b'{"step": 3}\n' * 50_000, b"x\n" * 5)
     first = sum(1 for _ in file.read())
-    assert 80_000 < first < 100_000
-    assert first + sum(1 for _ in file.read(to_end=True)) == 200_000
+    assert 20_000 < first < 22_000
+    assert first + sum(1 for _ in file.read(to_end=True)) == 50_000
     file.close()
     assert caplog.messages[1:] == ["MUSTER_EVENTS: 5 lines in all were left out"]
+
+
+def test_the_end_is_waited_for_some_seconds_only(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_file, "_TIMEOUT", 0.0)
+    file = EventFile(path)
+    append(path, b'{"step": 3}\n' * 50_000)
+    assert 20_000 < sum(1 for _ in file.read(to_end=True)) < 22_000
+    assert caplog.messages == ["MUSTER_EVENTS: too many events; the last ones are left out"]
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([line for line, _, _ in LINES[:14]])))
 def test_anything_may_stand_there(parts: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "events.jsonl"
+        record, figures = Record(None), Figures(path)
         file = EventFile(path)
         for part in parts:
             append(path, part)
             for event in file.read():
                 assert as_line(event).startswith('{"event": "')
+                figures.take(record.complete({"time": 1.0, **event}))
         for event in file.read(to_end=True):
             assert json.loads(as_line(event)) == event
         file.close()

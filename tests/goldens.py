@@ -24,7 +24,9 @@ def stand_ins() -> Iterator[None]:
     """Put short texts in place of what travels: a golden is not to change with every change of code."""
 
     def packed(folder: Path, *, label: str) -> Archive:
-        return replace(pack(folder, label=label), content=b"the code\n")
+        return replace(
+            pack(folder, label=label), content=b"the code\n", commit="c0ffee" * 6 + "-dirty"
+        )
 
     with (
         patch("k8s.render.launch_zip.build", lambda: b"the launcher\n"),

@@ -64,7 +64,7 @@ def row_of(run: History, above: Path) -> dict[str, Any]:
     scores = run.evaluations.get(run.metric or "")
     return {
         "run": str(run.folder.relative_to(above)) if run.folder != above else run.name,
-        "task": run.launch.get("task"),
+        "task": run.launch.get("task", run.launch.get("program")),
         "mode": run.launch.get("mode"),
         "state": ended.state,
         "metric": run.metric,

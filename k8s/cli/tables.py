@@ -39,6 +39,9 @@ def print_status(job: Job, pods: list[Pod], found: LogEvents, warnings: list[str
     console.print(
         Text.assemble((job.name, "bold"), head, (state.phase, "bold"), " ", printable(state.reason))
     )
+    if job.code:
+        text = ", ".join(f"{name} {value}" for name, value in job.code.items())
+        console.print(f"code: {printable(text)}", markup=False)
     if found.progress:
         console.print(progress_text(found.progress))
     table = Table("node", "pod", "on", "phase", "restarts", "reason")
@@ -60,6 +63,7 @@ def status_as_dict(
     """Return the same as data."""
     return {
         **job_as_dict(job),
+        "code": job.code,
         "pods": [dataclasses.asdict(pod) for pod in pods],
         "progress": dataclasses.asdict(found.progress) if found.progress else None,
         "warnings": warnings,

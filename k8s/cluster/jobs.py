@@ -50,6 +50,13 @@ class Job:
         return name
 
     @property
+    def code(self) -> dict[str, str]:
+        """The hash of the code that the job carries, and git's commit, as far as they are known."""
+        found = self.root_object["metadata"].get("annotations") or {}
+        names = {"sha256": "muster/code-sha256", "commit": "muster/code-commit"}
+        return {key: str(found[name]) for key, name in names.items() if name in found}
+
+    @property
     def root_object(self) -> Object:
         """The object that is suspended, annotated and deleted: the AppWrapper, or the job itself."""
         return self.manifest if self.wrapper is None else self.wrapper

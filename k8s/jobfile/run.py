@@ -16,18 +16,26 @@ from trainer.config.exits import Exit
 
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf"
 
-# What each framework writes, by the names of patterns. A progress bar is `5/100 [00:01<00:20`.
-_BAR = r"\| *([0-9]+)/[0-9]+ \["
+# What each framework writes, by the names of patterns. A progress bar is `5/100 [00:01<00:20`, one
+# within another, as for an evaluation, ends with the cursor's way up. Lightning's begins anew in an
+# epoch.
+_BAR = r"\| *(?P<value>[0-9]+)/(?P<of>[0-9]+) \["
 SETS: dict[str, dict[str, str]] = {
     "transformers": {
-        "step": _BAR,
+        "step": rf"{_BAR}(?!.*\x1b\[A)",
         "loss": rf"'loss': '?({_NUMBER})",
         "samples_per_second": rf"'train_samples_per_second': '?({_NUMBER})",
         "checkpoint": r"Saving model checkpoint to (\S+)",
     },
-    "lightning": {"step": _BAR, "loss": rf"\b(?:train_)?loss(?:_step)?=({_NUMBER})"},
-    # Colours stand right before the words, so there is no word boundary.
-    "torchtitan": {"step": r"step: *([0-9]+)", "loss": rf"loss: *({_NUMBER})"},
+    "lightning": {
+        "step": rf"Epoch (?P<epoch>[0-9]+): .*{_BAR}",
+        "loss": rf"\b(?:train_)?loss(?:_step)?=({_NUMBER})",
+    },
+    # Colours stand right before the words, so there is no word boundary. A line of a validation is none.
+    "torchtitan": {
+        "step": r"^(?!.*validate step).*?step: *([0-9]+)",
+        "loss": rf"^(?!.*validate step).*?loss: *({_NUMBER})",
+    },
     "key=value": {
         "step": r"\bstep=([0-9]+)",
         "loss": rf"\bloss=({_NUMBER})",

@@ -73,7 +73,7 @@ def make(spec: JobSpec, launcher: Launcher, payload: Payload) -> Plan:
         working_folder=own_program.working_folder(spec),
         payload=payload,
         beside=own_program.beside(launcher, payload),
-        identity=_identity(spec, scheduled),
+        identity=_identity(spec, scheduled, own_program.annotations(spec, payload)),
         size=Size(
             nodes=spec.most_nodes,
             min_nodes=spec.least_nodes,
@@ -126,7 +126,7 @@ def _node_resources(spec: JobSpec) -> NodeResources:
     )
 
 
-def _identity(spec: JobSpec, scheduled: Scheduled) -> Identity:
+def _identity(spec: JobSpec, scheduled: Scheduled, about_code: dict[str, str]) -> Identity:
     labels = {
         "app.kubernetes.io/name": "muster",
         "app.kubernetes.io/component": "trainer",
@@ -137,7 +137,7 @@ def _identity(spec: JobSpec, scheduled: Scheduled) -> Identity:
     annotations = annotations_for_volumes(spec) | services.annotations(spec.network)
     return Identity(
         metadata=_metadata(spec, labels),
-        root_metadata=_metadata(spec, labels | scheduled.labels),
+        root_metadata=_metadata(spec, labels | scheduled.labels, about_code),
         labels=labels,
         annotations=annotations | spec.annotations,
     )
@@ -223,13 +223,16 @@ def _longest_host(spec: JobSpec, launcher: Launcher, extras: tuple[Extra, ...]) 
     return max(spec.name, host, key=len)
 
 
-def _metadata(spec: JobSpec, labels: dict[str, str]) -> dict[str, object]:
+def _metadata(
+    spec: JobSpec, labels: dict[str, str], about_code: dict[str, str] | None = None
+) -> dict[str, object]:
     metadata: dict[str, object] = {"name": spec.name}
     if spec.namespace is not None:
         metadata["namespace"] = spec.namespace
     metadata["labels"] = labels
-    if spec.annotations:
-        metadata["annotations"] = spec.annotations
+    annotations = {**(about_code or {}), **spec.annotations}
+    if annotations:
+        metadata["annotations"] = annotations
     return metadata
 
 

@@ -139,11 +139,12 @@ class Carried:
 
 @dataclass(frozen=True)
 class Payload:
-    """What travels with the job. `folder` is where the code is on this machine."""
+    """What travels with the job. `folder` is where the code is on this machine, `commit` git's there."""
 
     launcher: Carried | None = None
     code: Carried | None = None
     folder: str = ""
+    commit: str | None = None
     warnings: tuple[str, ...] = ()
 
     @property

@@ -3,6 +3,8 @@
 render.py k8s/jobs/13-own-script.yaml --plan
 """
 
+import re
+
 from k8s.base.errors import config_error
 from k8s.jobfile.code import ARCHIVE, CODE
 from k8s.jobfile.spec import JobSpec
@@ -38,7 +40,24 @@ def environment(spec: JobSpec, launcher: Launcher, payload: Payload) -> dict[str
         found["MUSTER_CODE"] = ARCHIVE
         found["MUSTER_CODE_SHA256"] = payload.code.sha256
         found["MUSTER_CODE_FOLDER"] = CODE
+    commit = commit_of(spec, payload)
+    if commit is not None and launcher.runs_in is not RunsIn.PROCESS:
+        found["MUSTER_CODE_COMMIT"] = commit
     return found
+
+
+def commit_of(spec: JobSpec, payload: Payload) -> str | None:
+    """Return the commit of the code, where it is known: the folder's, or the one of code.revision."""
+    if spec.code is not None and re.fullmatch(r"[0-9a-f]{40}", spec.code.revision or ""):
+        return spec.code.revision
+    return payload.commit
+
+
+def annotations(spec: JobSpec, payload: Payload) -> dict[str, str]:
+    """Return the job's annotations about its code, which `status` shows."""
+    found = {"muster/code-commit": commit_of(spec, payload)}
+    found["muster/code-sha256"] = payload.code.sha256 if payload.code is not None else None
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def working_folder(spec: JobSpec) -> str | None:

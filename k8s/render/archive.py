@@ -20,6 +20,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from k8s.base.errors import config_error, in_one_line
+from trainer.commit import commit_of
 
 LIMIT = 900 * 1024  # bytes; a ConfigMap holds 1 MiB
 _LARGEST = 10  # files that a refusal lists
@@ -29,11 +30,16 @@ _TIMEOUT = 60  # seconds for git
 
 @dataclass(frozen=True)
 class Archive:
-    """The archive, the paths of the files in it, and of those left out since they look like keys."""
+    """The archive, the paths of the files in it, and of those left out since they look like keys.
+
+    `commit` is git's, with -dirty where files are new or have changed. It is not in the archive, which
+    is the same for the same files.
+    """
 
     content: bytes
     files: frozenset[str]
     left_out: tuple[str, ...]
+    commit: str | None
 
 
 def pack(folder: Path, *, label: str) -> Archive:
@@ -52,7 +58,8 @@ def pack(folder: Path, *, label: str) -> Archive:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise config_error(f"{label}: {where}{error.strerror or error}") from None
-    return Archive(content, frozenset(kept), tuple(path for path in found if path not in set(kept)))
+    left_out = tuple(path for path in found if path not in set(kept))
+    return Archive(content, frozenset(kept), left_out, commit_of(folder, new_files=True))
 
 
 def _looks_like_a_key(path: str) -> bool:

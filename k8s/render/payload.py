@@ -42,6 +42,7 @@ def make_payload(spec: JobSpec, base: Path) -> Payload:
         launcher,
         Carried("code", "code.tar.gz", packed.content),
         folder=str(folder),
+        commit=packed.commit,
         warnings=tuple(warnings),
     )
 

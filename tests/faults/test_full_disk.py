@@ -13,7 +13,7 @@ from tests.faults.tasks import planted
 from tests.ranks import run_ranks
 from trainer.checkpoint.find import complete
 from trainer.engine import ledger
-from trainer.report.metrics import to_file
+from trainer.report.live.record import to_file
 
 pytestmark = pytest.mark.slow
 

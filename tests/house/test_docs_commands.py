@@ -124,6 +124,10 @@ def _run(tree: Path, commands: list[str], **env: str) -> None:
 def test_every_command_works(tree: Path, block: pages.Block, commands: list[str]) -> None:
     if block.page == "trainer/CHECKPOINTS.md":  # exports what a run has saved
         _run(tree, ["python -m trainer"])
+    if any("counts.py" in line for line in commands):  # the page's own
+        shown = pages.fenced(pages.read(ROOT / block.page), "python")
+        script = next(text for text in shown if "# counts.py" in text)
+        (tree / "counts.py").write_text(script, encoding="utf-8")
     if any("build/digits-gpu/" in line for line in commands):
         _run(tree, ["python render.py k8s/jobs/03-digits-gpu.yaml -o build/digits-gpu"])
     _run(tree, commands)

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.conftest import QUICK
 from tests.ranks import free_port, run_ranks
-from trainer.report.prometheus import CHECKPOINTS, EVALUATION, FIGURES
+from trainer.report.live.figures import CHECKPOINTS, EVALUATION, FIGURES
 from trainer.report.tensorboard import writing
 
 pytestmark = pytest.mark.slow

@@ -89,9 +89,13 @@ def test_events_are_read_out_of_the_lines_of_rank_0(start: Any, tmp_path: Path) 
         assert code == 0, error
         events = [json.loads(line) for line in out.splitlines() if line.startswith('{"event"')]
         kept = (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        assert [json.loads(line) for line in kept[-4:]] == events
+        launch_event, *read, summary = [json.loads(line) for line in kept[-6:]]
+        assert read == events
+        assert (launch_event["event"], summary["event"]) == ("launch", "summary")
+        assert all(0 <= event["goodput"] <= 1 for event in events if event["event"] == "step")
         for event in events:
-            event.pop("time")
+            for name in ("time", "goodput", "wall_s"):
+                event.pop(name, None)
         steps = [
             {"event": "step", "step": step, "loss": 1 / step, "samples_per_s": 10}
             for step in range(1, 4)

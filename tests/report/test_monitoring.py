@@ -18,7 +18,7 @@ import yaml
 from k8s.plan.monitoring import dashboard, rules
 from tests.conftest import QUICK
 from tests.ranks import free_port
-from trainer.report import prometheus
+from trainer.report.live import figures
 
 pytestmark = pytest.mark.slow
 
@@ -140,8 +140,8 @@ def queries() -> dict[str, str]:
 
 
 def test_every_query_is_of_the_job_alone_and_of_figures_that_are_served() -> None:
-    served = {one.name for one in prometheus.FIGURES} | {name for name, _ in prometheus.DISK}
-    served |= {one[0] for one in (prometheus.EVALUATION, prometheus.CHECKPOINTS, prometheus.FAULTS)}
+    served = {one.name for one in figures.FIGURES} | {name for name, _ in figures.DISK}
+    served |= {one[0] for one in (figures.EVALUATION, figures.CHECKPOINTS, figures.FAULTS)}
     served |= {"process_resident_memory_bytes"}
     for about, query in queries().items():
         named = re.findall(r"\b(?:muster|process)_\w+", query)

@@ -146,6 +146,7 @@ def _announce(run: Run) -> None:
         out=str(run.settings.run_folder),
         host=socket.gethostname(),
         code_sha256=os.environ.get("MUSTER_CODE_SHA256"),
+        code_commit=os.environ.get("MUSTER_CODE_COMMIT"),
         began=process_start(),
         settings=_settings(run),
     )

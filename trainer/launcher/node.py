@@ -7,6 +7,7 @@ code = run(None, name="train", command=["python", "train.py"])
 import logging
 import os
 import pkgutil
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,12 +21,14 @@ from trainer.config.exits import PROFILE_SIGNAL, STOP_SIGNALS, Action, Exit, Fau
 from trainer.launcher.cores import share_cores
 from trainer.launcher.fork_server import ForkServer
 from trainer.launcher.output.log_file import log_to_file
-from trainer.launcher.output.patterns import Patterns
+from trainer.launcher.output.run_events import RunEvents
 from trainer.launcher.program.options import Options, from_environment
 from trainer.launcher.ranks import Program, start_command
 from trainer.launcher.supervisor import Supervisor
+from trainer.rendezvous.events import Round
 from trainer.rendezvous.meeting import Meeting, secret_from
 
+_LONGEST = 4000  # characters of a command in the launch event
 _COUNT_TIMEOUT = 120.0  # seconds; it imports torch
 
 # The codes that MUSTER_RETRY_EXIT_OFFSET moves. 143 with 128 added would reach a controller as 15.
@@ -54,7 +57,7 @@ def _trainer(server: ForkServer) -> tuple[Contract, Options, Program]:
         start, open_store = server.fork, server.fork_store
     else:
         start, open_store = partial(start_command, [sys.executable, "-m", "trainer"]), None
-    program = Program(start, lambda: facts["environment"], True, open_store, facts["reason"])
+    program = Program(start, lambda *_: facts["environment"], True, open_store, facts["reason"])
     return contract, Options(**facts["options"]), program
 
 
@@ -65,7 +68,15 @@ def _command(name: str, command: Sequence[str]) -> tuple[Contract, Options, Prog
     reason = share_cores(contract.ranks_per_node)
     out = Path(options.run_folder).absolute()
 
-    def variables() -> dict[str, str]:
+    events = RunEvents(
+        out,
+        program={"program": name, "command": shlex.join(sys.argv[1:])[:_LONGEST]},
+        patterns=options.patterns,
+        metrics_port=options.metrics_port,
+    )
+
+    def variables(place: Round, folder: Path) -> dict[str, str]:
+        events.begin(place, folder)
         checkpoints = out / "checkpoints"
         with suppress(OSError):  # seen when the program writes
             checkpoints.mkdir(parents=True, exist_ok=True)
@@ -74,11 +85,11 @@ def _command(name: str, command: Sequence[str]) -> tuple[Contract, Options, Prog
             "TRAINER_OUT": str(out),
             "MUSTER_CHECKPOINTS": str(checkpoints),
             "MUSTER_RESTART": str(int(is_restart)),
+            "MUSTER_EVENTS": str(events.file or os.devnull),
         }
 
-    read = Patterns(options.patterns, out).read if options.patterns else None
     start = partial(start_command, command)
-    return contract, options, Program(start, variables, False, None, reason, read)
+    return contract, options, Program(start, variables, False, None, reason, events)
 
 
 def _supervise(

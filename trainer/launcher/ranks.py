@@ -20,6 +20,7 @@ from typing import Protocol
 from trainer.config.exits import Exit
 from trainer.launcher.failures import Failure, read_failure
 from trainer.launcher.output.rank_output import RankOutput
+from trainer.launcher.output.run_events import RunEvents
 from trainer.rendezvous.events import Round
 
 _KILL_TIMEOUT = 30.0  # seconds; a process that waits for a device cannot be killed at once
@@ -47,11 +48,16 @@ class Program:
     """
 
     start: Start
-    variables: Callable[[], Mapping[str, str]]
+    variables: Callable[[Round, Path], Mapping[str, str]]  # of a round; the folder is for its files
     is_trainer: bool
     open_store: Callable[[], tuple[Process, int]] | None
     note: str = ""  # a choice made for it, for the log
-    read: Callable[[str], str] | None = None  # returns the event that a line of rank 0 tells, or ""
+    events: RunEvents | None = None  # None: it writes them itself
+
+    def end(self, code: Exit, reason: str) -> None:
+        """Report how it ended, where it does not itself."""
+        if self.events:
+            self.events.end(code, reason)
 
 
 class Ranks:
@@ -88,6 +94,8 @@ class Ranks:
             error_file = folder / f"round-{place.number}-rank-{local}.json"
             environment = {**os.environ, **variables, **_variables(place, local, ranks)}
             environment["TORCHELASTIC_ERROR_FILE"] = str(error_file)
+            if "MUSTER_EVENTS" in variables and place.first_rank + local > 0:
+                environment["MUSTER_EVENTS"] = os.devnull
             stdout, stderr = files[local]
             found._error_files.append(error_file)
             found._processes.append(start(environment, stdout=stdout, stderr=stderr))

@@ -98,10 +98,11 @@ class Supervisor:
 
     def run(self) -> Exit:
         """Run the ranks to their end and return one exit code for all of them. Raises Fault."""
-        ending, reason = Exit.CODE, ""
+        ending, reason, ranks = Exit.CODE, "", self._contract.ranks_per_node
+        output = RankOutput(ranks, is_read=self._options.stall > 0, events=self._program.events)
         with (
+            contextlib.closing(output) as self._output,
             tempfile.TemporaryDirectory(prefix="muster-") as folder,
-            contextlib.closing(self._open_output()) as self._output,
         ):
             try:
                 ending = self._run_rounds(Path(folder))
@@ -114,14 +115,11 @@ class Supervisor:
             finally:
                 self._ranks.kill()  # loader workers that a killed rank left behind
                 self._output.drain()  # so that the launcher's own last lines come last
+                self._program.end(ending, reason or self._attempts.reason)
                 self._attempts.write("ended", exit=int(ending), reason=reason)
                 self._client.leave(ending)
                 self._wait_for_last_node(ending)
         return ending
-
-    def _open_output(self) -> RankOutput:
-        is_read, read = self._options.stall > 0, self._program.read
-        return RankOutput(self._contract.ranks_per_node, is_read=is_read, read=read)
 
     def _run_rounds(self, folder: Path) -> Exit:
         """Meet the other nodes and run the ranks, until they have ended for good."""
@@ -136,8 +134,8 @@ class Supervisor:
                 deadline=time.monotonic() + timeout,
                 turn=self._raise_if_stopped,
             )
-            self._ranks = self._start(place, restarts, folder)
             self._attempts.write_start(place, restarts)
+            self._ranks = self._start(place, restarts, folder)
             outcome = self._watch(can_restart=restarts < most_restarts)
             self._ranks.kill()  # loader workers
             self._output.drain()
@@ -174,7 +172,7 @@ class Supervisor:
             replace(place, address=server.address) if server else place,
             ranks=contract.ranks_per_node,
             variables={
-                **program.variables(),
+                **program.variables(place, folder),
                 **self._choose_interface(),
                 "TORCHELASTIC_RUN_ID": contract.rendezvous_id,
                 "TORCHELASTIC_RESTART_COUNT": str(restarts),

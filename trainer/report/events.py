@@ -5,6 +5,7 @@ report("step", step=1, loss=2.3)
 scores(event)     # of an eval event: {"accuracy": 0.98}
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ Report = Callable[..., None]
 FIELDS: dict[str, dict[str, str]] = {
     "launch": {
         "task, mode, why": "what is trained, in which mode, and why in that",
+        "program, command": "of a program of one's own: its name; what the launcher was given",
         "nodes, world_size, mesh, device, backend, master, threads": "on what, and where the ranks meet",
         "parameters, samples": "of the model, on all ranks; of the training set",
         "global_batch, micro, accumulation": "samples of a step, of a forward pass; passes of a step",
@@ -25,7 +27,8 @@ FIELDS: dict[str, dict[str, str]] = {
         "precision, lr, lr_why": "learning rate at its peak, and why",
         "preflight": "figures of the checks before the first step",
         "torch, host, out": "version, rank 0's host, run folder",
-        "code_sha256": "hash of the code that the job carried, if it did",
+        "code_sha256, code_commit": "of the code that the job carried: its hash; git's, with -dirty if "
+        "files had changed since",
         "began, attempt": "when rank 0's process began; which attempt of the run this is",
         "settings": "the variables that repeat the run; secrets of a task's own settings are masked",
     },
@@ -78,6 +81,15 @@ FIELDS: dict[str, dict[str, str]] = {
         "exit, reason": "ended: the node's exit code",
     },
 }
+
+
+def is_number(value: object) -> bool:
+    """Return whether it is a figure that any run has: finite, and within what a float holds."""
+    return (
+        isinstance(value, int | float)
+        and abs(value) < 1e300  # first, since a whole number may be too large for isfinite
+        and math.isfinite(value)
+    )
 
 
 def scores(event: Event) -> dict[str, float]:

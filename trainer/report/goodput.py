@@ -53,6 +53,8 @@ class Account:
         self._free = 0.0  # seconds before it that no event has explained
         self._is_started = self._is_training = False
         self._step = self._furthest = 0
+        self._first = 0.0  # seconds before the first step event, where that does not say its own
+        self._first_steps = 0
 
     @property
     def wall(self) -> float:
@@ -88,7 +90,7 @@ class Account:
             self._is_started = True
         elif kind == "launch":
             self.launches += 1
-            self._is_started, self._is_training, self._step = False, False, 0
+            self._is_started, self._is_training, self._step, self._first = False, False, 0, 0.0
         elif kind == "resumed" or event.get("kind") == "rolled_back":
             self._step = int(event.get("to") or event.get("step") or 0)
 
@@ -113,10 +115,15 @@ class Account:
     def _take_step(self, event: Event) -> None:
         """A step event is about all steps since the one before it."""
         step = int(event.get("step", 0))
+        if "seconds" not in event and not self._is_training:
+            self._take_first(step)
+            return
         seconds = min(max(float(event.get("seconds", self._free)), 0.0), self._free)
         data = min(max(float(event.get("data_s", 0.0)), 0.0), seconds)
         self._spend("data", data)
         seconds -= data
+        if self._first:
+            self._divide_first(seconds, max(step - self._step, 1))
         steps = max(step - self._step, 1)
         repeated = min(max(self._furthest - self._step, 0), steps) / steps
         self._spend("repeated", seconds * repeated)
@@ -125,3 +132,19 @@ class Account:
             self._spend("start")
         self._is_training = True
         self._step, self._furthest = step, max(self._furthest, step)
+
+    def _take_first(self, step: int) -> None:
+        """Imports and the first steps of a program that does not say how long these took."""
+        self._first, self._first_steps = self._free, max(step - self._step, 1)
+        self._spend("start")
+        self._is_training, self._step = True, step
+
+    def _divide_first(self, seconds: float, steps: int) -> None:
+        """Take the first steps' time to be that of the next ones, and as many where it was resumed."""
+        first = min(self._first_steps, steps)
+        taken = min(seconds / steps * first, self._first)
+        repeated = min(max(self._furthest - (self._step - first), 0), first) / first
+        self.spent["start"] -= taken
+        self.spent["repeated"] += taken * repeated
+        self.spent["training"] += taken * (1 - repeated)
+        self._furthest, self._first = max(self._furthest, self._step), 0.0

@@ -7,7 +7,6 @@ The files may come from elsewhere: what is no event is passed over, and figures 
 """
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.lines import EVENT
-from trainer.report.events import Event, scores
+from trainer.report.events import Event, is_number, scores
 from trainer.report.goodput import Account
 
 # Fields that are numbers; one that is not is left out of its event.
@@ -173,32 +172,29 @@ def _read(file: Path) -> Iterator[Event]:
             except (ValueError, RecursionError):
                 continue  # torn, by a full disk
             if _is_time(event.get("time")) and isinstance(event["event"], str):
-                yield _checked(event)
+                yield checked(event)
 
 
-def _checked(event: Event) -> Event:
+def checked(event: Event) -> Event:
+    """Return an event of whatever origin without the fields that are no numbers where they should be."""
     kept = {
         name: value
         for name, value in event.items()
-        if (name not in _NUMBERS or _is_number(value)) and (name not in _TIMES or _is_time(value))
+        if (name not in _NUMBERS or is_number(value)) and (name not in _TIMES or _is_time(value))
     }
     for name in ("ranks", "operations"):
         listed = kept.get(name)
         if listed is not None:
             parts = listed if isinstance(listed, list) else []
-            kept[name] = [_checked(one) for one in parts if isinstance(one, dict)]
+            kept[name] = [checked(one) for one in parts if isinstance(one, dict)]
     if not isinstance(kept.get("settings", {}), dict):
         del kept["settings"]
     return kept
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1e300
-
-
 def _is_time(value: Any) -> bool:
     """Return whether it is seconds since the epoch, of this millennium or the next."""
-    return _is_number(value) and 0 <= value < 1e11
+    return is_number(value) and 0 <= value < 1e11
 
 
 def _take(history: History, event: Event) -> None:
@@ -239,7 +235,7 @@ def _take_evaluation(history: History, event: Event) -> None:
     history.metric = str(event.get("metric", "")) or history.metric
     figures = {"loss": event.get("loss"), **scores(event)}
     for name, value in figures.items():
-        if _is_number(value):
+        if is_number(value):
             curve = history.evaluations.setdefault(name, Curve())
             curve.add(int(event["step"]), float(value or 0))
     _mark(history, event, "evaluation")

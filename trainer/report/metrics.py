@@ -8,25 +8,16 @@ node, TRAINER_TENSORBOARD writes curves.
 """
 
 import contextlib
-import json
-import logging
-import math
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.distributed.runtime import Runtime
 from trainer.report.events import Event, Report
-from trainer.report.goodput import Account
-from trainer.report.history import events, of_main
-
-log = logging.getLogger("trainer")
+from trainer.report.live.record import Record, as_line, to_file
 
 _Sink = Callable[[Event], None]
 
@@ -43,7 +34,7 @@ def reporting(
         sinks = [stack.enter_context(sink) for sink in _sinks(settings, runtime)]
         sinks += [listener] if listener and runtime.is_main else []
         lock = threading.Lock()  # the watchdog reports from its own thread
-        account = _account_so_far(settings.run_folder) if sinks else Account()
+        so_far = Record(settings.run_folder if sinks else None)
         has_summary = False
 
         def report(event: str, **fields: Any) -> None:
@@ -53,26 +44,11 @@ def reporting(
                 if has_summary and event != "error":
                     return  # the watchdog ends a little later
                 has_summary = has_summary or event == "summary"
-                account.take(record)
-                if event == "launch":
-                    record["attempt"] = account.launches
-                if event in ("step", "summary"):
-                    record |= {"goodput": account.goodput, "wall_s": account.wall}
-                if event == "summary":
-                    record["spent_s"] = account.by_cause()
+                record = so_far.complete(record)
                 for sink in sinks:
                     sink(record)
 
         yield report
-
-
-def _account_so_far(folder: Path) -> Account:
-    """Return the wall time of the run's former attempts, and of this one's start."""
-    account = Account()
-    with contextlib.suppress(OSError):
-        for event in of_main(list(events(folder))):
-            account.take(event)
-    return account
 
 
 # Imported inside: only some runs need it.
@@ -96,41 +72,4 @@ def _sinks(
 
         yield contextlib.closing(Display())
     else:
-        yield contextlib.nullcontext(lambda event: print(_line(event), flush=True))
-
-
-@contextlib.contextmanager
-def to_file(path: Path) -> Iterator[_Sink]:
-    """Append events to `path`. Raises Fault(71) if it cannot be opened; a full disk loses lines."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise Fault(
-            Exit.MACHINE, f"{path}: {error.strerror}; set a TRAINER_OUT that can be written"
-        ) from error
-    torn = warned = False
-
-    def write(event: Event) -> None:
-        nonlocal torn, warned
-        line = f"{chr(10) * torn}{_line(event)}\n".encode()
-        try:
-            torn = os.write(file, line) < len(line)
-        except OSError as error:
-            if not warned:
-                log.warning("%s: %s; events are missing there", path, error.strerror)
-            warned = True
-
-    try:
-        yield write
-    finally:
-        os.close(file)
-
-
-def _line(event: Event) -> str:
-    """Return the event as JSON. It has no NaN and no infinity: they become null."""
-    finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in event.items()
-    }
-    return json.dumps(finite, allow_nan=False)
+        yield contextlib.nullcontext(lambda event: print(as_line(event), flush=True))

@@ -24,12 +24,10 @@ def verdict(run: History) -> Verdict:
     done = "no step" if last.last_step is None else f"step {last.last_step:,}"
     done += f" of {run.steps:,}" if run.steps and last.last_step is not None else ""
     ending = run.ending or {}
-    if ending.get("event") == "summary" and last.exit in (None, Exit.DONE):
+    if ending.get("event") == "summary" and "steps" in ending and last.exit in (None, Exit.DONE):
         score = ending.get(run.metric or "")
         result = f"{run.metric} {score:.4g}, " if isinstance(score, float | int) else ""
-        return Verdict(
-            "finished", f"{result}{ending.get('steps', 0):,} steps in {wall}{_more(run)}"
-        )
+        return Verdict("finished", f"{result}{ending['steps']:,} steps in {wall}{_more(run)}")
     if last.exit == Exit.STOPPED:
         return Verdict("stopped", f"stopped by a signal at {done}; start it again to go on")
     if last.exit == Exit.DONE:

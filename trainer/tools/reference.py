@@ -18,6 +18,7 @@ from trainer.config.settings import Settings
 from trainer.diagnosis.causes import causes as diagnosis_causes
 from trainer.report.events import FIELDS
 from trainer.report.goodput import CAUSES
+from trainer.report.live.figures import CHECKPOINTS, EVALUATION, FAULTS, FIGURES
 
 _ROOT = Path(__file__).parents[2]
 _SCHEMA = _ROOT / "k8s" / "job.schema.json"
@@ -86,10 +87,8 @@ def exits() -> str:
 
 def figures() -> str:
     """Return the table of what is served to Prometheus."""
-    from trainer.report import prometheus  # noqa: PLC0415  # imports torch; the other tables do without
-
-    rows = [(f"`{one.name}`", one.text) for one in prometheus.FIGURES]
-    labelled = (prometheus.EVALUATION, prometheus.CHECKPOINTS, prometheus.FAULTS)
+    rows = [(f"`{one.name}`", one.text) for one in FIGURES]
+    labelled = (EVALUATION, CHECKPOINTS, FAULTS)
     rows += [(f"`{name}{{{label}}}`", text) for name, label, text in labelled]
     return _table(("figure", "meaning"), rows)
 

@@ -45,5 +45,6 @@ exec docker run --rm $terminal \
     --env MUSTER_CODE=/muster-code/code.tar.gz \
     --env MUSTER_CODE_SHA256=5bda46f7766a1ce5cc7b01d8b257bcc21f6683f119f157e1af08f54e34f727c8 \
     --env MUSTER_CODE_FOLDER=/code \
+    --env MUSTER_CODE_COMMIT=c0ffeec0ffeec0ffeec0ffeec0ffeec0ffee-dirty \
     --entrypoint python3 \
     docker.io/pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime /muster/launch.pyz train.py --steps 200

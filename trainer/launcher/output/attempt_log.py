@@ -30,6 +30,7 @@ class AttemptLog:
         self._host = socket.gethostname()
         self._node = None if contract.elastic else contract.node_rank  # which gives it none
         self._path = run_folder / "logs" / f"{self._host}.jsonl"
+        self.reason = ""  # why the ranks here failed last, in a line
         self.write("launched", began=process_start())
 
     def write(self, action: str, **fields: object) -> None:
@@ -61,6 +62,7 @@ class AttemptLog:
     def write_failures(self, failures: Mapping[int, Failure]) -> None:
         """Append why ranks failed, by global rank, the first cause first."""
         _, first = find_cause(failures)
+        self.reason = f"rank {first}: {failures[first].message}" if first is not None else ""
         ranks = [
             {
                 "rank": rank,

@@ -1,59 +1,55 @@
 r"""Reads events out of the lines that a program of any kind writes.
 
-    patterns = Patterns({"step": r"step=(\d+)", "loss": r"loss=(\S+)"}, Path("runs/train"))
-    line = patterns.read("step=3 loss=0.25")    # '{"event": "step", ...}', also in metrics.jsonl
+    patterns = Patterns({"step": r"step=(\d+)", "loss": r"loss=(\S+)"})
+    event = patterns.read("step=3 loss=0.25")    # {"event": "step", "step": 3, "loss": 0.25}
 
 The names are step, loss, samples_per_second and checkpoint. A pattern has one group, or one named
-value.
+value. With groups named epoch and of, too, the value counts anew in each epoch, of so many.
 """
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+
+from trainer.report.events import Event
 
 _INTERVAL = 1.0  # seconds, at least, between events of steps without any figure
 _LONGEST = 10_000  # characters of a line that are searched
 
 
 class Patterns:
-    """Events go to `folder`/metrics.jsonl; the caller writes them to standard output."""
+    """What was read last is kept, since a step and its loss may be in two lines."""
 
-    def __init__(self, patterns: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, patterns: Mapping[str, str]) -> None:
         self._patterns = {name: re.compile(text) for name, text in patterns.items()}
-        self._file = folder / "metrics.jsonl"
-        self._step = 0
-        self._written = 0.0
+        self._step = self._before = 0  # the newest, and the steps of the epochs before
+        self._read = 0.0
 
-    def read(self, line: str) -> str:
-        """Return the event that a line tells, as a line; "" when there is none."""
+    def read(self, line: str) -> Event | None:
+        """Return the event that a line has, without its time; None when there is none."""
         found = {name: value for name in self._patterns if (value := self._find(name, line))}
         if "checkpoint" in found:
-            return self._write("checkpoint", action="saved", path=found["checkpoint"])
-        figures: dict[str, Any] = {}
+            return self._event("checkpoint", action="saved", path=found["checkpoint"])
+        figures: dict[str, object] = {}
         for name, field in (("loss", "loss"), ("samples_per_second", "samples_per_s")):
             with contextlib.suppress(ValueError, KeyError):
                 figures[field] = float(found[name])
         with contextlib.suppress(ValueError, KeyError):
-            step = int(found["step"])
+            step = int(found["step"]) + self._before
             is_new, self._step = step != self._step, step
-            if is_new and not figures and time.monotonic() - self._written >= _INTERVAL:
-                return self._write("step", step=step)
-        return self._write("step", step=self._step, **figures) if figures else ""
+            if is_new and not figures and time.monotonic() - self._read >= _INTERVAL:
+                return self._event("step", step=step)
+        return self._event("step", step=self._step, **figures) if figures else None
 
     def _find(self, name: str, line: str) -> str:
         pattern = self._patterns[name]
         found = pattern.search(line[:_LONGEST])
+        if found and {"epoch", "of"} <= pattern.groupindex.keys():
+            with contextlib.suppress(ValueError, TypeError):
+                self._before = int(found["epoch"]) * int(found["of"])
         return (found["value" if "value" in pattern.groupindex else 1] or "") if found else ""
 
-    def _write(self, kind: str, **fields: object) -> str:
-        self._written = time.monotonic()
-        line = json.dumps({"event": kind, "time": time.time(), **fields})
-        with contextlib.suppress(OSError):  # a full disk does not stop the run
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(f"{line}\n")
-        return line
+    def _event(self, kind: str, **fields: object) -> Event:
+        self._read = time.monotonic()
+        return {"event": kind, **fields}

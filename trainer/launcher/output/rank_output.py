@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 
 from trainer.config.lines import EVENT, rank_prefix
 from trainer.launcher.output.log_file import write_all
+from trainer.launcher.output.run_events import RunEvents
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")  # a progress bar ends its lines with \r
 _PIPE_SIZE = 65536  # bytes, as on Linux
 _MAX_LINE = 1 << 20  # bytes, after which a line without an end is broken
 _LAST_LINES = 10  # kept of each stream
 _TRACEBACK = re.compile(rb"(\[rank\d+\]: )?Traceback \(most recent call last\):")  # torch's prefix
+_POLL = 0.2  # seconds between two looks at the events that a program writes to a file
 _TIMEOUT = 5.0  # seconds to write what is left when our own stdout or stderr is not read
 
 
@@ -77,13 +79,14 @@ class _Stream:
 class RankOutput:
     """Pipes for up to `ranks` local ranks, read by a thread. A terminal is left to the ranks.
 
-    Unless each line is to be seen here: `read` returns the event that a line of rank 0 tells, or "".
+    Unless each line is to be seen here: `events` reads those of rank 0 by patterns, and a file.
     """
 
     def __init__(
-        self, ranks: int, *, is_read: bool = False, read: Callable[[str], str] | None = None
+        self, ranks: int, *, is_read: bool = False, events: RunEvents | None = None
     ) -> None:
-        self._ranks, self._is_read, self._read = ranks, is_read or read is not None, read
+        self._read = events.read_line if events and events.has_patterns else None
+        self._ranks, self._is_read, self._events = ranks, is_read or self._read is not None, events
         self.bytes = 0  # that the ranks have written
         streams = (sys.stdout, sys.stderr)
         targets = [one.fileno() for one in streams if self._is_read or not one.isatty()]
@@ -100,7 +103,7 @@ class RankOutput:
 
         The rank of a job of one rank has the launcher's own: there is nothing to tell apart.
         """
-        self.drain()
+        self._drain()
         for (local, target), stream in self._streams.items():
             is_first = first_rank + local == 0
             stream.prefix = rank_prefix(first_rank + local).encode() if world_size > 1 else b""
@@ -119,6 +122,9 @@ class RankOutput:
 
     def drain(self) -> None:
         """Forward all that the ranks have written; call it once they have ended."""
+        self._drain(is_end=True)
+
+    def _drain(self, *, is_end: bool = False) -> None:
         if not self._forwarding.acquire(timeout=_TIMEOUT):
             return  # our own output is not being read
         try:
@@ -127,6 +133,8 @@ class RankOutput:
                 while (count := stream.forward()) and time.monotonic() < end:
                     self.bytes += count
                 stream.end_line()
+            if self._events and is_end:
+                self._write(self._events.end_round())
         finally:
             self._forwarding.release()
 
@@ -157,11 +165,19 @@ class RankOutput:
                 ready.register(stream.read_end, selectors.EVENT_READ, stream)
             ready.register(self._closing, selectors.EVENT_READ)
             while True:
-                for key, _ in ready.select():
+                for key, _ in ready.select(_POLL if self._events else None):
                     if key.data is None:
                         return
                     with self._forwarding:
                         self.bytes += key.data.forward()
+                if self._events:
+                    with self._forwarding:
+                        self._write(self._events.poll())
+
+    def _write(self, events: str) -> None:
+        """Write events, as lines, to our stdout; a terminal that is not read is left to the ranks."""
+        if events and (self._is_read or not sys.stdout.isatty()):
+            write_all(sys.stdout.fileno(), events.encode())
 
 
 def _new_stream(target: int) -> _Stream:

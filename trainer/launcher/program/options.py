@@ -26,6 +26,7 @@ class Options:
     run_folder: str = ""
     # For another program only.
     stall: float = 0  # 0: never
+    metrics_port: int = 0  # 0: none
     patterns: Mapping[str, str] = field(default_factory=dict)
     exit_codes: Mapping[int, int] | None = None  # what its own mean; None: they are of our table
 
@@ -64,9 +65,16 @@ def from_environment(environment: Mapping[str, str], *, name: str) -> Options:
         **numbers,
         health=environment.get("TRAINER_HEALTH", ""),
         run_folder=environment.get("TRAINER_OUT") or f"runs/{name}",
+        metrics_port=_port(environment.get("TRAINER_METRICS_PORT") or "0"),
         patterns=_patterns(environment.get("MUSTER_PATTERNS") or "{}"),
         exit_codes=_exit_codes(environment.get("MUSTER_EXIT_CODES") or ""),
     )
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise Fault(Exit.CONFIG, f"TRAINER_METRICS_PORT={text!r}: must be a port, 1 to 65535")
+    return int(text)
 
 
 def _patterns(text: str) -> dict[str, str]:

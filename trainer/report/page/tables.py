@@ -15,6 +15,7 @@ from trainer.report.verdict import cause, duration
 # Of the launch event: what a reader asks for, in this order.
 _FACTS = (
     "task",
+    "program",
     "mode",
     "why",
     "world_size",
@@ -33,6 +34,7 @@ _FACTS = (
     "torch",
     "host",
     "code_sha256",
+    "code_commit",
     "out",
 )
 _NOT_COMPARED = ("out", "host", "why", "lr_why")
@@ -57,11 +59,12 @@ def command(run: History) -> str:
     """Return what repeats the run: its variables and the command that reads them; "" if not known."""
     if not run.launch:
         return ""
+    own = str(run.launch.get("command", ""))
     ranks, nodes = run.launch.get("world_size", 1), run.launch.get("nodes", 1) or 1
     words = [f"{name}={shlex.quote(value)}" for name, value in settings(run).items()]
     words += [f"PET_NPROC_PER_NODE={max(int(ranks / nodes), 1)}"] if ranks > 1 else []
     words += [f"PET_NNODES={nodes:.0f}"] if nodes > 1 else []
-    return " ".join([*words, "python -m trainer.launch"])
+    return " ".join([*words, "python -m trainer.launch", *([own] if own else [])])
 
 
 def differences(runs: Sequence[History]) -> dict[str, list[str]]:

@@ -52,6 +52,21 @@ def test_status_tells_state_pods_and_progress(run: Run, cluster: Cluster) -> Non
     assert "step 10 of 40, loss 0.5, 96 samples/s, goodput 87%, 0:00:10 left" in out
 
 
+def test_status_says_which_code_a_job_has(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    assert "code: " not in run(config, "status", "digits")[1]
+    kind = ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    (job,) = server.all(*kind)
+    about = {"muster/code-commit": "c0ffee-dirty", "muster/code-sha256": "5bda46"}
+    server.put(*kind, {**job, "metadata": {**job["metadata"], "annotations": about}})
+    code, out, _ = run(config, "status", "digits")
+    assert code == 0
+    assert "code: sha256 5bda46, commit c0ffee-dirty" in out
+    said = json.loads(run(config, "status", "digits", "--json")[1])
+    assert said["code"] == {"sha256": "5bda46", "commit": "c0ffee-dirty"}
+
+
 def test_a_machine_that_does_not_answer_hides_no_more_than_what_it_has(
     run: Run, cluster: Cluster, tmp_path: Path
 ) -> None:

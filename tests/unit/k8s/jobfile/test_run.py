@@ -9,6 +9,7 @@ import pytest
 from k8s.jobfile.run import SETS
 from tests.rendering import EXAMPLE, job, planned, refused
 from trainer.config.exits import Exit, Fault
+from trainer.launcher.output.patterns import Patterns
 
 
 def environment(**run: Any) -> dict[str, str]:
@@ -69,6 +70,15 @@ LINES = [
         {"step": "5", "loss": "0.693"},
     ),
     ("lightning", "Epoch 1: 100%|#| 9/9 [00:01<00:00, loss_step=-1.5]", {"step": "9", "loss": "-1.5"}),
+    ("lightning", "Validation DataLoader 0:  50%|##  | 1/2 [00:00<00:00, 90.0it/s]", {}),
+    ("lightning", "Sanity Checking DataLoader 0: 100%|####| 2/2 [00:00<00:00, 90.0it/s]", {}),
+    ("transformers", " 50%|#####     | 1/2 [00:00<00:00, 88.1it/s]\x1b[A", {}),  # an evaluation
+    ("transformers", "{'eval_loss': 2.25, 'eval_samples_per_second': 90.1, 'epoch': 1.0}", {}),
+    (
+        "torchtitan",
+        "[titan] - root - INFO - \x1b[33mvalidate step: 10  \x1b[32mloss:  7.9012  \x1b[36mmemory:",
+        {},
+    ),
     (
         "torchtitan",
         "[titan] - root - INFO - \x1b[31mstep:  1  \x1b[32mloss:  8.1309  \x1b[33mmemory:  0.9GiB",
@@ -89,8 +99,24 @@ def test_ready_patterns_read_the_lines_of_their_framework(
 ) -> None:
     shown = json.loads(environment(patterns=name)["MUSTER_PATTERNS"])
     assert shown == SETS[name]
-    found = {metric: match[1] for metric, form in shown.items() if (match := re.search(form, line))}
+    matches = {metric: re.search(form, line) for metric, form in shown.items()}
+    found = {
+        metric: one["value" if "value" in one.re.groupindex else 1]
+        for metric, one in matches.items()
+        if one
+    }
     assert found == wanted
+
+
+def test_steps_of_lightnings_epochs_are_counted_on() -> None:
+    patterns = Patterns(SETS["lightning"])
+    lines = [
+        f"Epoch {epoch}:  50%|##  | {batch}/10 [00:01<00:01, 4.50it/s, train_loss=0.5]"
+        for epoch in range(3)
+        for batch in (5, 10)
+    ]
+    found = [event["step"] for line in lines if (event := patterns.read(line))]
+    assert found == [5, 10, 15, 20, 25, 30]
 
 
 def test_our_trainers_own_settings_are_not_set() -> None:

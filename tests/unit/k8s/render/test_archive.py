@@ -95,6 +95,22 @@ def test_without_git_hidden_files_stay_and_gitignore_is_refused(
     assert pack(tree, label="a").files == KEPT | {"a.log", "data/large"}
 
 
+def test_the_commit_travels_beside_the_archive_which_stays_the_same(tree: Path) -> None:
+    none = pack(tree, label="a")
+    assert none.commit is None
+    git(tree, "init", "--quiet")
+    git(tree, "add", ".")
+    git(tree, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "one")
+    first = pack(tree, label="a")
+    own = ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--allow-empty")
+    git(tree, *own, "-m", "two")
+    second = pack(tree, label="a")
+    assert first.content == second.content
+    assert first.commit != second.commit
+    (tree / "train.py").write_text("changed")
+    assert pack(tree, label="a").commit == f"{second.commit}-dirty"
+
+
 @pytest.mark.parametrize(
     "name",
     ["a.pem", "sub/b.key", ".env", ".env.local", "id_rsa", "id_ed25519.pub", "credentials"],

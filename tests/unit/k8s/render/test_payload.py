@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -26,6 +27,7 @@ from tests.rendering import (
 )
 from tests.standin.server import Server
 from tests.unit.k8s.render.own_program import RUN, WORDS, maps, own, write_job
+from trainer.commit import commit_of
 
 
 @pytest.mark.parametrize("launcher", CLUSTER)
@@ -61,6 +63,35 @@ def test_launcher_and_code_are_in_config_maps_named_by_their_hash(
                 assert seen["MUSTER_CODE"] == f"{mount['mountPath']}/{file}"
                 assert seen["MUSTER_CODE_SHA256"] == digest
                 assert seen["MUSTER_CODE_FOLDER"] == "/code"
+
+
+@pytest.mark.parametrize("launcher", CLUSTER)
+@pytest.mark.parametrize("task", [{}, {"run": None, "trainer": {"task": "train:Task"}}])
+def test_the_commit_is_in_the_pods_and_on_the_job(
+    launcher: str, task: dict[str, Any], folder: Path
+) -> None:
+    assert not [text for text in [str(own(launcher, **task).objects)] if "code-commit" in text]
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    subprocess.run(["git", "add", "."], check=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", *who, "commit", "--quiet", "-m", "a"], check=True)
+    commit = commit_of(folder, new_files=True)
+    rendered = own(launcher, **task)
+    about = rendered.objects[-1]["metadata"]["annotations"]
+    assert about["muster/code-commit"] == commit
+    for pod in pods(rendered):
+        environment = environment_in_pod(pod)
+        assert environment["MUSTER_CODE_COMMIT"] == commit
+        assert about["muster/code-sha256"] == environment["MUSTER_CODE_SHA256"]
+    assert "annotations" not in maps(rendered)["code.tar.gz"]["metadata"]
+
+
+@pytest.mark.parametrize(("revision", "is_known"), [("0" * 40, True), ("main", False)])
+def test_of_a_repository_the_commit_is_known_by_its_hash(revision: str, *, is_known: bool) -> None:
+    rendered = render(job(code={"git": "https://h/a", "revision": revision}), "job")
+    (pod,) = pods(rendered)
+    found = environment_in_pod(pod).get("MUSTER_CODE_COMMIT")
+    assert found == (revision if is_known else None)
 
 
 @pytest.mark.parametrize("launcher", CLUSTER)

@@ -77,6 +77,28 @@ def test_a_program_of_the_users_own_tells_no_seconds() -> None:
     assert found.wall == 8.0
 
 
+def test_the_time_before_a_programs_first_step_is_divided_by_that_of_the_next_steps() -> None:
+    def lines(*pairs: tuple[float, int]) -> list[dict[str, Any]]:
+        return [{"event": "step", "time": time, "step": number} for time, number in pairs]
+
+    launch = {"event": "launch", "time": 0, "began": 0}
+    # Ten steps a second: of the twelve seconds before the first line ten were imports.
+    assert account(launch, *lines((12, 20), (14, 40))).by_cause() == {
+        "training": 4.0,
+        "start": 10.0,
+    }
+    # The second attempt resumed at 30, which nothing says: its first line is about as many steps as
+    # the next.
+    again = {"event": "launch", "time": 14, "began": 14}
+    found = account(launch, *lines((12, 20), (14, 40)), again, *lines((17, 40), (18, 50), (19, 60)))
+    assert found.by_cause() == {"training": 6.0, "repeated": 1.0, "start": 12.0}
+    resumed = {"event": "checkpoint", "action": "resumed", "step": 35, "time": 16}
+    found = account(launch, *lines((12, 20), (14, 40)), again, resumed, *lines((17, 40), (18, 50)))
+    assert found.by_cause() == {"training": 5.0, "repeated": 0.5, "start": 12.5}
+    # A run of one line: nothing is known of its steps.
+    assert account(launch, *lines((12, 20))).by_cause() == {"start": 12.0}
+
+
 KINDS = ("launch", "step", "eval", "checkpoint", "fault", "summary", "error", "attempt")
 ACTIONS = ("launched", "waiting", "started", "failed", "ended", "saved", "resumed", "refused")
 TIMES = st.floats(-1e6, 1e9)

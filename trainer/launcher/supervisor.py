@@ -155,7 +155,8 @@ class Supervisor:
                 os.kill(self._store.pid, signal.SIGKILL)
         world_size = self._contract.max_nodes * self._contract.ranks_per_node
         if self._program.open_store is None or world_size == 1:
-            return _free_port()
+            with socket.create_server(("", 0)) as free:
+                return int(free.getsockname()[1])
         self._store, port = self._program.open_store()
         return port
 
@@ -317,8 +318,3 @@ class Supervisor:
             self._renew_health()
             time.sleep(_TURN / 10)
         server.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as probe:
-        return int(probe.getsockname()[1])

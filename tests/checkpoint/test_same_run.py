@@ -92,7 +92,7 @@ OTHER = {
 }
 # Where the checkpoints are, or what ends the run before it begins; devices, mesh: none here.
 ELSEWHERE = {"out", "resume", "checkpoints", "dry_run", "compile", "mesh", "devices", "health"}
-ELSEWHERE |= {"metrics_port"}
+ELSEWHERE |= {"metrics_port", "tracker"}
 
 
 def losses(events: list[dict[str, Any]]) -> dict[int, float]:

@@ -86,6 +86,7 @@ DO_NOT_DECIDE = (
     "log_steps",
     "metrics_port",
     "tensorboard",
+    "tracker",
     "profile",
     "preflight",
     "devices",

@@ -241,6 +241,10 @@ class Settings(BaseModel):
         None, ge=1, le=65535, description="port on every node that serves metrics to Prometheus"
     )
     tensorboard: bool = Field(False, description="write TensorBoard files to OUT/tensorboard")
+    tracker: Literal["none", "mlflow", "wandb", "trackio"] = Field(
+        "none",
+        description="send the figures to mlflow, wandb or trackio, whose package the image then needs",
+    )
     profile: Annotated[str, AfterValidator(_steps)] = Field(
         "",
         description="profile the steps FIRST:LAST on every rank, into OUT/profile; opens in Perfetto",

@@ -1,6 +1,6 @@
 """Build the task's model and apply the options that are the same for every mode.
 
-model = build(task, settings, runtime)
+model = build(model_of(task, settings), settings, runtime)
 """
 
 import os
@@ -25,8 +25,8 @@ from trainer.models.blocks import blocks
 from trainer.models.recompute import recompute_blocks
 
 
-def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
-    """Return the task's model, with the same weights on every rank.
+def build(model: nn.Module, settings: Settings, runtime: Runtime) -> nn.Module:
+    """Return the model with the same weights on every rank.
 
     It is on this rank's device. A staged mode's model may be too large for one device: it is on the CPU.
     Raises Fault(64) for options that exclude each other, and what `initialise` raises.
@@ -40,9 +40,6 @@ def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
             "with tp; set one of the two to false",
         )
     staged = MODES[runtime.sizing.mode].staged
-    with blamed_on(settings.task, "model()"):
-        model = task.model()
-    check_model(model, settings.task)
     model = model.to(torch.device("cpu") if staged else runtime.device, dtype_of(settings))
     initialise(model, settings, is_main=runtime.is_main)  # in the precision of the training
     if runtime.mesh is not None:
@@ -53,6 +50,14 @@ def build(task: tasks.Task, settings: Settings, runtime: Runtime) -> nn.Module:
         recompute_blocks(model)
     if settings.compile:
         _compile_blocks(model)
+    return model
+
+
+def model_of(task: tasks.Task, settings: Settings) -> nn.Module:
+    """Return the task's model as the task makes it. Raises Fault(64)."""
+    with blamed_on(settings.task, "model()"):
+        model = task.model()
+    check_model(model, settings.task)
     return model
 
 

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 
@@ -31,12 +31,13 @@ from trainer.distributed.precision import set_tf32
 from trainer.distributed.runtime import Runtime, as_fault, join, peak_memory, total
 from trainer.engine.bad_samples import SkippedSamples
 from trainer.engine.build import build as build_model
+from trainer.engine.build import model_of
 from trainer.engine.evaluation import evaluate
 from trainer.engine.ledger import Ledger
 from trainer.engine.nonfinite import NonfiniteGuard
 from trainer.engine.replicas import compare
 from trainer.engine.resume import report_saved, resume, save, saving_to
-from trainer.engine.run import Run, example
+from trainer.engine.run import Run, Since, example
 from trainer.engine.trial import try_task
 from trainer.preflight.check import preflight
 from trainer.report.events import Report
@@ -46,7 +47,7 @@ from trainer.watch.exhaustion import out_of_memory
 from trainer.watch.process_start import process_start
 from trainer.watch.profile import profiling
 from trainer.watch.stop import Stop, stop_requests
-from trainer.watch.usage import memory_in_use
+from trainer.watch.throughput import throughput_of
 from trainer.watch.watchdog import dump_stacks_after_timeout, watching
 
 log = logging.getLogger("trainer")
@@ -98,11 +99,15 @@ def _prepare(
     fitness = preflight(settings, runtime, training)
     torch.manual_seed(settings.seed)
     set_tf32(settings, runtime.device)
-    model = build_model(task, settings, runtime)
+    as_made = model_of(task, settings)
+    two = partial(example, training, settings, 2)
+    throughput = throughput_of(as_made, training, read=two, settings=settings, runtime=runtime)
+    model = build_model(as_made, settings, runtime)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     own = own_of(task, settings.task)
-    first = partial(example, training, settings, runtime.sizing.batches)
-    context = strategies.Context(settings, runtime, task.loss, first, own)
+    micro = runtime.sizing.batches.micro
+    first = partial(example, training, settings, micro)
+    context = strategies.Context(settings, runtime, task.loss, lambda: first().inputs, own)
     strategy = strategies.build(runtime.sizing.mode, model, context)
     return Run(
         settings,
@@ -116,6 +121,7 @@ def _prepare(
         parameters,
         fitness=fitness,
         own=own,
+        throughput=throughput,
     )
 
 
@@ -193,36 +199,6 @@ def _train(run: Run, stop: Stop) -> Exit:
     return Exit.DONE
 
 
-@dataclass
-class _Since:
-    """The last step event: when it was (monotonic), and since then the seconds of waiting for data."""
-
-    began: float
-    samples: int
-    data_s: float = 0.0
-
-    def report(
-        self, run: Run, *, steps: int, epoch: int, loss: float, norm: float, rate: float
-    ) -> "_Since":
-        """Report a step, and what came since the last; return what the next one begins with."""
-        seconds = time.monotonic() - self.began
-        run.report(
-            "step",
-            step=run.step,
-            steps=steps,
-            epoch=epoch,
-            loss=loss,
-            grad_norm=norm,
-            lr=rate,
-            samples=run.samples,
-            samples_per_s=(run.samples - self.samples) / seconds,
-            seconds=seconds,
-            data_s=self.data_s,
-            memory=memory_in_use(run.runtime.device),
-        )
-        return _Since(self.began + seconds, run.samples)
-
-
 def _take_steps(
     run: Run, guard: NonfiniteGuard, stop: Stop, profile_step: Callable[[], None]
 ) -> bool:
@@ -232,7 +208,7 @@ def _take_steps(
     ledger = Ledger(run)
     shares = training_shares(order, runtime.sizing.batches, runtime.data_rank, start=run.samples)
     batches = run.training_batches(ledger.track(shares))
-    since = _Since(time.monotonic(), run.samples)
+    since = Since(time.monotonic(), run.samples)
     while run.step < steps:
         report_saved(run)
         # Each rank asks by its own clock; together they agree on the step to save after.
@@ -248,7 +224,7 @@ def _take_steps(
         rate = optim.learning_rate(run.step, steps, settings, run.own)
         optim.set_learning_rate(strategy.optimizer, rate, run.options, settings)
         samples = min(run.batch, order.end - run.samples)
-        weight = order.weight(run.samples, samples)
+        since.weight += (weight := order.weight(run.samples, samples))
         since.data_s -= time.monotonic()
         micro_batches = list(islice(batches, runtime.sizing.batches.accumulation))
         since.data_s += time.monotonic()

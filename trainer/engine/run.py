@@ -16,13 +16,14 @@ from trainer.config.settings import Settings
 from trainer.data.loader import Loader
 from trainer.data.order import Order, Samples
 from trainer.data.resident import free_memory, resident
-from trainer.data.sets import Data, Nested, tokens_of
+from trainer.data.sets import Batch, Data, tokens_of
 from trainer.distributed import optim
 from trainer.distributed.precision import LossScale, dtype_of
 from trainer.distributed.runtime import Runtime
 from trainer.models.ema import Average
-from trainer.plan.batches import Batches
 from trainer.report.events import Report
+from trainer.watch.throughput import Throughput
+from trainer.watch.usage import memory_in_use
 
 log = logging.getLogger("trainer")
 
@@ -54,6 +55,7 @@ class Run:
     saved: str | None = None
     saved_step: int = 0
     fitness: dict[str, float] = field(default_factory=dict)
+    throughput: Throughput = field(default_factory=Throughput)
     bad: set[tuple[str, int]] = field(default_factory=set)
     own: optim.Own = optim.NOTHING
     metrics: list[str] = field(default_factory=list)
@@ -124,8 +126,43 @@ class Run:
         )
 
 
-def example(data: Data, settings: Settings, batches: Batches) -> Nested:
-    """Return a micro-batch's inputs, for shape and dtype only: the first sample repeated."""
-    samples = Samples(torch.zeros(batches.micro, dtype=torch.long), torch.ones(batches.micro))
+@dataclass
+class Since:
+    """The last step event: when it was (monotonic), and the seconds of waiting for data since then.
+
+    `weight`: of the samples since then.
+    """
+
+    began: float
+    samples: int
+    data_s: float = 0.0
+    weight: float = 0.0
+
+    def report(
+        self, run: Run, *, steps: int, epoch: int, loss: float, norm: float, rate: float
+    ) -> "Since":
+        """Report a step, and what came since the last; return what the next one begins with."""
+        seconds = time.monotonic() - self.began
+        run.report(
+            "step",
+            step=run.step,
+            steps=steps,
+            epoch=epoch,
+            loss=loss,
+            grad_norm=norm,
+            lr=rate,
+            samples=run.samples,
+            samples_per_s=(run.samples - self.samples) / seconds,
+            **run.throughput.rates(self.weight, seconds),
+            seconds=seconds,
+            data_s=self.data_s,
+            memory=memory_in_use(run.runtime.device),
+        )
+        return Since(self.began + seconds, run.samples)
+
+
+def example(data: Data, settings: Settings, count: int) -> Batch:
+    """Return the first sample, `count` times, for its shape and dtype only."""
+    samples = Samples(torch.zeros(count, dtype=torch.long), torch.ones(count))
     loader = Loader(data, device=torch.device("cpu"), dtype=dtype_of(settings))
-    return next(loader(iter([samples]))).inputs
+    return next(loader(iter([samples])))

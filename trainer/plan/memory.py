@@ -85,6 +85,7 @@ def dry_run(
             "log": "json",
             "metrics_port": None,
             "tensorboard": False,
+            "tracker": "none",
         }
         if device_bytes and not settings.device_memory:
             changes["device_memory"] = device_bytes / 2**30

@@ -14,6 +14,26 @@ from trainer.config.lines import EVAL_FIELDS
 Event = dict[str, Any]
 Report = Callable[..., None]
 
+# The field of an event, and the curve that shows it; an evaluation adds eval/METRIC.
+_CURVES = {
+    "step": {
+        "loss": "train/loss",
+        "grad_norm": "train/grad_norm",
+        "lr": "train/learning_rate",
+        "samples_per_s": "train/samples_per_second",
+        "tokens_per_s": "train/tokens_per_second",
+        "flops_per_s": "train/flops_per_second",
+        "peak_share": "train/peak_share",
+        "epoch": "train/epoch",
+    },
+    "eval": {"loss": "eval/loss"},
+    "checkpoint": {
+        "blocked_s": "checkpoint/blocked_seconds",
+        "seconds": "checkpoint/seconds",
+        "bytes": "checkpoint/bytes",
+    },
+}
+
 
 # Each event's fields beside `event` and `time`. Times: seconds since the epoch; durations: seconds.
 FIELDS: dict[str, dict[str, str]] = {
@@ -36,6 +56,9 @@ FIELDS: dict[str, dict[str, str]] = {
         "step, steps, epoch": "optimiser steps done, of how many; epoch from 0 on",
         "loss, grad_norm, lr": "mean loss of the global batch; norm before clipping; learning rate",
         "samples, samples_per_s": "training samples used; per second since the step event before",
+        "tokens_per_s": "where a sample is a sequence of tokens",
+        "flops_per_s": "floating-point operations of the model, forward and backward, on all ranks",
+        "peak_share": "those, as a share of the devices' peak, where it is known",
         "seconds": "of the steps since the step event before, without saves and evaluations",
         "data_s": "of those, rank 0's wait for samples",
         "memory": "bytes that rank 0 holds, of its device or of the host",
@@ -66,6 +89,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "rank, host, cpu, busy": "cores in use; share of time that the device is busy",
         "memory, memory_of": "bytes held, of its device or of the host; of how many",
         "own_s": "seconds of its own work per step, without waiting for other ranks",
+        "slowest_s, middle_s": "own_s of the slowest rank; their median",
     },
     "summary": {
         "steps, METRIC, samples_per_s, seconds": "as the last steps and the last evaluation had them",
@@ -95,3 +119,11 @@ def is_number(value: object) -> bool:
 def scores(event: Event) -> dict[str, float]:
     """Return the scores of an eval event by name."""
     return {name: value for name, value in event.items() if name not in EVAL_FIELDS}
+
+
+def curves(event: Event) -> dict[str, float]:
+    """Return the points of an event by the name of their curves, for TensorBoard and trackers."""
+    found = _CURVES.get(event["event"], {})
+    if event["event"] == "eval":
+        found = found | {name: f"eval/{name}" for name in scores(event)}
+    return {curve: event[name] for name, curve in found.items() if event.get(name) is not None}

@@ -17,20 +17,23 @@ from trainer.config.lines import EVENT
 from trainer.report.events import Event, is_number, scores
 from trainer.report.goodput import Account
 
+# Of step events.
+CURVES = (
+    *("loss", "grad_norm", "lr", "memory"),
+    *("samples_per_s", "tokens_per_s", "flops_per_s", "peak_share"),
+)
 # Fields that are numbers; one that is not is left out of its event.
 _NUMBERS = frozenset(
     (
+        *CURVES,
         "step",
         "steps",
         "epoch",
-        "loss",
-        "grad_norm",
-        "lr",
         "samples",
-        "samples_per_s",
+        "slowest_s",
+        "middle_s",
         "seconds",
         "data_s",
-        "memory",
         "blocked_s",
         "bytes",
         "exit",
@@ -54,7 +57,6 @@ _NUMBERS = frozenset(
 )
 _TIMES = frozenset(("began", "time"))
 _NEWEST = {"summary": "ending", "error": "ending", "profile": "profile"}  # what is kept of them
-CURVES = ("loss", "grad_norm", "lr", "samples_per_s", "memory")  # of step events
 _LONGEST = 1 << 20  # characters of a line
 _LONGEST_TEXT = 300  # characters of a field that is shown
 _NOT_SAID = ("event", "time", "step")  # of what is shown with its step in a time line

@@ -2,7 +2,7 @@
 
 Only rank 0 reports. A terminal shows the events as a progress bar; otherwise stdout has them as JSON
 lines. Messages for people go to stderr. TRAINER_METRICS_PORT serves metrics to Prometheus on every
-node, TRAINER_TENSORBOARD writes curves.
+node, TRAINER_TENSORBOARD writes curves, TRAINER_TRACKER sends them to an experiment tracker.
 
     with reporting(settings, runtime) as report: report("step", step=1, loss=2.3)
 """
@@ -67,6 +67,10 @@ def _sinks(
         from trainer.report.tensorboard import writing  # noqa: PLC0415
 
         yield writing(settings.run_folder / "tensorboard")
+    if settings.tracker != "none":
+        from trainer.report.trackers.process import tracked  # noqa: PLC0415
+
+        yield tracked(settings)
     if settings.log == "rich" or (settings.log == "auto" and sys.stdout.isatty()):
         from trainer.report.terminal import Display  # noqa: PLC0415
 

@@ -11,26 +11,10 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from trainer.report.events import Event, scores
+from trainer.report.events import Event, curves
 
 log = logging.getLogger("trainer")
 
-# The field of an event, and the curve that shows it; an evaluation adds eval/METRIC.
-CURVES = {
-    "step": {
-        "loss": "train/loss",
-        "grad_norm": "train/grad_norm",
-        "lr": "train/learning_rate",
-        "samples_per_s": "train/samples_per_second",
-        "epoch": "train/epoch",
-    },
-    "eval": {"loss": "eval/loss"},
-    "checkpoint": {
-        "blocked_s": "checkpoint/blocked_seconds",
-        "seconds": "checkpoint/seconds",
-        "bytes": "checkpoint/bytes",
-    },
-}
 _FLUSH = 10  # seconds
 
 
@@ -45,10 +29,7 @@ def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
 
     def take(event: Event) -> None:
         nonlocal writer, broken
-        curves = CURVES.get(event["event"], {})
-        if event["event"] == "eval":
-            curves = curves | {name: f"eval/{name}" for name in scores(event)}
-        points = {curve: event[field] for field, curve in curves.items() if field in event}
+        points = curves(event)
         if not points or broken:
             return
         try:

@@ -8,8 +8,9 @@ so clocks need not agree.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _MIN_SECONDS = 4.0  # of a window
 _MIN_STEPS = 3  # of a window: within one step, ranks come and go at different times
@@ -42,6 +43,14 @@ def own_per_step(start: Work | None, end: Work) -> float | None:
     start = start or Work()
     steps = end.steps - start.steps
     return (end.own - start.own) / steps if steps > 0 else None
+
+
+def spread(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the own work per step of the slowest rank and of the middle one, where each took a step."""
+    own = [one["own_s"] for one in ranks if one["own_s"] is not None]
+    if len(own) < len(ranks):
+        return {}
+    return {"slowest_s": max(own), "middle_s": statistics.median(own)}
 
 
 class StragglerDetector:

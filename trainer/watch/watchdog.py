@@ -42,7 +42,7 @@ from trainer.distributed.runtime import Runtime, as_fault
 from trainer.report.events import Report
 from trainer.watch.position import Position, main_position
 from trainer.watch.stacks import write_dump
-from trainer.watch.straggler import StragglerDetector, Work, own_per_step
+from trainer.watch.straggler import StragglerDetector, Work, own_per_step, spread
 from trainer.watch.usage import Meter
 
 log = logging.getLogger("trainer")
@@ -184,7 +184,7 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
                         for number, one in sorted(statuses.items())
                     ]
                     last_usage, last_work = now, work
-                    watched.report("usage", step=watched.step, ranks=ranks)
+                    watched.report("usage", step=watched.step, ranks=ranks, **spread(ranks))
                 _report_straggler(watched, statuses, detector, now)
         except dist.DistError:  # the store's node is gone; the main thread will fail and report it
             return

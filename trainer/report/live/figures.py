@@ -37,6 +37,18 @@ FIGURES = (
     Figure("muster_learning_rate", "step", "lr", "learning rate"),
     Figure("muster_samples", "step", "samples", "training samples used"),
     Figure("muster_samples_per_second", "step", "samples_per_s", "training samples per second"),
+    Figure("muster_tokens_per_second", "step", "tokens_per_s", "training tokens per second"),
+    Figure(
+        "muster_flops_per_second",
+        "step",
+        "flops_per_s",
+        "floating-point operations of the model per second, on all ranks",
+    ),
+    Figure("muster_peak_share", "step", "peak_share", "those as a share of the devices' peak"),
+    Figure(
+        "muster_slowest_rank_seconds", "usage", "slowest_s", "own work per step of the slowest rank"
+    ),
+    Figure("muster_middle_rank_seconds", "usage", "middle_s", "the ranks' median of it"),
     Figure("muster_goodput", "step", "goodput", "share of the wall time that went into new steps"),
     Figure("muster_wall_seconds", "step", "wall_s", "wall time of all attempts so far"),
     Figure("muster_attempt", "launch", "attempt", "which attempt of the run this is, from 1 on"),

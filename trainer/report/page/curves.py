@@ -21,6 +21,9 @@ _FIGURES = (
     ("grad_norm", "Gradient norm", ".4~g"),
     ("lr", "Learning rate", ".4~g"),
     ("samples_per_s", "Samples per second", ",.4~g"),
+    ("tokens_per_s", "Tokens per second", ",.4~g"),
+    ("flops_per_s", "Floating-point operations per second, 10^12", ",.4~g"),
+    ("peak_share", "Share of the devices' peak", ".1~%"),
     ("memory", "Memory of rank 0, GB", ".3~f"),
 )
 
@@ -35,7 +38,7 @@ def draw_figures(runs: Sequence[History]) -> list[Drawn]:
 
 
 def _figure(runs: Sequence[History], name: str, title: str, form: str) -> Drawn | None:
-    scale = 1e-9 if name == "memory" else 1.0
+    scale = {"memory": 1e-9, "flops_per_s": 1e-12}.get(name, 1.0)
     curves = {run.name: run.curves[name] for run in runs if name in run.curves}
     if name == "loss" and len(runs) == 1 and curves and (test := runs[0].evaluations.get(name)):
         curves = {"training": runs[0].curves[name], "test": test}

@@ -1,0 +1,40 @@
+"""Sends a run's figures to an experiment tracker, from a process of its own; one file a tracker.
+
+TRAINER_TRACKER=mlflow MLFLOW_TRACKING_URI=http://mlflow:5000 python -m trainer
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+END = 30  # seconds that a tracker has after the run's end; it may have to begin yet
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a tracker shows a run as. `id` is the same for all attempts of the run."""
+
+    id: str
+    project: str
+    name: str
+    folder: str
+    parameters: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures by name, after a step, at a time in seconds since the epoch."""
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+
+class Tracker(Protocol):
+    """A run of a tracker. Its file has `begin(start)`, which begins one or goes on with `start.id`."""
+
+    def send(self, figures: Sequence[Figures]) -> None: ...
+
+    def finish(self, code: int) -> None:
+        """End it; `code` is the run's exit code."""
+        ...

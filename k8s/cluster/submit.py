@@ -5,6 +5,7 @@ submit(cluster, read_manifests(Path("build/digits-ddp/jobset.yaml")), force=Fals
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Submission:
 
     name: str
     manifests: list[Object]
-    root: Object
+    root: Mapping[str, Any]
     labels: dict[str, str]
     before: Job | None
 
@@ -85,7 +86,7 @@ def find(cluster: Cluster, manifests: list[Object]) -> Submission:
     root = next((one for one in manifests if wrapped_job.is_wrapper(one)), job)
     found = objects.get(cluster, root["apiVersion"], root["kind"], name)
     before = jobs.job_from(cluster, found) if found is not None else None
-    labels = dict(job["metadata"].get("labels", {}))
+    labels = job["metadata"].get("labels", {})
     return Submission(name, manifests, root, labels, before)
 
 

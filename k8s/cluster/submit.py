@@ -5,6 +5,7 @@ submit(cluster, read_manifests(Path("build/digits-ddp/jobset.yaml")), force=Fals
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Submission:
 
     name: str
     manifests: list[Object]
-    root: Object
+    root: Mapping[str, Any]
     labels: dict[str, str]
     before: Job | None
 

@@ -39,8 +39,8 @@ class Wanted:
 def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted) -> Exit:
     """Submit the job of each file, and return the exit code that speaks for all: 0 without waiting.
 
-    The server checks all objects before the first is applied. Of several jobs, one that has ended already
-    counts with its exit code, so that an interrupted call can be given again. Raises Fault(64).
+    The server checks all objects before the first is applied. Of several jobs, one that has ended
+    already counts with its exit code, so that an interrupted call can be given again. Raises Fault(64).
     """
     if len(files) == 1:
         return _submit_one(cluster, next(iter(files.values())), wanted)

@@ -36,6 +36,7 @@ from k8s.cli.tables import progress_text
 from k8s.cluster.observe.job_progress import newest_events
 from k8s.jobfile import load
 from k8s.jobfile.validate import validate
+from k8s.plan import matrix
 from k8s.render.manifests import render
 from tests.checkpoint.small import save
 from tests.cluster_objects import FAILED, fill
@@ -69,7 +70,8 @@ class Target:
 def _job_file(data: bytes, folder: Path) -> None:
     file = folder / "job.yaml"
     file.write_bytes(data)
-    spec = validate(load.read([str(file)]).values)
+    first, *_ = matrix.cells(load.read([str(file)]))
+    spec = validate(first.job.values)
     render(spec, launchers.find(spec.launcher))
 
 

@@ -267,6 +267,7 @@ def test_the_schema_takes_it() -> None:
 
     values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     jsonschema.validate(values, json_schema())
+    wrong: dict[str, Any]
     for wrong in ({"trainer.lr": 1}, {"maxParallel": 0}, {"exclude": [{}]}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(values | {"matrix": wrong}, json_schema())

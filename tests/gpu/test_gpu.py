@@ -146,14 +146,14 @@ def test_the_loss_inside_two_replicas_on_one_gpu() -> None:
     sizing = size(settings, 1, label=str)
     runtime = Runtime(0, 0, device, "none", sizing, None, None, 0)
     loss = nn.CrossEntropyLoss(reduction="none")
-    context = Context(settings, runtime, loss, lambda: torch.zeros(1, 8))
-    torch.manual_seed(0)
-    inside = LossInside(nn.Linear(8, 4).to(device), context)
     batch = Batch(
         torch.randn(6, 8, device=device),
         torch.arange(6, device=device) % 4,
         torch.tensor([1.0, 1, 1, 1, 1, 0], device=device),  # the last one only fills the shape
     )
+    context = Context(settings, runtime, loss, lambda: batch)
+    torch.manual_seed(0)
+    inside = LossInside(nn.Linear(8, 4).to(device), context)
     found = []
     for module in (inside, nn.DataParallel(inside, device_ids=[0, 0])):
         inside.zero_grad()

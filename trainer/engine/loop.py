@@ -105,9 +105,8 @@ def _prepare(
     model = build_model(as_made, settings, runtime)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     own = own_of(task, settings.task)
-    micro = runtime.sizing.batches.micro
-    first = partial(example, training, settings, micro)
-    context = strategies.Context(settings, runtime, task.loss, lambda: first().inputs, own)
+    first = partial(example, training, settings, runtime.sizing.batches.micro)
+    context = strategies.Context(settings, runtime, task.loss, first, own)
     strategy = strategies.build(runtime.sizing.mode, model, context)
     return Run(
         settings,

@@ -50,8 +50,8 @@ class Context:
     runtime: Runtime
     # Outputs and targets to one loss per sample, shape (n,).
     loss: Callable[[Tensor, Nested], Tensor]
-    # Returns the inputs of a micro-batch, for their shape and type.
-    example: Callable[[], Nested]
+    # Returns a micro-batch, for its shape and type.
+    example: Callable[[], Batch]
     # What the task decides by itself.
     own: Own = NOTHING
 

@@ -25,7 +25,7 @@ from trainer.strategies import Context, Strategy, single, weighted_loss
 def build(model: nn.Module, context: Context) -> Strategy:
     runtime = context.runtime
     devices = _devices(runtime.device)
-    plan = cut(model, context.example(), runtime.sizing.stages or max(2, len(devices)))
+    plan = cut(model, context.example().inputs, runtime.sizing.stages or max(2, len(devices)))
     count = len(plan.stages)
     places = [devices[number * len(devices) // count] for number in range(count)]
     precision = partial(autocast, context.settings, runtime.device)

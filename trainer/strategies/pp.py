@@ -32,7 +32,7 @@ from trainer.strategies import Context, Strategy, broadcast_buffers, clip, fsdp,
 def build(model: nn.Module, context: Context) -> Strategy:
     settings, mesh, sizes = context.settings, context.mesh, context.runtime.sizing.mesh
     name, group = settings.pipeline_schedule, mesh.get_group("pp")
-    plan = cut(model, context.example(), context.runtime.sizing.stages or 1)
+    plan = cut(model, context.example().inputs, context.runtime.sizing.stages or 1)
     numbers = stages_of(name, mesh.get_local_rank("pp"), sizes["pp"], len(plan.stages))
     keep_pieces(model, [piece for n in numbers for piece in plan.pieces_of(n)], plan.pieces)
     move(model, context.runtime.device)

@@ -18,7 +18,7 @@ def samples(text: str) -> dict[str, float]:
 
 def test_both_servers_say_the_same(tmp_path: Path) -> None:
     figures = Figures(tmp_path)
-    for event in ("launch", "step", "eval", "checkpoint"):
+    for event in ("launch", "step", "eval", "checkpoint", "usage"):
         fields = {one.field: 1.5 for one in FIGURES if one.event == event}
         figures.take({"event": event, "action": "saved", AWKWARD: 0.25, **fields})
     figures.take({"event": "fault", "kind": AWKWARD})

@@ -108,7 +108,8 @@ def test_a_run_whose_rank_is_killed_is_one_run_with_each_step_once(
     started.ranks()[0].kill()
     ended = started.end()
     assert ended.code == 0, ended.stderr
-    if in_time := "TRAINER_TRACKER" not in ended.stderr:
+    in_time = "TRAINER_TRACKER" not in ended.stderr
+    if not in_time:
         send(tracker, tmp_path)
     found = list(events(tmp_path / "run"))
     steps = [event["step"] for event in found if event["event"] == "step"]

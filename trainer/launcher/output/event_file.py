@@ -22,9 +22,7 @@ from trainer.report.live.record import as_line
 # What a program may report. The others are the launcher's own.
 KINDS = ("step", "eval", "checkpoint", "fault", "usage", "profile", "summary")
 _MOST = 1 << 18  # bytes read at once: about a second's work, if they are many short lines
-_TIMEOUT = (
-    5.0  # seconds to read what is left at the end; what a process left behind writes may never end
-)
+_TIMEOUT = 5.0  # seconds to read what is left; what a process left behind writes may never end
 _LONGEST = 1 << 16  # bytes of a line
 _SHOWN = 80  # characters of a line in a message
 
@@ -60,7 +58,7 @@ class EventFile:
                 if not self._is_long:
                     self._drop(self._incomplete, f"longer than {_LONGEST} bytes")
                 self._incomplete, self._is_long = b"", True
-            if len(data) < _MOST or not to_end:
+            if not data or not to_end:
                 break
             if time.monotonic() >= end:
                 _log.warning("MUSTER_EVENTS: too many events; the last ones are left out")
@@ -101,7 +99,9 @@ class EventFile:
             if not data:
                 there = self._path.lstat()
                 if self._file < 0 or not os.path.samestat(there, os.fstat(self._file)):
+                    self._incomplete, self._is_long = b"", False
                     self._open()
+                    data = os.read(self._file, _MOST)  # -1, as where it is no file, is an OSError
         return data
 
     def _event(self, line: bytes) -> Iterator[Event]:

@@ -92,7 +92,7 @@ def until_line(one: Contender, line: str) -> Took:
             _check(process, output, began)
             time.sleep(0.01)
         wall = time.perf_counter() - began
-        return Took(_cpu_of_session(process.pid), wall)
+        return Took(_cpu_of_family(process.pid), wall)
 
 
 def to_end(one: Contender) -> Took:
@@ -132,7 +132,7 @@ def _process(one: Contender, **variables: str) -> Iterator[tuple["subprocess.Pop
     try:
         yield process, output
     finally:
-        for member in _session(process.pid):
+        for member in _family(process.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
         process.wait()
@@ -175,20 +175,23 @@ def _check(process: "subprocess.Popen[bytes]", output: Path, began: float) -> No
         raise RuntimeError(f"it ended early: {output.read_text(encoding='utf-8')[-2000:]}")
 
 
-def _session(leader: int) -> list[psutil.Process]:
-    """Return the processes of a session, ranks whose launcher has ended among them."""
-    found = []
+def _family(leader: int) -> list[psutil.Process]:
+    """Return a process, all below it, and those of its session: ranks may have sessions of their own."""
+    found = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        top = psutil.Process(leader)
+        found = {process.pid: process for process in (top, *top.children(recursive=True))}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             if os.getsid(process.pid) == leader:
-                found.append(process)
-    return found
+                found[process.pid] = process
+    return list(found.values())
 
 
-def _cpu_of_session(leader: int) -> float:
-    """Return the processor time of a session's processes, with those that have ended."""
+def _cpu_of_family(leader: int) -> float:
+    """Return the processor time of a family, with that of its processes that have ended."""
     total = 0.0
-    for process in _session(leader):
+    for process in _family(leader):
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system

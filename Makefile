@@ -16,6 +16,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 FRAMEWORKS := build/frameworks
 TRACKERS := build/trackers
+PEERS := build/bench-peers
 UV := $(PY) -m uv
 # As render.py has it: of --set, else of the last job file. The quote is the file's own.
 NAME = $(or $(patsubst name=%,%,$(lastword $(filter name=%,$(SET)))),$(NAME_IN_JOB),\
@@ -27,7 +28,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage axe kind-up kind-e2e kind-down torchx frameworks test-frameworks trackers fuzz soak docs lock image publish docker-run compose-run sbom audit clean
+.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage axe kind-up kind-e2e kind-down torchx frameworks test-frameworks trackers bench bench-peers fuzz soak docs lock image publish docker-run compose-run sbom audit clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -136,6 +137,16 @@ $(TRACKERS)/.stamp: tests/trackers/requirements.txt $(STAMP)
 	@$(PY) -c $(SITE) > "$$($(TRACKERS)/bin/python -c $(SITE))/muster.pth"
 	@touch $@
 SITE = 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
+bench: $(STAMP) ## measure muster beside what a user would pick instead, into build/bench (PICK=step: one row)
+	@$(PY) -m tests.bench $(PICK)
+
+# torch is not installed twice: the line in torch.pth finds the one in .venv.
+bench-peers: $(STAMP) ## put what `make bench` compares with into an environment of its own, build/bench-peers
+	@$(PYTHON) -m venv $(PEERS)
+	@echo torch | UV_COMPILE_BYTECODE=1 $(UV) pip install --quiet --python $(PEERS)/bin/python \
+		--excludes /dev/stdin -r tests/bench/requirements.txt
+	@$(PY) -c $(SITE) > "$$($(PEERS)/bin/python -c $(SITE))/torch.pth"
 
 test-cluster: $(STAMP) ## jobs of IMAGE on the cluster of KUBECONFIG, in a namespace of their own (PICK=jobset: one launcher)
 	@MUSTER_TEST_CLUSTER=1 IMAGE=$(CPU_IMAGE) PULL_POLICY=$(PULL_POLICY) \

@@ -1,0 +1,149 @@
+"""Measure muster beside what a user would pick instead: `make bench`, or `make bench PICK=step`.
+
+A row's contenders take turns, so that what slows the machine slows all. Each figure is a ratio to a
+peer of the same round. No verdict where half of the rounds' ratios spread over more than 5 %.
+
+    python -m tests.bench step --rounds 15
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import distributions, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.bench.measure import PEERS, Times, ratio, typical
+from tests.bench.rows import ROWS, Row
+from tests.conftest import ROOT
+
+STEADY = 0.05
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--rounds", type=int, help="rounds of each row, instead of its own number")
+    parser.add_argument("-o", "--folder", type=Path, default=ROOT / "build" / "bench")
+    args = parser.parse_args()
+    if unknown := set(args.rows) - set(ROWS):
+        parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+    date = datetime.now(UTC)
+    result: dict[str, Any] = {"date": date.isoformat(timespec="seconds"), **_where(), "rows": {}}
+    print(_heading(result))
+    for name in args.rows or ROWS:
+        row = ROWS[name]
+        times = row.measure(args.rounds or row.rounds)
+        found = result["rows"][name] = _row(row, times)
+        print("\n".join(_lines(name, found)), flush=True)
+    result["load_after"] = os.getloadavg()[0]
+    args.folder.mkdir(parents=True, exist_ok=True)
+    path = args.folder / f"{date:%Y%m%dT%H%M%S}.json"
+    path.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    print(f"\n{path}")
+    return 0
+
+
+def _row(row: Row, times: Times) -> dict[str, Any]:
+    """Return a row's figures: all times as they were measured, and the ratios to each peer."""
+    ratios = {}
+    for peer in times:
+        if peer != "muster":
+            cpu, cpu_spread = ratio(
+                [took.cpu for took in times["muster"]], [took.cpu for took in times[peer]]
+            )
+            wall, wall_spread = ratio(
+                [took.wall for took in times["muster"]], [took.wall for took in times[peer]]
+            )
+            ratios[peer] = {
+                "cpu": cpu,
+                "cpu_spread": cpu_spread,
+                "wall": wall,
+                "wall_spread": wall_spread,
+                "goal": row.goals[peer],
+                "verdict": verdict(cpu, cpu_spread, goal=row.goals[peer]),
+            }
+    return {
+        "what": row.what,
+        "ratios": ratios,
+        "median": {name: asdict(typical(took)) for name, took in times.items()},
+        "times": {name: [asdict(one) for one in took] for name, took in times.items()},
+    }
+
+
+def verdict(found: float, spread: float, *, goal: float) -> str:
+    """Return what the processor time shows; nothing where the machine was too busy."""
+    if spread > STEADY:
+        return "none: spread too wide"
+    return "met" if found <= goal else "not met"
+
+
+def _lines(name: str, row: dict[str, Any]) -> list[str]:
+    return [
+        f"| {name} | {peer} | {one['cpu']:.2f} ({one['cpu_spread']:.0%}) | "
+        f"{one['wall']:.2f} ({one['wall_spread']:.0%}) | {one['goal']:g} | {one['verdict']} |"
+        for peer, one in row["ratios"].items()
+    ]
+
+
+def _heading(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    return (
+        f"{result['date']}, {machine['cpu']}, {machine['cores']} cores, load "
+        f"{machine['load']:.1f} before; {versions}\n\n"
+        "| row | beside | processor time (spread) | wall time (spread) | goal | |\n"
+        "| --- | --- | --- | --- | --- | --- |"
+    )
+
+
+def _where() -> dict[str, Any]:
+    """Return the machine and the versions."""
+    installed = {"torch": version("torch")}
+    if PEERS.exists():
+        packages = PEERS.parent.parent / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
+        installed |= {
+            found.name: found.version
+            for found in distributions(path=[str(packages / "site-packages")])
+            if found.name in ("accelerate", "lightning-fabric", "transformers")
+        }
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "machine": {
+            "cpu": _cpu(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory": psutil.virtual_memory().total,
+            "system": platform.platform(),
+            "load": os.getloadavg()[0],
+        },
+        "versions": {
+            "muster": commit.stdout.strip() or version("muster"),
+            "python": platform.python_version(),
+            **installed,
+        },
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text(encoding="utf-8").splitlines() if info.exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""Measure contenders in turn: long-lived ones that take steps when asked, or commands from start to end.
+
+times = in_turn({"muster": Contender(...), "bare": Contender(...)}, rounds=15)
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+import psutil
+
+from tests.conftest import ROOT, clean_environment
+
+PEERS = ROOT / "build" / "bench-peers" / "bin" / "python"
+SCRIPTS = ROOT / "tests" / "bench" / "peers"
+_WAIT = 300  # seconds for a contender's answer
+
+Times = dict[str, list["Took"]]
+
+
+@dataclass(frozen=True)
+class Took:
+    """Seconds of processor time, of all ranks, and of wall time."""
+
+    cpu: float
+    wall: float
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A process to compare: its arguments after `python`, its variables, its ranks."""
+
+    arguments: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    ranks: int = 1
+    python: Path = Path(sys.executable)
+
+
+def in_turn(contenders: Mapping[str, Contender], *, rounds: int) -> Times:
+    """Start every contender, and let each take its steps in every round; the first round warms up."""
+    times: Times = {name: [] for name in contenders}
+    with contextlib.ExitStack() as ending:
+        ask = {name: ending.enter_context(_started(one)) for name, one in contenders.items()}
+        for number in range(rounds + 1):
+            for name in _rotated(list(contenders), number):
+                took = ask[name]()
+                if number:
+                    times[name].append(took)
+    return times
+
+
+def each_in_turn(contenders: Mapping[str, Callable[[], Took]], *, rounds: int) -> Times:
+    """Call every contender in every round; the first round warms up the machine's file cache."""
+    times: Times = {name: [] for name in contenders}
+    for number in range(rounds + 1):
+        for name in _rotated(list(contenders), number):
+            took = contenders[name]()
+            if number:
+                times[name].append(took)
+    return times
+
+
+def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float]:
+    """Return the median of the rounds' ratios and their spread: half of them lie within, as a share."""
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    if len(ratios) < 2:
+        return ratios[0], 0.0
+    lower, middle, upper = quantiles(ratios, n=4, method="inclusive")
+    return middle, (upper - lower) / middle
+
+
+def typical(times: list[Took]) -> Took:
+    """Return the median of processor time and of wall time."""
+    return Took(median(took.cpu for took in times), median(took.wall for took in times))
+
+
+def until_line(one: Contender, line: str) -> Took:
+    """Run a command until `line` stands in its output; processor time is that of all its processes."""
+    with _process(one) as (process, output):
+        began = time.perf_counter()
+        while line not in output.read_text(encoding="utf-8", errors="replace"):
+            _check(process, output, began)
+            time.sleep(0.01)
+        wall = time.perf_counter() - began
+        return Took(_cpu_of_family(process.pid), wall)
+
+
+def to_end(one: Contender) -> Took:
+    """Run a command to its end, which must be a good one."""
+    with _process(one) as (process, output):
+        began = time.perf_counter()
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise RuntimeError(output.read_text(encoding="utf-8")[-2000:])
+        return Took(usage.ru_utime + usage.ru_stime, wall)
+
+
+def _rotated(names: list[str], number: int) -> list[str]:
+    """Return the names, beginning with another one in each round."""
+    first = number % len(names)
+    return names[first:] + names[:first]
+
+
+@contextlib.contextmanager
+def _process(one: Contender, **variables: str) -> Iterator[tuple["subprocess.Popen[bytes]", Path]]:
+    """Run the contender in a folder of its own within the block; yield it and its output's file."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    output = folder / "output"
+    env = {"TRAINER_LOG": "json", "BENCH_FOLDER": str(folder), "HF_HUB_OFFLINE": "1"}
+    path = f"{ROOT}:{SCRIPTS}"
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            [str(one.python), *one.arguments],
+            cwd=folder,
+            env=clean_environment(**env, **variables, **one.env) | {"PYTHONPATH": path},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process, output
+    finally:
+        for member in _family(process.pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _started(one: Contender) -> Iterator[Callable[[], Took]]:
+    """Start a contender that takes turns (peers/turn.py); yield what makes it take one."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ending:
+        path = f"{folder}/socket"
+        server = ending.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(path)
+        server.listen(one.ranks)
+        server.settimeout(0.1)
+        process, output = ending.enter_context(_process(one, BENCH_SOCKET=path))
+        began = time.perf_counter()
+        ranks: list[socket.socket] = []
+        while len(ranks) < one.ranks:
+            _check(process, output, began)
+            with contextlib.suppress(TimeoutError):
+                ranks.append(ending.enter_context(server.accept()[0]))
+        for rank in ranks:
+            rank.settimeout(_WAIT)
+
+        def ask() -> Took:
+            for rank in ranks:
+                rank.sendall(b"\n")
+            answers = [rank.recv(1000) for rank in ranks]
+            if not all(answers):
+                raise RuntimeError(output.read_text(encoding="utf-8")[-2000:])
+            took = [Took(**json.loads(answer)) for answer in answers]
+            return Took(sum(one.cpu for one in took), max(one.wall for one in took))
+
+        yield ask
+
+
+def _check(process: "subprocess.Popen[bytes]", output: Path, began: float) -> None:
+    if process.poll() is not None or time.perf_counter() - began > _WAIT:
+        raise RuntimeError(f"it ended early: {output.read_text(encoding='utf-8')[-2000:]}")
+
+
+def _family(leader: int) -> list[psutil.Process]:
+    """Return a process, all below it, and those of its session: ranks may have sessions of their own."""
+    found = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        top = psutil.Process(leader)
+        found = {process.pid: process for process in (top, *top.children(recursive=True))}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(process.pid) == leader:
+                found[process.pid] = process
+    return list(found.values())
+
+
+def _cpu_of_family(leader: int) -> float:
+    """Return the processor time of a family, with that of its processes that have ended."""
+    total = 0.0
+    for process in _family(leader):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total

@@ -1,0 +1,60 @@
+"""The benchmark: contenders take turns for real, and a spread too wide gives no verdict."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench import __main__ as bench
+from tests.bench.measure import SCRIPTS, Contender, Took, in_turn, ratio
+from tests.bench.rows import ROWS, Row
+
+
+@pytest.mark.parametrize(
+    ("found", "spread", "said"),
+    [
+        (1.0, 0.02, "met"),
+        (1.1, 0.02, "not met"),
+        (1.0, 0.2, "none: spread too wide"),
+        (1.1, 0.2, "none: spread too wide"),
+    ],
+)
+def test_a_wide_spread_gives_no_verdict(found: float, spread: float, said: str) -> None:
+    assert bench.verdict(found, spread, goal=1.03) == said
+
+
+def test_a_ratio_is_that_of_each_round() -> None:
+    """A machine that is slower in one round is slower for both."""
+    assert ratio([2.0, 20.0, 4.0], [1.0, 10.0, 2.0]) == (2.0, 0.0)
+    middle, spread = ratio([1.0, 2.0, 3.0, 4.0, 5.0], [1.0] * 5)
+    assert (middle, spread) == (3.0, pytest.approx(2 / 3))
+
+
+def test_the_table_and_the_file_have_every_ratio(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    times = {"muster": [Took(1.0, 2.0)] * 3, "bare": [Took(1.0, 1.0)] * 3}
+    row = Row("a row", lambda _: times, {"bare": 1.03})
+    monkeypatch.setitem(ROWS, "step", row)
+    monkeypatch.setattr("sys.argv", ["bench", "step", "--folder", str(tmp_path)])
+    assert bench.main() == 0
+    assert "| step | bare | 1.00 (0%) | 2.00 (0%) | 1.03 | met |" in capsys.readouterr().out
+    (file,) = tmp_path.iterdir()
+    result = json.loads(file.read_text(encoding="utf-8"))
+    assert result["rows"]["step"]["ratios"]["bare"]["wall"] == 2
+    assert {"date", "machine", "versions"} < result.keys()
+
+
+@pytest.mark.slow
+def test_a_loop_takes_its_steps_when_asked() -> None:
+    bare = Contender((str(SCRIPTS / "bare.py"),), {"BENCH_STEPS": "3"})
+    times = in_turn({"one": bare}, rounds=2)
+    assert len(times["one"]) == 2
+    assert all(took.cpu > 0 and took.wall > 0 for took in times["one"])
+
+
+@pytest.mark.slow
+def test_a_contender_that_fails_is_shown() -> None:
+    with pytest.raises(RuntimeError, match="broken"):
+        in_turn({"one": Contender(("-c", "raise SystemExit('broken')"))}, rounds=1)

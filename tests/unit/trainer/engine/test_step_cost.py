@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-BOUND = 1.5
+BOUND = 1.3
 
 
 @pytest.mark.slow

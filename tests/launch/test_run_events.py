@@ -1,4 +1,4 @@
-"""A script's run folder tells its story as our trainer's does: events, verdict, goodput, figures."""
+"""A script's run folder says what happened as our trainer's does: events, verdict, goodput, figures."""
 
 import json
 import os

@@ -39,7 +39,7 @@ def write_report(cluster: Cluster, found: Sequence[Job], *, out: Path, folder: P
 
 
 def _save_run(cluster: Cluster, job: Job, folder: Path) -> Path:
-    """Write the events of rank 0, and those that tell how each pod's containers ended."""
+    """Write the events of rank 0, and those that show how each pod's containers ended."""
     events: list[str] = []
     attempts: dict[str, list[str]] = {}
     unread: list[Fault] = []

@@ -101,6 +101,7 @@ class Loader:
                 tuple(
                     replace(one, weight=float(samples.weights[n])) for n, one in unreadable.items()
                 ),
+                whole=samples.whole and not unreadable,
             )
 
     def _inputs(self, inputs: Nested, samples: Samples) -> Nested:

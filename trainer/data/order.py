@@ -23,22 +23,26 @@ class Samples:
     """The samples of a micro-batch: `indices` in the data set, each tensor of shape (n,).
 
     `weights` are those of the samples in a mean, 0 for padding. `keys`, functions of (seed, epoch,
-    index), seed the augmentation; without keys there is none.
+    index), seed the augmentation; without keys there is none. `whole`: every weight is 1.
     """
 
     indices: Tensor
     weights: Tensor
     keys: Tensor | None = None
+    whole: bool = False
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, chosen: slice | Tensor) -> "Samples":
         keys = None if self.keys is None else self.keys[chosen]
-        return Samples(self.indices[chosen], self.weights[chosen], keys)
+        return Samples(self.indices[chosen], self.weights[chosen], keys, self.whole)
 
     def split(self, size: int) -> Iterator["Samples"]:
         """Yield the samples `size` at a time."""
+        if len(self) == size:
+            yield self
+            return
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
@@ -47,13 +51,15 @@ class Samples:
 class Order:
     """The stream of training samples: `length` an epoch, `end` in all (the last batch may cross it).
 
-    With `tokens`, shape (length,), a sample's weight is its number of tokens; else it is 1.
+    With `tokens`, shape (length,), a sample's weight is its number of tokens; else it is 1. Without
+    `keyed` its samples have no keys, for data that draws no random numbers.
     """
 
     seed: int
     length: int
     end: int
     tokens: Tensor | None = None
+    keyed: bool = True
 
     def take(self, start: int, count: int, *, stop: int | None = None) -> Samples:
         """Return the samples at positions start .. start+count.
@@ -68,16 +74,22 @@ class Order:
             parts.append(self._in_epoch(start + done, real - done))
             done += parts[-1].shape[1]
         if real < count:
-            parts.append(self._in_epoch(end - 1, 1).expand(2, count - real))
-        indices, keys = torch.cat(parts, dim=1)
+            parts.append(self._in_epoch(end - 1, 1).expand(-1, count - real))
+        indices, *keys = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         weights = torch.ones(count) if self.tokens is None else self.tokens[indices].float()
         weights[real:] = 0
-        return Samples(indices, weights, keys)
+        whole = self.tokens is None and real == count
+        return Samples(indices, weights, keys[0] if keys else None, whole)
 
     def _in_epoch(self, start: int, count: int) -> Tensor:
-        """Return indices and keys, shape (2, n), of `count` positions, or of those left in the epoch."""
+        """Return indices and keys, shape (2, n), of `count` positions, or of those left in the epoch.
+
+        Without keys the shape is (1, n).
+        """
         epoch, first = divmod(start, self.length)
         indices = _permutation(self.seed, epoch, self.length)[first : first + count]
+        if not self.keyed:
+            return indices.unsqueeze(0)
         return torch.stack([indices, scramble(indices + mix(self.seed, epoch, "sample"))])
 
     def weight(self, start: int, count: int) -> float:

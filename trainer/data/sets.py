@@ -61,7 +61,7 @@ class Tensors:
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         indices = indices.to(self.inputs.device)
-        return self.inputs[indices], self.targets[indices]
+        return self.inputs.index_select(0, indices), self.targets.index_select(0, indices)
 
 
 def tokens_of(data: Data) -> Tensor | None:
@@ -90,10 +90,12 @@ class UnreadableSample:
 class Batch:
     """A micro-batch of one rank; `weights`, shape (n,), are those of the samples in a mean.
 
-    The weight is 0 for padding, and for a sample that replaces one of `unreadable`.
+    The weight is 0 for padding, and for a sample that replaces one of `unreadable`. `whole`: it is known
+    that every weight is 1, without a look at the device.
     """
 
     inputs: Nested
     targets: Nested
     weights: Tensor
     unreadable: tuple[UnreadableSample, ...] = ()
+    whole: bool = False

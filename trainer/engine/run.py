@@ -16,7 +16,7 @@ from trainer.config.settings import Settings
 from trainer.data.loader import Loader
 from trainer.data.order import Order, Samples
 from trainer.data.resident import free_memory, resident
-from trainer.data.sets import Data, Nested, tokens_of
+from trainer.data.sets import Data, InMemory, Nested, Transformed, tokens_of
 from trainer.distributed import optim
 from trainer.distributed.precision import LossScale, dtype_of
 from trainer.distributed.runtime import Runtime
@@ -97,7 +97,9 @@ class Run:
         end = self.samples + self.remaining * self.batch
         if self.settings.steps is None:
             end = min(end, max(self.samples, self.settings.epochs * length))
-        return Order(self.settings.seed, length, end, tokens_of(self.training))
+        # Only what is read sample by sample, or transformed as a batch, draws random numbers.
+        keyed = not isinstance(self.training, InMemory) or isinstance(self.training, Transformed)
+        return Order(self.settings.seed, length, end, tokens_of(self.training), keyed)
 
     @cached_property
     def training_batches(self) -> Loader:

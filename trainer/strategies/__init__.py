@@ -109,10 +109,12 @@ def accumulate(
         with contextlib.nullcontext() if number == len(micro_batches) else no_sync():
             with autocast(context.settings, context.runtime.device):
                 outputs = module(batch.inputs)
-            loss = weighted_loss(outputs, batch, context)
-            (loss * scale).backward()
-        losses.append(loss.detach())
-    return torch.stack(losses).sum()
+            loss = summed_loss(outputs, batch, context)
+            seen = loss.detach()
+            # What backward begins with has the scale, and is nan for a loss that is not finite.
+            loss.backward(scale + 0 * seen)
+        losses.append(seen)
+    return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
 
 def inference(module: nn.Module, context: Context) -> Callable[[Nested], Tensor]:
@@ -132,11 +134,18 @@ def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
     A sum that is not finite makes its gradient nan, even where the loss itself would have a finite
     one. All ranks see by the gradient that the step is to be skipped.
     """
+    total = summed_loss(outputs, batch, context)
+    return total * (1 + 0 * total.detach())
+
+
+def summed_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
+    """Return the sum of a micro-batch's losses, each times its sample's weight, shape ()."""
     losses = context.loss(outputs, batch.targets)
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
+    if batch.whole:
+        return losses.sum()
     # where, not a product: nothing computed from padding may reach the sum, not even as 0 * inf.
-    total = torch.where(batch.weights > 0, losses * batch.weights, 0.0).sum()
-    return total * (1 + 0 * total.detach())
+    return torch.where(batch.weights > 0, losses * batch.weights, 0.0).sum()
 
 
 def clip(
@@ -167,6 +176,9 @@ def global_norm(
 
     It has the type of `like`, a parameter, and without gradients its device.
     """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    if gradients and group is None and not any(isinstance(one, DTensor) for one in gradients):
+        return nn.utils.get_total_norm(gradients).to(dtype)  # all of it is here
     # By mesh, and the axes of it that shard: squares of one kind are summed with one call for each axis.
     kinds: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
     for gradient in gradients:
@@ -191,7 +203,7 @@ def global_norm(
     total = torch.stack([square.to(squares[0].device) for square in squares]).sum()
     if group is not None:
         dist.all_reduce(total, group=group)
-    return total.sqrt().to(torch.promote_types(like.dtype, torch.float32))
+    return total.sqrt().to(dtype)
 
 
 def broadcast_buffers(module: nn.Module, mesh: DeviceMesh) -> None:

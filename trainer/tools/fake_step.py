@@ -72,7 +72,11 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
         strategy = strategies.build("single" if mode.processes else name, model, context)
         del model
         there = fake.from_tensor
-        faked = [Batch(*map_tensors(there, (b.inputs, b.targets, b.weights))) for b in batches]
+        faked = [
+            replace(b, inputs=inputs, targets=targets, weights=weights)
+            for b in batches
+            for inputs, targets, weights in [map_tensors(there, (b.inputs, b.targets, b.weights))]
+        ]
         # The optimiser makes its state before the step that is counted, as in any later step.
         for parameter in strategy.module.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -166,7 +170,9 @@ def _micro_batches(settings: Settings, task: tasks.Task, runtime: Runtime) -> li
     if example := getattr(task, "example", None):
         inputs, targets = example(batches.micro)
         inputs = inputs.to(dtype_of(settings)) if inputs.is_floating_point() else inputs
-        return [Batch(inputs, targets, torch.ones(batches.micro))] * batches.accumulation
+        return [
+            Batch(inputs, targets, torch.ones(batches.micro), whole=True)
+        ] * batches.accumulation
     data = task.data(train=True)
     order = Order(settings.seed, len(data), batches.global_batch, tokens_of(data))
     shares = training_shares(order, batches, runtime.data_rank, start=0)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-BOUND = 1.5
+BOUND = 1.35
 
 
 @pytest.mark.slow
 def test_a_step_costs_little_more_than_a_bare_loops(start: Any, tmp_path: Path) -> None:
     """Nine of each in turn in one process; the fastest of each, since a neighbour slows any.
 
-    It was 1.35, and 1.6 before the generators were seeded for their own device alone. The goal is 1.15.
+    It is 1.17 to 1.24 on a busy machine, where it was 1.24 to 1.34. The goal is 1.15.
     """
     started = start(
         "-m",

@@ -78,7 +78,7 @@ def count_what_only_fills_the_shape() -> None:
     def all_of_them(outputs: Any, batch: Any, context: Any) -> Any:
         return context.loss(outputs, batch.targets).sum()
 
-    strategies.weighted_loss = all_of_them
+    strategies.summed_loss = all_of_them
 
 
 def leave_the_last_update_out_on_rank_1() -> None:

@@ -109,7 +109,7 @@ def accumulate(
         with contextlib.nullcontext() if number == len(micro_batches) else no_sync():
             with autocast(context.settings, context.runtime.device):
                 outputs = module(batch.inputs)
-            loss = _summed_loss(outputs, batch, context)
+            loss = summed_loss(outputs, batch, context)
             seen = loss.detach()
             # What backward begins with has the scale, and is nan for a loss that is not finite.
             loss.backward(scale + 0 * seen)
@@ -134,11 +134,12 @@ def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
     A sum that is not finite makes its gradient nan, even where the loss itself would have a finite
     one. All ranks see by the gradient that the step is to be skipped.
     """
-    total = _summed_loss(outputs, batch, context)
+    total = summed_loss(outputs, batch, context)
     return total * (1 + 0 * total.detach())
 
 
-def _summed_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
+def summed_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
+    """Return the sum of a micro-batch's losses, each times its sample's weight, shape ()."""
     losses = context.loss(outputs, batch.targets)
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
     if batch.whole:

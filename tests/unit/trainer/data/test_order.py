@@ -147,3 +147,16 @@ def test_learning_rate_warms_up_then_falls_to_zero() -> None:
     assert rates[50] == pytest.approx(0)
     constant = Settings(lr=1.0, warmup_steps=0, schedule="constant")
     assert {learning_rate(step, 50, constant) for step in range(50)} == {1.0}
+
+
+def test_without_keys_the_samples_are_the_same_and_only_full_shares_are_whole() -> None:
+    sizes = batches(4, 1, 1)
+    keyed, plain = (
+        list(training_shares(Order(3, 10, 20 - 2, keyed=keyed), sizes, 0, start=0))
+        for keyed in (True, False)
+    )
+    for one, other in zip(keyed, plain, strict=True):
+        assert other.keys is None
+        assert one.indices.tolist() == other.indices.tolist()
+        assert one.whole == other.whole == bool((one.weights == 1).all())
+    assert [one.whole for one in plain] == [True] * 4 + [False]

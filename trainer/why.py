@@ -73,9 +73,13 @@ def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
         )
     if attempt.reason:
         yield Sign(f"{attempt.reason} (exit {attempt.exit})", "logs/", "launcher", attempt.ended)
-    if attempt is run.attempts[-1] and run.ending and run.ending["event"] == "error":
+    # Of a program it is the launcher's, and says what its own events say, if they are there.
+    writer = "launcher" if "program" in run.launch else "rank 0"
+    is_said = writer == "launcher" and bool(attempt.failures or attempt.reason)
+    is_last = attempt is run.attempts[-1]
+    if is_last and run.ending and run.ending["event"] == "error" and not is_said:
         text = f"{run.ending.get('message', '')} (exit {run.ending.get('code')})"
-        yield Sign(text, "metrics.jsonl", "rank 0", run.ending["time"])
+        yield Sign(text, "metrics.jsonl", writer, run.ending["time"])
     elif attempt.exit == Exit.STOPPED and not attempt.failures:
         yield Sign(
             f"stopped after step {attempt.last_step} (exit 143)", "metrics.jsonl", "", attempt.ended

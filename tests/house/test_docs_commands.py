@@ -48,6 +48,7 @@ NOT_RUN = {
     r"^TRAINER_MODE=(mp|pp)": "tests/parity/test_table.py trains each of these modes and meshes",
     r"^make run JOB=\S*matrix": "takes minutes; tests/report/test_matrix.py runs two of its jobs",
     r"^make run JOB=": "is make run, with the job file that it has without JOB",
+    r"-m trainer\.runs build/": "tests/report/test_matrix.py lists the runs of a matrix",
     r"TRAINER_DRY_RUN=1024": "takes a minute; tests/parity/test_dry_run.py runs dry runs",
 }
 

@@ -25,6 +25,9 @@ TRAINED = {
     "schedule": "constant",
     "tensorboard": "true",
 }
+# What one rank on a CPU has no figure for, without text.
+ABSENT = {"muster_tokens_per_second", "muster_peak_share"}
+ABSENT |= {"muster_slowest_rank_seconds", "muster_middle_rank_seconds"}
 
 
 def scrape(port: int) -> dict[str, float]:
@@ -53,7 +56,7 @@ def test_figures_are_served_and_curves_are_written(start: Any, tmp_path: Path) -
     )
     started.wait_for('"step": 20,')
     until = time.monotonic() + 30
-    wanted = {*(figure.name for figure in FIGURES), f"{CHECKPOINTS[0]} saved"}
+    wanted = {*(figure.name for figure in FIGURES), f"{CHECKPOINTS[0]} saved"} - ABSENT
     while not wanted <= (seen := scrape(port)).keys():
         assert time.monotonic() < until, seen
     started.process.send_signal(signal.SIGTERM)

@@ -65,7 +65,7 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
         Footprint() as footprint,
     ):
         own = own_of(task, settings.task)
-        context = strategies.Context(settings, runtime, task.loss, lambda: batches[0].inputs, own)
+        context = strategies.Context(settings, runtime, task.loss, lambda: batches[0], own)
         model = _model(task, dtype_of(settings))
         if settings.activation_checkpointing:
             recompute_blocks(model)

@@ -48,19 +48,13 @@ class Contender:
 
 def in_turn(contenders: Mapping[str, Contender], *, rounds: int) -> Times:
     """Start every contender, and let each take its steps in every round; the first round warms up."""
-    times: Times = {name: [] for name in contenders}
     with contextlib.ExitStack() as ending:
         ask = {name: ending.enter_context(_started(one)) for name, one in contenders.items()}
-        for number in range(rounds + 1):
-            for name in _rotated(list(contenders), number):
-                took = ask[name]()
-                if number:
-                    times[name].append(took)
-    return times
+        return each_in_turn(ask, rounds=rounds)
 
 
 def each_in_turn(contenders: Mapping[str, Callable[[], Took]], *, rounds: int) -> Times:
-    """Call every contender in every round; the first round warms up the machine's file cache."""
+    """Call every contender in every round; the first round warms up."""
     times: Times = {name: [] for name in contenders}
     for number in range(rounds + 1):
         for name in _rotated(list(contenders), number):

@@ -1,0 +1,137 @@
+"""python -m k8s submit: a dry run first, all objects or none, what is refused, what it waits for."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from k8s.base import yaml_text
+from tests.cluster_objects import (
+    COMPLETED,
+    FAILED,
+    JOBSET,
+    LABELS,
+    Run,
+    golden,
+    pod,
+)
+from tests.standin.server import Server
+
+Cluster = tuple[Server, Path]
+
+
+def test_submit_tries_first_and_then_applies(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    code, _, err = run(config, "submit", str(golden("jobset")))
+    assert code == 0
+    assert "submitted digits-ddp" in err
+    requests = [path for method, path in server.requests if method == "PATCH"]
+    writes = [path for path in requests if "/secrets/" not in path]
+    half = len(writes) // 2
+    assert all("dryRun=All" in path for path in writes[:half])
+    assert not any("dryRun" in path for path in writes[half:])
+    assert any(path.endswith("/jobsets/digits-ddp") for path in server.objects)
+
+
+def test_what_is_submitted_arrives_whatever_it_is_written_in(
+    run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    """An apply is read as YAML, which refuses the surrogate pairs of JSON."""
+    server, config = cluster
+    text = "\U0001f600 \u6f22 \x85 \x7f \ufeff \\ud83d\\ude00"
+    made = yaml.safe_load(golden("pytorchjob").read_text(encoding="utf-8").rpartition("---\n")[2])
+    made["metadata"]["annotations"] = {"owner": text}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml_text.dump([made]), encoding="utf-8")
+    assert run(config, "submit", str(file))[0] == 0
+    (held,) = (one for path, one in server.objects.items() if "/pytorchjobs/" in path)
+    assert held["metadata"]["annotations"]["owner"] == text
+
+
+def test_submit_writes_nothing_when_one_object_is_refused(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    server.answer = lambda method, path: (
+        (422, {}, '{"message": "spec.network:\\n forbidden"}')
+        if method == "PATCH" and "/jobsets/" in path
+        else None
+    )
+    code, _, err = run(config, "submit", str(golden("jobset")))
+    assert code == 64
+    assert "422: spec.network: forbidden" in err
+    assert server.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("served", "words"),
+    [
+        (None, "no TrainingRuntime (trainer.kubeflow.org/v1alpha1) here; install Kubeflow Trainer"),
+        ("v2", "TrainingRuntime is served as v2, the manifest says trainer.kubeflow.org/v1alpha1"),
+    ],
+)
+def test_submit_says_what_to_install(
+    served: str | None, words: str, run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    del server.groups["trainer.kubeflow.org/v1alpha1"]
+    if served:
+        server.groups[f"trainer.kubeflow.org/{served}"] = {}
+    code, _, err = run(config, "submit", str(golden("trainjob")))
+    assert code == 64
+    assert words in err
+    assert server.objects == {}
+
+
+def test_a_job_that_has_ended_is_not_submitted_over(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    assert run(config, "submit", str(golden("jobset")))[0] == 0
+    assert run(config, "submit", str(golden("jobset")))[0] == 0  # no change, and it still runs
+    path = server.path(*JOBSET, "digits-ddp")
+    server.store(path, server.objects[path] | {"status": COMPLETED})
+    code, _, err = run(config, "submit", str(golden("jobset")))
+    assert code == 64
+    assert "job digits-ddp is there already and has succeeded; delete it first" in err
+
+
+def test_a_job_of_another_launcher_has_the_name(run: Run, cluster: Cluster) -> None:
+    """Both would have the same pods' labels and one network policy, which `delete` takes away."""
+    server, config = cluster
+    assert run(config, "submit", str(golden("jobset")))[0] == 0
+    before = dict(server.objects)
+    for other in ("job", "trainjob"):
+        code, _, err = run(config, "submit", str(golden(other)))
+        assert (code, "is there already, on launcher jobset" in err) == (64, True)
+    assert server.objects == before
+    assert run(config, "submit", str(golden("jobset")))[0] == 0  # itself, again
+
+
+@pytest.mark.parametrize(
+    ("option", "shown", "lost"),
+    [("--follow", "[p] trained\n", False), ("--wait", "", False), ("--follow", "no log: ", True)],
+)
+def test_submit_follows_and_waits(
+    option: str, shown: str, *, lost: bool, run: Run, cluster: Cluster
+) -> None:
+    """Its code is the job's, even when the machine that has the logs is lost."""
+    server, config = cluster
+    if lost:
+        server.answer = lambda _, path: (500, {}, "") if "/log" in path else None
+    labels = LABELS | {"app.kubernetes.io/instance": "digits-ddp"}
+
+    def finish() -> None:
+        path = server.path(*JOBSET, "digits-ddp")
+        while path not in server.objects:
+            time.sleep(0.01)
+        found = pod("p", 0, phase="Running")
+        server.logs["p"] = "trained\n"
+        server.put("v1", "Pod", found | {"metadata": {"name": "p", "labels": labels}})
+        server.store(path, server.objects[path] | {"status": FAILED})
+
+    controller = threading.Thread(target=finish)
+    controller.start()
+    code, out, err = run(config, "--timeout", "3", "submit", str(golden("jobset")), option)
+    controller.join()
+    assert code == 70  # failed, and no pod left a code of its own
+    assert shown in out if lost else out == shown
+    assert "failed: FailedJobs" in err

@@ -90,6 +90,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "memory, memory_of": "bytes held, of its device or of the host; of how many",
         "own_s": "seconds of its own work per step, without waiting for other ranks",
         "slowest_s, middle_s": "own_s of the slowest rank; their median",
+        "stragglers_s": "how long the middle rank waited for slower ones since the usage event before",
     },
     "summary": {
         "steps, METRIC, samples_per_s, seconds": "as the last steps and the last evaluation had them",

@@ -6,7 +6,7 @@
     account.goodput    # 0.89: the share of the wall time that went into new steps
 
 The causes sum to the wall time: each event divides the time since the one before, and what no event
-explains is "unknown". Of the ranks it is rank 0's time; what it waits for slower ranks is training.
+explains is "unknown". Of the ranks it is rank 0's time.
 """
 
 from trainer.report.events import Event
@@ -16,6 +16,7 @@ CAUSES = {
     "training": "steps taken for the first time",
     "repeated": "steps done again after a restart or a rollback",
     "data": "waiting for samples",
+    "stragglers": "steps in which the middle rank waited for a slower one",
     "checkpoint": "training waited for a checkpoint",
     "evaluation": "evaluations",
     "rendezvous": "waiting for the other nodes",
@@ -55,6 +56,7 @@ class Account:
         self._step = self._furthest = 0
         self._first = 0.0  # seconds before the first step event, where that does not say its own
         self._first_steps = 0
+        self._stragglers = 0.0  # seconds of training that were a wait, of no step event so far
 
     @property
     def wall(self) -> float:
@@ -86,6 +88,12 @@ class Account:
             self._spend(cause, event.get(field, 0.0))
         elif kind == "step":
             self._take_step(event)
+        elif kind == "usage":
+            self._stragglers += max(float(event.get("stragglers_s", 0.0)), 0.0)
+        waited = min(self._stragglers, self.spent["training"])
+        self._stragglers -= waited
+        self.spent["training"] -= waited
+        self.spent["stragglers"] += waited
         if kind == "started":
             self._is_started = True
         elif kind == "launch":

@@ -32,6 +32,7 @@ _NUMBERS = frozenset(
         "samples",
         "slowest_s",
         "middle_s",
+        "stragglers_s",
         "seconds",
         "data_s",
         "blocked_s",

@@ -8,9 +8,8 @@ so clocks need not agree.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 _MIN_SECONDS = 4.0  # of a window
 _MIN_STEPS = 3  # of a window: within one step, ranks come and go at different times
@@ -45,12 +44,25 @@ def own_per_step(start: Work | None, end: Work) -> float | None:
     return (end.own - start.own) / steps if steps > 0 else None
 
 
-def spread(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the own work per step of the slowest rank and of the middle one, where each took a step."""
-    own = [one["own_s"] for one in ranks if one["own_s"] is not None]
-    if len(own) < len(ranks):
-        return {}
-    return {"slowest_s": max(own), "middle_s": statistics.median(own)}
+def spread(before: Mapping[int, Work], after: Mapping[int, Work]) -> dict[str, float]:
+    """Return how far the ranks' own work and their waits are apart, from `before` to `after`.
+
+    In collectives every rank waits as long as the one that waits least; what is beyond that was for a
+    slower rank. It is 0 below a tenth of the time, which may be noise of the looks at the main thread.
+    """
+    own = [own_per_step(before.get(rank), end) for rank, end in after.items()]
+    steps = [seconds for seconds in own if seconds is not None]
+    found = {}
+    if len(steps) == len(own):
+        found = {"slowest_s": max(steps), "middle_s": statistics.median(steps)}
+    times, waits = [], []
+    for rank, end in after.items():
+        start = before.get(rank, Work())
+        times.append(end.seconds - start.seconds)
+        waits.append(times[-1] - (end.own - start.own))
+    waited = statistics.median_high(waits) - min(waits)
+    found["stragglers_s"] = waited if waited >= 0.1 * statistics.median(times) else 0.0
+    return found
 
 
 class StragglerDetector:

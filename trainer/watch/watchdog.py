@@ -183,8 +183,9 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
                         }
                         for number, one in sorted(statuses.items())
                     ]
+                    figures = spread(last_work, work)
                     last_usage, last_work = now, work
-                    watched.report("usage", step=watched.step, ranks=ranks, **spread(ranks))
+                    watched.report("usage", step=watched.step, ranks=ranks, **figures)
                 _report_straggler(watched, statuses, detector, now)
         except dist.DistError:  # the store's node is gone; the main thread will fail and report it
             return

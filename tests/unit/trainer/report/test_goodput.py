@@ -60,6 +60,16 @@ def test_steps_done_again_and_the_time_between_attempts() -> None:
     assert found.by_cause() == {"training": 15.0, "repeated": 5.0, "start": 3.0, "down": 19.0}
 
 
+def test_waits_for_slower_ranks_are_taken_from_the_training() -> None:
+    found = account(
+        {"event": "launch", "time": 0, "began": 0},
+        step(2, 10, seconds=2),
+        {"event": "usage", "time": 10, "stragglers_s": 5},  # of 3 s no step event has said so far
+        step(12, 20, seconds=10),
+    )
+    assert found.by_cause() == {"training": 7.0, "stragglers": 5.0}
+
+
 def test_steps_after_a_rollback_are_done_again() -> None:
     found = account(
         {"event": "launch", "time": 0, "began": 0},
@@ -99,7 +109,7 @@ def test_the_time_before_a_programs_first_step_is_divided_by_that_of_the_next_st
     assert account(launch, *lines((12, 20))).by_cause() == {"start": 12.0}
 
 
-KINDS = ("launch", "step", "eval", "checkpoint", "fault", "summary", "error", "attempt")
+KINDS = ("launch", "step", "eval", "checkpoint", "fault", "summary", "error", "attempt", "usage")
 ACTIONS = ("launched", "waiting", "started", "failed", "ended", "saved", "resumed", "refused")
 TIMES = st.floats(-1e6, 1e9)
 EVENTS = st.fixed_dictionaries(
@@ -108,7 +118,7 @@ EVENTS = st.fixed_dictionaries(
         "action": st.sampled_from(ACTIONS),
         "began": TIMES,
         "kind": st.sampled_from(("rolled_back", "straggler")),
-        **dict.fromkeys(("seconds", "data_s", "blocked_s"), st.floats(-1e9, 1e9)),
+        **dict.fromkeys(("seconds", "data_s", "blocked_s", "stragglers_s"), st.floats(-1e9, 1e9)),
         **dict.fromkeys(("step", "to"), st.integers(-5, 10**9)),
     },
 )

@@ -13,7 +13,7 @@ from trainer.config.settings import Settings
 from trainer.distributed.runtime import Runtime
 from trainer.engine.run import example
 from trainer.plan.sizing import size
-from trainer.watch.straggler import spread
+from trainer.watch.straggler import Work, spread
 from trainer.watch.throughput import Throughput, peak_of, throughput_of
 
 
@@ -74,10 +74,18 @@ def test_the_peak_is_that_of_the_devices_name(name: str, precision: str, peak: f
     assert peak_of(name, precision, 8) == (8 * peak if peak else None)
 
 
-def test_the_slowest_and_the_middle_rank() -> None:
-    ranks = [{"own_s": seconds} for seconds in (0.1, 0.4, 0.2)]
-    assert spread(ranks) == {"slowest_s": 0.4, "middle_s": 0.2}
-    assert spread([*ranks, {"own_s": None}]) == {}
+def test_how_far_the_ranks_are_apart() -> None:
+    before = {rank: Work(5, 10.0, 1.0) for rank in range(3)}
+    after = {0: Work(15, 20.0, 2.0), 1: Work(15, 20.0, 9.0), 2: Work(15, 20.0, 3.0)}
+    found = {"slowest_s": 0.8, "middle_s": 0.2, "stragglers_s": 6.0}  # waits of 9, 2 and 8 s
+    assert spread(before, after) == pytest.approx(found)
+    # Two ranks of which one was stopped for most of the time, which is neither work nor a wait of it.
+    assert spread({}, {0: Work(5, 8.0, 1.0), 1: Work(5, 1.0, 1.0)})["stragglers_s"] == 7.0
+    # Nearly even: it may be noise. And a rank without a step has no time per step.
+    even = {0: Work(5, 10.0, 6.0), 1: Work(5, 10.0, 6.9)}
+    close = {"slowest_s": 1.38, "middle_s": 1.29, "stragglers_s": 0.0}
+    assert spread({}, even) == pytest.approx(close)
+    assert spread(after, after) == {"stragglers_s": 0.0}
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "step, ranks": "a list, with a part for each rank:",
         "rank, host, cpu, busy": "cores in use; share of time that the device is busy",
         "memory, memory_of": "bytes held, of its device or of the host; of how many",
-        "own_s": "seconds of its own work per step, without waiting for other ranks",
+        "own_s, wait_s": "seconds per step of its own work; of communication, waits for ranks included",
         "slowest_s, middle_s": "own_s of the slowest rank; their median",
         "stragglers_s": "how long the middle rank waited for slower ones since the usage event before",
     },

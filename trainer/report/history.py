@@ -46,6 +46,7 @@ _NUMBERS = frozenset(
         "restarts",
         "rank",
         "own_s",
+        "wait_s",
         "calls",
         "communication_s",
         "first",

@@ -37,11 +37,17 @@ class Straggler:
     lost: float
 
 
-def own_per_step(start: Work | None, end: Work) -> float | None:
-    """Return the seconds of own work per step from `start` to `end`; None without a step."""
+def per_step(start: Work | None, end: Work) -> dict[str, float | None]:
+    """Return a rank's seconds per step from `start` to `end`, None without a step.
+
+    `own_s`: its own work; `wait_s`: collectives, waiting for slower ranks included.
+    """
     start = start or Work()
     steps = end.steps - start.steps
-    return (end.own - start.own) / steps if steps > 0 else None
+    if steps <= 0:
+        return {"own_s": None, "wait_s": None}
+    own = end.own - start.own
+    return {"own_s": own / steps, "wait_s": (end.seconds - start.seconds - own) / steps}
 
 
 def spread(before: Mapping[int, Work], after: Mapping[int, Work]) -> dict[str, float]:
@@ -50,7 +56,7 @@ def spread(before: Mapping[int, Work], after: Mapping[int, Work]) -> dict[str, f
     In collectives every rank waits as long as the one that waits least; what is beyond that was for a
     slower rank. It is 0 below a tenth of the time, which may be noise of the looks at the main thread.
     """
-    own = [own_per_step(before.get(rank), end) for rank, end in after.items()]
+    own = [per_step(before.get(rank), end)["own_s"] for rank, end in after.items()]
     steps = [seconds for seconds in own if seconds is not None]
     found = {}
     if len(steps) == len(own):

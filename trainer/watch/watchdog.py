@@ -42,7 +42,7 @@ from trainer.distributed.runtime import Runtime, as_fault
 from trainer.report.events import Report
 from trainer.watch.position import Position, main_position
 from trainer.watch.stacks import write_dump
-from trainer.watch.straggler import StragglerDetector, Work, own_per_step, spread
+from trainer.watch.straggler import StragglerDetector, Work, per_step, spread
 from trainer.watch.usage import Meter
 
 log = logging.getLogger("trainer")
@@ -179,7 +179,7 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
                             "rank": number,
                             "host": one["host"],
                             **one["usage"],
-                            "own_s": own_per_step(last_work.get(number), work[number]),
+                            **per_step(last_work.get(number), work[number]),
                         }
                         for number, one in sorted(statuses.items())
                     ]

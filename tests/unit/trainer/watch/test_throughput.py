@@ -13,7 +13,7 @@ from trainer.config.settings import Settings
 from trainer.distributed.runtime import Runtime
 from trainer.engine.run import example
 from trainer.plan.sizing import size
-from trainer.watch.straggler import Work, spread
+from trainer.watch.straggler import Work, per_step, spread
 from trainer.watch.throughput import Throughput, peak_of, throughput_of
 
 
@@ -81,6 +81,7 @@ def test_how_far_the_ranks_are_apart() -> None:
     assert spread(before, after) == pytest.approx(found)
     # Two ranks of which one was stopped for most of the time, which is neither work nor a wait of it.
     assert spread({}, {0: Work(5, 8.0, 1.0), 1: Work(5, 1.0, 1.0)})["stragglers_s"] == 7.0
+    assert per_step(before[0], after[0]) == pytest.approx({"own_s": 0.1, "wait_s": 0.9})
     # Nearly even: it may be noise. And a rank without a step has no time per step.
     even = {0: Work(5, 10.0, 6.0), 1: Work(5, 10.0, 6.9)}
     close = {"slowest_s": 1.38, "middle_s": 1.29, "stragglers_s": 0.0}

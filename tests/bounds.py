@@ -15,8 +15,9 @@ from trainer.config.exits import Fault
 def bounded(function: Callable[[], object], *, megabytes: int = 300, seconds: int = 5) -> str:
     """Return the Fault that `function` raised, as CODE: TEXT, "" if none.
 
-    The process may have `megabytes` more than this one, and take `seconds` of processor time and three
-    times as long. What goes beyond ends with the signal's name, MemoryError with its own.
+    The process may have `megabytes` more than this one, and take `seconds` of processor time. A busy
+    machine may take far longer for them; only what waits is ended after a time. What goes beyond ends
+    with the signal's name, MemoryError with its own.
     """
     reading, writing = os.pipe()
     process = os.fork()
@@ -40,7 +41,7 @@ def _attempt(function: Callable[[], object], *, megabytes: int, seconds: int) ->
     resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, used + seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(3 * seconds)
+    signal.alarm(30 + 3 * seconds)
     try:
         function()
     except Fault as fault:

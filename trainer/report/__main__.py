@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
-from trainer.report.history import read
+from trainer.report.history import read_all
 
 log = logging.getLogger("report")
 
@@ -24,7 +24,7 @@ def main() -> int:
     log_to_stderr()
     arguments = _parse()
     try:
-        runs = [read(folder) for folder in arguments.run]
+        runs = read_all(arguments.run)
         try:
             from trainer.report.page.serve import serve  # noqa: PLC0415  # an extra
             from trainer.report.page.write import write  # noqa: PLC0415

@@ -7,7 +7,8 @@ The files may come from elsewhere: what is no event is passed over, and figures 
 """
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,17 @@ def read(folder: Path) -> History:
     for event in of_main(found):
         history.account.take(event)
     return history
+
+
+def read_all(folders: Iterable[Path]) -> list[History]:
+    """Read several runs, each once. Runs whose folders have one name are named by their paths."""
+    paths = {folder.resolve(): folder for folder in folders}
+    runs = [read(folder) for folder in paths.values()]
+    if len({run.name for run in runs}) < len(runs):
+        above = os.path.commonpath(paths)
+        for run, path in zip(runs, paths, strict=True):
+            run.name = str(path.relative_to(above))
+    return runs
 
 
 def events(folder: Path) -> Iterator[Event]:

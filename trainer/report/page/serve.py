@@ -10,7 +10,7 @@ from pathlib import Path
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from trainer.config.exits import Exit, Fault
-from trainer.report.history import event_files, read
+from trainer.report.history import event_files, read_all
 from trainer.report.page.write import page
 from trainer.report.web_server import served
 
@@ -73,7 +73,7 @@ class _Shown:
 
     def _make(self) -> None:
         began, version = time.process_time(), str(time.time_ns())
-        text = page([read(folder) for folder in self._folders], version=version)
+        text = page(read_all(self._folders), version=version)
         self._answers = text.encode(), version.encode()
         self.seconds = time.process_time() - began
 

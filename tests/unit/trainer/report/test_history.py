@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config.exits import Fault
-from trainer.report.history import Curve, History, read
+from trainer.report.history import Curve, History, read, read_all
 from trainer.report.verdict import verdict
 from trainer.why import why
 
@@ -153,6 +153,15 @@ def test_steps_done_again_replace_the_former(tmp_path: Path) -> None:
     again = [event("step", 10 + at, step=at, loss=10.0 * at) for at in (2, 4)]
     run = read(write(tmp_path, *steps, event("launch", 9), *again))
     assert run.curves["loss"] == Curve([1, 2, 4], [1.0, 20.0, 40.0])
+
+
+def test_runs_in_folders_of_one_name_have_names_of_their_own(tmp_path: Path) -> None:
+    folders = [tmp_path / "digits" / "run", tmp_path / "tokens" / "run"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        write(folder, event("step", 1, step=1))
+    assert [run.name for run in read_all(folders)] == ["digits/run", "tokens/run"]
+    assert [run.name for run in read_all([folders[0], folders[0]])] == ["run"]
 
 
 def test_a_folder_without_events_is_refused(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--exec",
         action="store_true",
-        help="with --rbac: to run anything in pods, too, which `profile` takes",
+        help="with --rbac: to run anything in pods, too, which `profile` and `sync` take",
     )
     add("--explain", metavar="KEY", help="print what a key means, e.g. scheduling.queue")
     add(

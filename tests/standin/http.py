@@ -75,7 +75,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 place = urlsplit(self.path)
                 if place.path.endswith("/exec"):
-                    _execute(self, api, place.path.removesuffix("/exec"), parse_qs(place.query))
+                    _execute(
+                        self,
+                        api,
+                        place.path.removesuffix("/exec"),
+                        parse_qs(place.query, keep_blank_values=True),
+                    )
                 else:
                     _echo(self)
             else:

@@ -15,6 +15,7 @@ from k8s.cluster.observe.save_logs import save_logs
 from k8s.cluster.profile import profile as ask_for_profile
 from k8s.cluster.submit import read_manifests
 from k8s.cluster.submit_several import Wanted, submit_all
+from k8s.cluster.sync import sync as put_code
 
 log = logging.getLogger("k8s")
 
@@ -95,6 +96,18 @@ def profile(context: typer.Context, name: Name) -> None:
     for line in lines:
         print_line(line)
     raise typer.Exit(code)
+
+
+@app.command()
+def sync(
+    context: typer.Context,
+    name: Name,
+    folder: Annotated[Path, typer.Argument(help="the folder of code.path")] = Path(),
+) -> None:
+    """Put changed code into a job's pods and restart its ranks, without new pods."""
+    cluster = context.obj()
+    for line in put_code(cluster, jobs.get_job(cluster, name), folder):
+        print_line(line)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`python -m k8s VERB`: runs a verb of `k8s/cli/verbs.py` and ends with its exit code.
+"""`python -m k8s VERB`: runs a verb of `k8s/cli/verbs/` and ends with its exit code.
 
 python -m k8s status digits-ddp
 """

@@ -201,7 +201,7 @@ def _output(jobs: list[Job], asked: argparse.Namespace) -> int:
     if asked.rbac is not None:
         from k8s.cluster import rbac  # noqa: PLC0415  # rarely used, and loads the client
 
-        roles = rbac.render(rendered, asked.rbac, any_name=asked.any_name)
+        roles = rbac.render(rendered, asked.rbac, any_name=asked.any_name, executes=asked.exec)
         sys.stdout.buffer.write(dump(roles).encode())
     elif asked.check:
         for job in jobs:

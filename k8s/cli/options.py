@@ -105,6 +105,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --rbac: for jobs of every name, so also for other objects of these kinds",
     )
+    add(
+        "--exec",
+        action="store_true",
+        help="with --rbac: to run anything in pods, too, which `profile` and `sync` take",
+    )
     add("--explain", metavar="KEY", help="print what a key means, e.g. scheduling.queue")
     add(
         "--migrate",
@@ -134,6 +139,7 @@ def check_together(options: argparse.Namespace) -> None:
         "no job file; e.g. render.py k8s/jobs/02-digits-ddp.yaml": not options.jobs,
         "--json: goes with --plan": options.json and not options.plan,
         "--any-name: goes with --rbac": options.any_name and options.rbac is None,
+        "--exec: goes with --rbac": options.exec and options.rbac is None,
         "--all: stands for every launcher; leave out --launcher": options.all and options.launcher,
         "--all: makes several files; add -o DIR": options.all and not somewhere,
         "--each: makes several files; add -o DIR": options.each and not somewhere,

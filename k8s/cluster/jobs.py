@@ -164,6 +164,26 @@ def pod_objects(cluster: Cluster, job: Job) -> list[Object]:
     return [pod for pod in found if _to_second(pod["metadata"].get("creationTimestamp")) >= since]
 
 
+def running_pods(cluster: Cluster, job: Job) -> list[Object]:
+    """Return the job's pods that run, by name.
+
+    Raises Fault(64) for a job that has ended, Fault(69) when none of its pods runs.
+    """
+    if job.state.phase.ended:
+        raise config_error(
+            f"{cluster.where}: job {job.name} has {job.state.phase}: no pod of it runs"
+        )
+    found = [
+        pod for pod in pod_objects(cluster, job) if state.pod(pod, job.kind).phase == "Running"
+    ]
+    if not found:
+        raise Fault(
+            Exit.PEER,
+            f"{cluster.where}: job {job.name} is {job.state.phase}: no pod of it runs; see `status`",
+        )
+    return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+
 def _created(job: Job) -> str:
     """Return when the job was made. Older pods and events belong to an earlier job of its name."""
     return _to_second(job.root_object["metadata"].get("creationTimestamp"))

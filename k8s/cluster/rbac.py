@@ -19,11 +19,14 @@ _API = "rbac.authorization.k8s.io"
 _READ, _WRITE = ("get", "list", "watch"), ("create", "patch", "delete")
 
 
-def render(jobs: list[Rendered], subject: str, *, any_name: bool) -> list[dict[str, Any]]:
+def render(
+    jobs: list[Rendered], subject: str, *, any_name: bool, executes: bool
+) -> list[dict[str, Any]]:
     """Return a Role and its binding for every launcher, and a ClusterRole that only `doctor` needs.
 
     The Roles are for the jobs' own objects, or, with `any_name`, for all objects of these kinds in the
-    namespace. Raises Fault(64) for a launcher without a cluster, and for an invalid subject.
+    namespace; with `executes` also to run anything in the pods there. Raises Fault(64) for a launcher
+    without a cluster, and for an invalid subject.
     """
     bound_to = _subject(subject)
     made: list[dict[str, Any]] = []
@@ -34,6 +37,7 @@ def render(jobs: list[Rendered], subject: str, *, any_name: bool) -> list[dict[s
         place = {"namespace": str(namespace)} if namespace else {}
         name = f"muster-{one.launcher.name}" + ("" if any_name else f"-{one.plan.name}")
         allowed = list(rules(one.launcher.job_kind, one, any_name=any_name))
+        allowed += [_in_pods("pods/exec")] if executes else []
         made += _pair("Role", name, place, allowed, bound_to)
     return [*made, *_pair("ClusterRole", "muster-doctor", {}, _DOCTOR, bound_to)]
 
@@ -107,8 +111,7 @@ def rules(kind: JobKind, job: Rendered, *, any_name: bool) -> Iterator[dict[str,
     yield from changing("v1", "Secret", *_WRITE)  # the rendezvous'; none is read
     yield _rule("v1", "Pod", "list")
     yield {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
-    # a WebSocket is opened by GET, and counts as create from Kubernetes 1.35 on
-    yield {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get", "create"]}
+    yield _in_pods("pods/portforward")
     yield _rule("v1", "Event", "list")
     yield from (_rule(*made, "list") for made in why.CHILDREN)
     yield _rule(job_progress.METRICS[0], "Pod", "list")
@@ -128,6 +131,11 @@ def _names(kind: JobKind, job: Rendered) -> dict[Api, list[str]]:
     if reference := rendezvous_secret.find_reference(job.objects):
         found["v1", "Secret"] = [reference["name"]]
     return found
+
+
+def _in_pods(resource: str) -> dict[str, Any]:
+    # a WebSocket is opened by GET, and counts as create from Kubernetes 1.35 on
+    return {"apiGroups": [""], "resources": [resource], "verbs": ["get", "create"]}
 
 
 def _rule(api_version: str, kind: str, *verbs: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from k8s import launchers
 from k8s.base.errors import config_error
 from k8s.plan.job_kind import JobKind, Object, Phase, State, reason_and_message
+from k8s.plan.model import LAUNCHER
 from trainer.config.exits import MEANINGS, Exit, combine
 
 CANCELLED = "muster/cancelled"  # annotation: the time at which a job was cancelled
@@ -87,6 +88,23 @@ def pod(found: Object, kind: JobKind) -> Pod:
         uid=found["metadata"].get("uid", found["metadata"]["name"]),
         container=container,
     )
+
+
+def trainer_container(found: Object) -> Object:
+    """Return the trainer's container of a pod, as in its object."""
+    name, _ = _trainer_container(found)
+    containers: list[Object] = found["spec"]["containers"]
+    return next(one for one in containers if one.get("name", "") == name)
+
+
+def variables(container: Object) -> dict[str, str]:
+    """Return a container's variables that are written in it."""
+    return {one["name"]: str(one.get("value", "")) for one in container.get("env", [])}
+
+
+def runs_own_program(container: Object) -> bool:
+    """Return whether a trainer's container runs a program of the user's own (`run` in the job file)."""
+    return LAUNCHER in container.get("command", [])
 
 
 def _reason(status: Object, containers: list[Object], ends: list[Object]) -> str:

@@ -64,7 +64,7 @@ def test_the_role_is_enough(verbs: Verbs, bot: Verbs, launcher: str, claim: str)
     file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     space = bot.cluster.namespace
     command = [sys.executable, "render.py", str(file), "--launcher", launcher]
-    rights = [f"--set=namespace={space}", "--rbac", f"serviceaccount:{space}:bot"]
+    rights = [f"--set=namespace={space}", "--exec", "--rbac", f"serviceaccount:{space}:bot"]
     ran = subprocess.run([*command, *rights], cwd=ROOT, capture_output=True, text=True, check=True)
     roles = list(yaml.safe_load_all(ran.stdout))
     bot.does("list", code=64)
@@ -79,6 +79,7 @@ def test_the_role_is_enough(verbs: Verbs, bot: Verbs, launcher: str, claim: str)
             bot.does("logs", name, "--since", "60")
             bot.does("logs", name, "--save", str(bot.folder / f"bot-{launcher}"))
             bot.does("top", name, "--once")
+            bot.does("profile", name)
             bot.does("scale", name, "1", code=0 if elastic else 64)
             board = {
                 "app.kubernetes.io/instance": name,

@@ -42,7 +42,7 @@ NOT_RUN = {
     r"^make kind-|^kind create": _CLUSTER,
     r"\bkubectl\b": _CLUSTER,
     r"^m (?!--help)": _CLUSTER,
-    r"-m k8s (status|submit|why)": _CLUSTER,
+    r"-m k8s (profile|status|submit|sync|why)": _CLUSTER,
     r"-m trainer\.preflight": "tests/faults/test_preflight.py runs both",
     r"^TRAINER_TASK=circles": "tests/house/test_readme.py trains it",
     r"^TRAINER_MODE=(mp|pp)": "tests/parity/test_table.py trains each of these modes and meshes",

@@ -38,7 +38,7 @@ def standin(folder: Path) -> Iterator[Path]:
     stop = threading.Event()
     with network() as net, serving(server, folder, namespace=None) as config:
         kubelet = Kubelet(server, folder, net)
-        server.log = kubelet.log
+        server.log, server.enter = kubelet.log, kubelet.enter
         rounds: list[Callable[[], object]] = [
             *(partial(sync, server) for sync in CONTROLLERS),
             kubelet.sync,

@@ -4,15 +4,18 @@ with serving(Server(), folder) as kubeconfig: ...
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import struct
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
@@ -70,7 +73,16 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(*planted)
             elif self.headers.get("Upgrade") == "websocket":
                 self.close_connection = True
-                _echo(self)
+                place = urlsplit(self.path)
+                if place.path.endswith("/exec"):
+                    _execute(
+                        self,
+                        api,
+                        place.path.removesuffix("/exec"),
+                        parse_qs(place.query, keep_blank_values=True),
+                    )
+                else:
+                    _echo(self)
             else:
                 found = respond(api, self.command, self.path, body)
                 if isinstance(found, dict):
@@ -116,7 +128,46 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _echo(request: BaseHTTPRequestHandler) -> None:
-    """Be the pod behind a port-forward (v4.channel.k8s.io): send back in capitals what comes."""
+    """Be the pod behind a port-forward: send back in capitals what comes."""
+    _switch(request)
+    for channel in (b"\0", b"\1"):
+        request.wfile.write(_frame(channel + struct.pack("<H", 6006)))
+    while (data := _received(request.rfile)) is not None:
+        request.wfile.write(_frame(data[:1] + data[1:].upper()))
+
+
+def _execute(
+    request: BaseHTTPRequestHandler, api: Server, pod: str, query: dict[str, list[str]]
+) -> None:
+    """Run a command in a pod: channel 0 is its input, 1 its output and errors, 3 how it has ended."""
+    command = api.enter(pod, query["command"])
+    _switch(request)
+    given = subprocess.PIPE if query.get("stdin") == ["True"] else subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0
+    ) as process:
+        threading.Thread(target=_feed, args=(request, process), daemon=True).start()
+        assert process.stdout
+        while part := process.stdout.read(32 * 1024):
+            request.wfile.write(_frame(b"\1" + part))
+    status: dict[str, Any] = {"status": "Success"}
+    if process.returncode:
+        causes = [{"reason": "ExitCode", "message": str(process.returncode)}]
+        status = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": causes}}
+    request.wfile.write(_frame(b"\3" + json.dumps(status).encode()))
+    request.wfile.write(_frame(struct.pack(">H", 1000), operation=8))
+
+
+def _feed(request: BaseHTTPRequestHandler, process: "subprocess.Popen[bytes]") -> None:
+    """Pass on what comes. Its end is no end of the input, as with an API server."""
+    with contextlib.suppress(OSError, ValueError):
+        while (data := _received(request.rfile)) is not None:
+            if process.stdin:
+                process.stdin.write(data[1:])
+
+
+def _switch(request: BaseHTTPRequestHandler) -> None:
+    """Go on with a WebSocket (v4.channel.k8s.io)."""
     key = request.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
     digest = hashlib.sha1(key.encode(), usedforsecurity=False).digest()
     request.send_response(101)
@@ -125,15 +176,11 @@ def _echo(request: BaseHTTPRequestHandler) -> None:
     request.send_header("Sec-WebSocket-Accept", base64.b64encode(digest).decode())
     request.send_header("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
     request.end_headers()
-    for channel in (b"\0", b"\1"):
-        request.wfile.write(_frame(channel + struct.pack("<H", 6006)))
-    while (data := _received(request.rfile)) is not None:
-        request.wfile.write(_frame(data[:1] + data[1:].upper()))
 
 
-def _frame(data: bytes) -> bytes:
-    assert len(data) < 126
-    return bytes([0x82, len(data)]) + data
+def _frame(data: bytes, operation: int = 2) -> bytes:
+    size = bytes([len(data)]) if len(data) < 126 else struct.pack(">BH", 126, len(data))
+    return bytes([0x80 | operation]) + size + data
 
 
 def _received(file: Any) -> bytes | None:
@@ -145,4 +192,5 @@ def _received(file: Any) -> bytes | None:
     if size == 126:
         size = struct.unpack(">H", file.read(2))[0]
     mask, data = file.read(4), file.read(size)
-    return bytes(byte ^ mask[place % 4] for place, byte in enumerate(data))
+    masked = int.from_bytes(data) ^ int.from_bytes((mask * (size // 4 + 1))[:size])
+    return masked.to_bytes(size)

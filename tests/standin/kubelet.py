@@ -118,6 +118,16 @@ class Kubelet:
             raise Refusal(400, f'container "{name}" is waiting to start: ContainerCreating')
         return one.log.read(query)
 
+    def enter(self, path: str, command: list[str]) -> list[str]:
+        """Return the command that runs one in a pod's container."""
+        if path not in self.server.objects:
+            raise Refusal(404, f"{path} not found")
+        one = self.running.get(self.server.objects[path]["metadata"]["uid"])
+        with contextlib.suppress(psutil.Error):
+            if one and (first := one.first()):
+                return _in_container(first, command)
+        raise Refusal(400, "container not found")
+
     def close(self) -> None:
         """Kill every container and wait until each is gone."""
         for one in self.running.values():
@@ -268,17 +278,20 @@ def _container_status(pod: Object, state: Object, *, ready: bool = False) -> Obj
     return {"name": name, "image": image, "restartCount": 0, "ready": ready, "state": state}
 
 
-def _failure_in(process: psutil.Process, command: list[str], limit: float) -> str:
-    """Run a command in a process's container; return its output if it fails, or an empty string."""
+def _in_container(process: psutil.Process, command: list[str]) -> list[str]:
+    """Return the command that runs one in a process's container, as its user, in its environment."""
     variables = [f"{name}={value}" for name, value in process.environ().items()]
     namespaces = [f"--{one}" for one in ("mount", "uts", "ipc", "net", "pid", "root")]
     enter = ["nsenter", f"--target={process.pid}", *namespaces, "--wd"]
     user = [f"--reuid={process.uids().real}", f"--regid={process.gids().real}"]
-    become = ["setpriv", *user, "--clear-groups", "env", "-i", *variables]
+    return [*enter, "setpriv", *user, "--clear-groups", "env", "-i", *variables, *command]
+
+
+def _failure_in(process: psutil.Process, command: list[str], limit: float) -> str:
+    """Run a command in a process's container; return its output if it fails, or an empty string."""
+    entered = _in_container(process, command)
     try:
-        ran = subprocess.run(
-            [*enter, *become, *command], capture_output=True, timeout=limit, check=False
-        )
+        ran = subprocess.run(entered, capture_output=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
         return f"not within {limit} s"
     output = (ran.stdout + ran.stderr).decode(errors="replace")

@@ -44,7 +44,8 @@ class Server:
 
     For tests: `answer`, if it returns something, is the answer to a request; `forget()` has a watch
     from an old version end with 410; `hang_up()` ends every watch; `groups` is what discovery shows;
-    `requests` are the requests so far; `logs` are texts by the pod's name.
+    `requests` are the requests so far; `logs` are texts by the pod's name; `enter` makes the command
+    that runs one in the pod at a path.
     """
 
     release = "v1.34.2"
@@ -61,6 +62,7 @@ class Server:
         self._started = datetime.now(UTC).replace(microsecond=0)  # the time of a log's first line
         self.logs: dict[str, str] = {}
         self.log: Callable[[str, Query], Iterator[bytes]] = self._stored_log
+        self.enter: Callable[[str, list[str]], list[str]] = _no_container
         self.changed = threading.Condition(threading.RLock())
         self.port = 0
         self.version = 1
@@ -223,3 +225,7 @@ class Server:
         lines = self.logs[name].encode().splitlines(keepends=True)
         times = (self._started + timedelta(seconds=number) for number in range(len(lines)))
         return Log(lines=[*zip(times, lines, strict=True)], ended=True).read(query)
+
+
+def _no_container(path: str, _: list[str]) -> list[str]:
+    raise Refusal(400, f"{path}: container not found")

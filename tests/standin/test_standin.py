@@ -1,6 +1,7 @@
 """The cluster suite on the stand-in: that it works, with one launcher; `make test-standin` has all.
 
-A pod killed mid-run goes through most of it: verbs, controller, kubelet, names, volumes and logs.
+A pod killed mid-run goes through most of it: verbs, controller, kubelet, names, volumes and logs;
+changed code, through commands in pods.
 """
 
 import os
@@ -16,7 +17,8 @@ from tests.conftest import ROOT, clean_environment
 from tests.faults.hosts import why_not
 
 # Its Jobs are a JobSet's: two controllers, and no wait of 10 s before a failed pod is replaced.
-PICKED = "[jobset] and (killed or configuration)"
+FILES = ("tests/cluster/test_jobs.py", "tests/cluster/test_in_pods.py")
+PICKED = "[jobset] and (killed or configuration) or changed_code"
 
 
 pytestmark = [
@@ -38,7 +40,7 @@ time.sleep(600)
 
 
 def test_the_cluster_suite_passes_on_the_stand_in() -> None:
-    suite = ["pytest", "-p", "no:cacheprovider", "tests/cluster/test_jobs.py", "-k", PICKED]
+    suite = ["pytest", "-p", "no:cacheprovider", *FILES, "-k", PICKED]
     ran = subprocess.run(
         [sys.executable, "-m", "tests.standin", sys.executable, "-m", *suite],
         cwd=ROOT,
@@ -48,7 +50,7 @@ def test_the_cluster_suite_passes_on_the_stand_in() -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "2 passed" in ran.stdout
+    assert "3 passed" in ran.stdout
 
 
 def test_sigterm_leaves_no_process_and_no_host() -> None:

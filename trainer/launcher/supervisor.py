@@ -24,7 +24,8 @@ from trainer.config.exits import PROFILE_SIGNAL, Action, Exit, Fault, codes_for
 from trainer.launcher.failures import Failure, explain, report_failures
 from trainer.launcher.output.attempt_log import AttemptLog
 from trainer.launcher.output.rank_output import RankOutput
-from trainer.launcher.peers import time_left
+from trainer.launcher.peers import time_left, wait_for_last_node
+from trainer.launcher.program import code_sync
 from trainer.launcher.program.options import Options
 from trainer.launcher.ranks import Process, Program, Ranks
 from trainer.launcher.stall import Stall
@@ -39,7 +40,6 @@ _TURN = 0.03  # seconds
 _ABORT_GRACE = 5.0  # seconds to write the stacks
 _FAILING = 0.3  # seconds for the ranks of a program that fail at the same time, to be seen as such
 _RAISING = 30.0  # seconds that a rank may take from its traceback to its end
-_LAST_NODE_TIMEOUT = 30.0  # seconds; nodes end within seconds of each other
 
 # Exit codes after which restarting the ranks in place can not help.
 _FINAL = {*codes_for(Action.FAIL), int(Exit.STOPPED), -signal.SIGTERM}
@@ -127,6 +127,7 @@ class Supervisor:
         timeout, most_restarts = self._options.rendezvous_timeout, self._contract.max_restarts
         self._client.start(deadline=time.monotonic() + timeout)
         while True:
+            code_sync.take(os.environ)
             self._attempts.write("waiting")
             place = self._client.next_round(
                 clean=following.clean,
@@ -203,8 +204,11 @@ class Supervisor:
         client = self._client
         stall = Stall(self._options.stall, output=lambda: self._output.bytes)
         while True:
-            ended = self._ranks.poll()
-            if any(ended.values()):
+            failed = any(self._ranks.poll().values())
+            if code_sync.is_due(os.environ, failed=failed) and not self._signals:
+                self._ranks.end(grace=self._contract.shutdown_timeout, turn=self._turn)
+                return NextRound()
+            if failed:
                 return self._end_after_failure(can_restart=can_restart)
             if not self._ranks.running:
                 return Exit.DONE
@@ -309,12 +313,7 @@ class Supervisor:
 
     def _wait_for_last_node(self, ending: Exit) -> None:
         """End the server once the other nodes, which may be a little later, have finished, too."""
-        server = self._meeting.server
-        if server is None:
-            return
-        end = time.monotonic() + _LAST_NODE_TIMEOUT
-        is_done = ending == Exit.DONE
-        while is_done and server.present and not self._signals and time.monotonic() < end:
-            self._renew_health()
-            time.sleep(_TURN / 10)
-        server.close()
+        if (server := self._meeting.server) is not None:
+            if ending == Exit.DONE:
+                wait_for_last_node(server, lambda: bool(self._renew_health() or self._signals))
+            server.close()

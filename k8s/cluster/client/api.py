@@ -124,7 +124,7 @@ def _request(  # what a request is
                 **options,
             )
         except ApiException as error:
-            problem = _fault_of(cluster, error, request)
+            problem = fault_of(cluster, error, request)
             if problem.code != Exit.PEER or isinstance(problem, Gone):
                 raise problem from None
             least = _retry_after(error)
@@ -140,7 +140,8 @@ def _request(  # what a request is
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _fault_of(cluster: Cluster, error: ApiException, request: str) -> Fault:
+def fault_of(cluster: Cluster, error: ApiException, request: str) -> Fault:
+    """Return the fault of an API server's answer to a request."""
     reason = in_one_line(_message(error))
     line = f"{cluster.where}: {request}: {error.status}: {reason}"
     if error.status == 404:

@@ -8,12 +8,15 @@
 import gzip
 import hashlib
 import io
+import shutil
 import tarfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.config.exits import Exit, Fault
+
+BESIDE = ".muster-sync"  # in the folder: code that was put there later (code_sync.py)
 
 
 def unpack(environment: Mapping[str, str]) -> Path | None:
@@ -38,6 +41,14 @@ def unpack(environment: Mapping[str, str]) -> Path | None:
             f"MUSTER_CODE={file!r}: has the hash {found}, and not {wanted} of MUSTER_CODE_SHA256; "
             "render and submit the job again",
         )
+    # What was put there later is not part of it: the code of a new container is the manifest's.
+    shutil.rmtree(Path(folder, BESIDE), ignore_errors=True)
+    extract(data, Path(folder), label=f"MUSTER_CODE={file!r}")
+    return Path(folder)
+
+
+def extract(data: bytes, folder: Path, *, label: str) -> None:
+    """Unpack an archive whose hash is right. Raises Fault(65) or (71)."""
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
             if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4; the hash is right anyway
@@ -45,9 +56,14 @@ def unpack(environment: Mapping[str, str]) -> Path | None:
             else:
                 archive.extractall(folder)  # noqa: S202
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise Fault(Exit.DATA, f"MUSTER_CODE={file!r}: cannot be unpacked: {error}") from None
+        raise Fault(Exit.DATA, f"{label}: cannot be unpacked: {error}") from None
     except OSError as error:
         raise Fault(
-            Exit.MACHINE, f"MUSTER_CODE_FOLDER={folder!r}: cannot be written: {error}"
+            Exit.MACHINE, f"MUSTER_CODE_FOLDER={str(folder)!r}: cannot be written: {error}"
         ) from None
-    return Path(folder)
+
+
+def names(data: bytes) -> set[str]:
+    """Return the paths of the files and links in an archive whose hash is right."""
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        return set(archive.getnames())

@@ -17,6 +17,7 @@ import yaml
 from k8s.cli.command import main
 from k8s.cluster.wrapped_job import WRAPPER
 from k8s.launchers import job_kinds
+from k8s.plan.job_kind import JobKind
 from tests.cluster_objects import COMPLETED, JOBSET, LABELS, Run, fill
 from tests.ranks import free_port
 from tests.rendering import CLUSTER, job, render
@@ -64,8 +65,8 @@ def asked(server: Server, method: str, target: str) -> Allowed:
         return set()
     group, resource = found["group"] or "", found["resource"]
     name = found["name"] or ""
-    if found["part"] == "portforward":
-        return {(group, "pods/portforward", verb, name) for verb in ("get", "create")}
+    if found["part"] in ("portforward", "exec"):
+        return {(group, f"pods/{found['part']}", verb, name) for verb in ("get", "create")}
     if found["part"]:
         return {(group, f"{resource}/{found['part']}", "get", name)}
     verbs = {"GET": ["get"], "DELETE": ["delete"], "PATCH": ["patch"]}[method]
@@ -152,7 +153,9 @@ class Gate:
         return None
 
 
-@pytest.mark.parametrize("options", [[], ["--any-name"]], ids=["one name", "any name"])
+@pytest.mark.parametrize(
+    "options", [[], ["--any-name", "--exec"]], ids=["one name", "any name, and exec"]
+)
 @pytest.mark.parametrize("launcher", CLUSTER)
 def test_the_role_is_what_the_verbs_take(
     launcher: str,
@@ -196,6 +199,8 @@ def test_the_role_is_what_the_verbs_take(
     ):
         does(*verb)
     does("logs", "digits", "--save", str(tmp_path / "saved"))
+    server.enter = lambda _, __: ["true"]
+    does("profile", "digits", code=0 if "--exec" in options else 64)
     gate.scaling = True
     does("scale", "digits", "3", code=64 if launcher == "trainjob" else 0)
     gate.scaling = False
@@ -213,17 +218,26 @@ def test_the_role_is_what_the_verbs_take(
     does("port-forward", "digits", "--port", str(port), code=130)
     for verb in (["delete", "digits"], ["list"], ["gc"]):  # the last two where there is no job
         does(*verb)
+    check_use(gate, kind, any_name="--any-name" in options, executes="--exec" in options)
+
+
+def check_use(gate: Gate, kind: JobKind, *, any_name: bool, executes: bool) -> None:
+    """See that the role was enough, and that none of it is for nothing."""
     versions = [*((one.api_version, one.kind) for one in job_kinds()), WRAPPER]
     other = {(version.split("/")[0], f"{name.lower()}s") for version, name in versions}
     here = {(kind.api_version.split("/")[0], f"{kind.kind.lower()}s")}
     elsewhere = {
         one for one in gate.refused if one[:2] in other - here and one[2] in ("get", "list")
     }
+    if not executes:
+        in_pods = {one for one in gate.refused if one[1] == "pods/exec"}
+        assert {one[2] for one in in_pods} == {"get", "create"}
+        elsewhere |= in_pods
     assert gate.refused <= elsewhere  # it looks whether it is there, and goes on without
-    assert allowed - gate.used == set()
-    makes_names_up = {"pods/portforward", "workloads"}
-    unnamed = {one[1] for one in allowed if one[2] in WRITES and not one[3]} - makes_names_up
-    assert bool(unnamed) == bool(options)
+    assert gate.allowed - gate.used == set()
+    makes_names_up = {"pods/portforward", "pods/exec", "workloads"}
+    unnamed = {one[1] for one in gate.allowed if one[2] in WRITES and not one[3]} - makes_names_up
+    assert bool(unnamed) == any_name
 
 
 def test_garbage_of_others_is_left(run: Run, cluster: tuple[Server, Path]) -> None:
@@ -287,6 +301,7 @@ API = "rbac.authorization.k8s.io"
         (["--rbac", "serviceaccount:bot"], "serviceaccount:NAMESPACE:NAME"),
         (["--rbac", "user:jane", "--launcher", "docker"], "docker runs without a cluster"),
         (["--any-name"], "--any-name: goes with --rbac"),
+        (["--exec"], "--exec: goes with --rbac"),
     ],
 )
 def test_who_it_is_for_must_be_clear(

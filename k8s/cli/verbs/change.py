@@ -1,0 +1,139 @@
+"""The verbs that submit a job, wait for it, change it and delete it."""
+
+import logging
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from k8s.cli.verbs.common import Name, Save, app, log_state, print_line
+from k8s.cluster import control, jobs
+from k8s.cluster.client.api import Forbidden
+from k8s.cluster.observe.save_logs import save_logs
+from k8s.cluster.profile import profile as ask_for_profile
+from k8s.cluster.submit import read_manifests
+from k8s.cluster.submit_several import Wanted, submit_all
+from k8s.cluster.sync import sync as put_code
+
+log = logging.getLogger("k8s")
+
+
+@app.command()
+def submit(
+    context: typer.Context,
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="what render.py wrote, a job each; - reads standard input"),
+    ],
+    *,
+    wait_: Annotated[bool, typer.Option("--wait", help="wait for the end; exit as it did")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="show the logs until the end; exit as it did")
+    ] = False,
+    force: Annotated[bool, typer.Option(help="take fields over from other owners")] = False,
+) -> None:
+    """Apply rendered jobs: on the server's side, after a dry run there."""
+    found = {file: read_manifests(file) for file in files}
+    wanted = Wanted(wait_ or follow, print_line if follow else None, log_state, force)
+    raise typer.Exit(submit_all(context.obj(), found, wanted))
+
+
+@app.command("wait")
+def wait_for(
+    context: typer.Context,
+    name: Name,
+    *,
+    timeout: Annotated[float | None, typer.Option(help="seconds; exit 69 after them")] = None,
+) -> None:
+    """Wait until a job has ended, and exit with its exit code."""
+    on_change = partial(log_state, "")
+    raise typer.Exit(jobs.wait(context.obj(), name, timeout=timeout, on_change=on_change))
+
+
+@app.command()
+def suspend(context: typer.Context, name: Name) -> None:
+    """Stop a job's pods, which save a checkpoint first, and keep the job."""
+    cluster = context.obj()
+    control.suspend(cluster, jobs.get_job(cluster, name))
+
+
+@app.command()
+def resume(context: typer.Context, name: Name) -> None:
+    """Let a suspended or cancelled job go on."""
+    cluster = context.obj()
+    control.resume(cluster, jobs.get_job(cluster, name))
+
+
+@app.command()
+def cancel(context: typer.Context, name: Name, *, folder: Save = None) -> None:
+    """End a job and keep its objects: its pods save a checkpoint; it then counts as ended, with 143."""
+    cluster = context.obj()
+    job = jobs.get_job(cluster, name)
+    if folder:
+        for path in save_logs(cluster, job, folder):
+            log.info("wrote %s", path)
+    control.cancel(cluster, job)
+    log.info("cancelled %s; delete %s removes it", name, name)
+
+
+@app.command()
+def scale(
+    context: typer.Context, name: Name, nodes: Annotated[int, typer.Argument(help="how many")]
+) -> None:
+    """Give an elastic job another number of nodes, within its min and max."""
+    cluster = context.obj()
+    control.scale(cluster, jobs.get_job(cluster, name), nodes)
+    log.info("%s scales to %d nodes", name, nodes)
+
+
+@app.command()
+def profile(context: typer.Context, name: Name) -> None:
+    """Profile the next steps of every rank; says for each pod where the traces are."""
+    cluster = context.obj()
+    lines, code = ask_for_profile(cluster, jobs.get_job(cluster, name))
+    for line in lines:
+        print_line(line)
+    raise typer.Exit(code)
+
+
+@app.command()
+def sync(
+    context: typer.Context,
+    name: Name,
+    folder: Annotated[Path, typer.Argument(help="the folder of code.path")] = Path(),
+) -> None:
+    """Put changed code into a job's pods and restart its ranks, without new pods."""
+    cluster = context.obj()
+    for line in put_code(cluster, jobs.get_job(cluster, name), folder):
+        print_line(line)
+
+
+@app.command()
+def delete(context: typer.Context, name: Name) -> None:
+    """Delete a job and everything that was rendered with it; its volumes stay."""
+    cluster = context.obj()
+    for deleted in jobs.delete(cluster, jobs.get_job(cluster, name)):
+        log.info("deleted %s", deleted)
+
+
+@app.command()
+def gc(
+    context: typer.Context,
+    *,
+    older_than: Annotated[float, typer.Option(min=0, max=1e6, help="hours since the end")] = 24.0,
+    dry_run: Annotated[bool, typer.Option(help="only list the jobs that would be deleted")] = False,
+) -> None:
+    """Delete the jobs that ended, or were cancelled, long enough ago."""
+    cluster = context.obj()
+    moment = datetime.now(UTC) - timedelta(hours=older_than)
+    for job in jobs.ended_before(jobs.list_jobs(cluster), moment):
+        if dry_run:
+            log.info("would delete %s, %s at %s", job.name, job.state.phase, job.state.ended_at)
+            continue
+        try:
+            for deleted in jobs.delete(cluster, job):
+                log.info("deleted %s", deleted)
+        except Forbidden as refusal:  # a Role may be for some jobs only
+            log.warning("cannot delete %s: %s", job.name, refusal)

@@ -1,0 +1,143 @@
+"""Run a command in a pod's container, through the cluster's API.
+
+ended = execute(cluster, "digits-0", ["sh", "-c", "kill -USR2 1"], container="trainer")
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from kubernetes.stream import stream
+from kubernetes.stream.ws_client import ERROR_CHANNEL, WSClient
+
+from k8s.base.errors import in_one_line
+from k8s.cluster.client.api import Cluster, Forbidden, fault_of
+from trainer.config.exits import Exit, Fault
+
+_PIECE = 32 * 1024  # bytes of a message; an API server takes no large ones
+_AT_ONCE = 16  # pods
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command has ended, with what it wrote to its output and its errors, in this order."""
+
+    code: int
+    output: str
+
+
+def execute_in_each(
+    cluster: Cluster,
+    containers: Iterable[tuple[str, str]],
+    command: Sequence[str],
+    stdin: bytes = b"",
+) -> dict[str, Ended | Fault]:
+    """Run a command in several pods, given with their containers; return how it went, by the pod."""
+
+    def one(place: tuple[str, str]) -> tuple[str, Ended | Fault]:
+        try:
+            return place[0], execute(cluster, place[0], command, container=place[1], stdin=stdin)
+        except Fault as fault:
+            return place[0], fault
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(pool.map(one, containers))
+
+
+def execute(
+    cluster: Cluster, pod: str, command: Sequence[str], *, container: str, stdin: bytes = b""
+) -> Ended:
+    """Run a command and return how it has ended. The API cannot end its input: it knows the length.
+
+    Raises Forbidden (64) without the right to, and Fault(69) without an end in the cluster's timeout.
+    """
+    found: list[Ended | Fault] = []
+
+    def talk() -> None:
+        try:
+            found.append(_talk(cluster, pod, command, container, stdin))
+        except Fault as fault:
+            found.append(fault)
+
+    # The client library has no time limit for a connection: a thread, which may be left behind.
+    thread = threading.Thread(target=talk, daemon=True)
+    thread.start()
+    thread.join(cluster.timeout)
+    if not found:
+        found.append(_fault(cluster, pod, f"{command[0]}: no exit code in {cluster.timeout:g} s"))
+    if isinstance(found[0], Fault):
+        raise found[0]
+    return found[0]
+
+
+def _talk(
+    cluster: Cluster, pod: str, command: Sequence[str], container: str, stdin: bytes
+) -> Ended:
+    deadline = time.monotonic() + cluster.timeout
+    # A client of its own, since the library replaces one's way to make requests.
+    core = client.CoreV1Api(client.ApiClient(cluster.client.configuration))
+    try:
+        opened: WSClient = stream(
+            core.connect_get_namespaced_pod_exec,
+            pod,
+            cluster.namespace,
+            container=container,
+            command=list(command),
+            stdin=bool(stdin),
+            stdout=True,
+            stderr=True,
+            tty=False,
+            binary=True,
+            _preload_content=False,
+        )
+    except (ApiException, OSError, ValueError) as error:
+        raise _not_opened(cluster, pod, error) from None
+    try:
+        with contextlib.closing(opened):
+            for start in range(0, len(stdin), _PIECE):
+                opened.write_stdin(stdin[start : start + _PIECE])
+            opened.run_forever(timeout=max(0.1, deadline - time.monotonic()))
+            if opened.is_open():
+                raise TimeoutError(f"it runs after {cluster.timeout:g} s")  # noqa: TRY301
+            code = _code(opened.read_channel(ERROR_CHANNEL))
+            return Ended(code, opened.read_all().decode(errors="replace"))
+    except Exception as error:  # noqa: BLE001  # of several libraries: the connection is lost
+        raise _fault(cluster, pod, f"{command[0]}: no exit code: {in_one_line(error)}") from None
+
+
+def _code(end: bytes) -> int:
+    """Read a command's exit code from the status that comes last (v4.channel.k8s.io)."""
+    status = json.loads(end)
+    if status["status"] == "Success":
+        return 0
+    if status.get("reason") != "NonZeroExitCode":
+        raise ValueError(status.get("message", ""))
+    return int(status["details"]["causes"][0]["message"])
+
+
+def _not_opened(cluster: Cluster, pod: str, error: Exception) -> Fault:
+    """Return why there is no connection: by the answer to the handshake, if one came."""
+    refused = error.__context__
+    status, body = getattr(refused, "status_code", 0), getattr(refused, "resp_body", None)
+    if not status:
+        return _fault(cluster, pod, in_one_line(getattr(error, "reason", None) or error))
+    answer = ApiException(status=status, reason=getattr(refused, "status_message", ""))
+    answer.body = body or b""
+    fault = fault_of(cluster, answer, f"exec in {pod}")
+    if not isinstance(fault, Forbidden):
+        return fault
+    return Forbidden(
+        fault.code,
+        f"{cluster.where}: exec in {pod}: the right to create pods/exec is missing, which is to run "
+        "anything in pods; `render.py JOB --rbac user:NAME --exec` prints a Role with it",
+    )
+
+
+def _fault(cluster: Cluster, pod: str, text: str) -> Fault:
+    return Fault(Exit.PEER, f"{cluster.where}: exec in {pod}: {text}")

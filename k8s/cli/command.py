@@ -206,7 +206,7 @@ def _output(jobs: list[Job], asked: argparse.Namespace) -> int:
     elif asked.check:
         for job in jobs:
             names = ", ".join(one.launcher.name for one in job.rendered)
-            print(f"{job.rendered[0].plan.name}: ok for {names}")
+            print(f"{job.rendered[0].plan.name}: ok for {names}{_try(job)}")
     elif asked.plan:
         _print_plans(jobs, asked)
     elif len(jobs) > 1:
@@ -218,6 +218,15 @@ def _output(jobs: list[Job], asked: argparse.Namespace) -> int:
     else:
         sys.stdout.buffer.write(rendered[0].text.encode())  # UTF-8 in any locale
     return Exit.DONE
+
+
+def _try(job: Job) -> str:
+    from k8s.render.try_task import try_task  # noqa: PLC0415  # needed here alone
+
+    try:
+        return try_task(job.rendered)
+    except Fault as fault:
+        raise _with_origin(fault, job.cell.job) from None
 
 
 def _print_plans(jobs: list[Job], asked: argparse.Namespace) -> None:

@@ -127,7 +127,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print a job file for the script in this folder, with what was guessed",
     )
-    add("--check", action="store_true", help="render everything, write nothing, print ok")
+    add(
+        "--check",
+        action="store_true",
+        help="render everything, try the task on two samples where torch is, write nothing, print ok",
+    )
     add("--schema", action="store_true", help="print the JSON Schema of a job file")
     return made
 

@@ -8,22 +8,16 @@ The dry run itself is `trainer/tools/dry_run.py`.
 """
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trainer.config.environment import PREFIX, environment_of, variable
+from trainer.config.environment import variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
-
-# A dry run is one process, whatever this one is; a mode chosen for this one is not for that one.
-_PREFIXES = (PREFIX, "MUSTER_", "TORCHELASTIC_")
-_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+from trainer.plan import own_process
 
 
 @dataclass(frozen=True)
@@ -72,12 +66,6 @@ def dry_run(
     `device_bytes` stands for TRAINER_DEVICE_MEMORY where that is not set; `environment` is added to this
     process's own. Raises Fault with one line when there is no result within `seconds`.
     """
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(_PREFIXES) and name not in _NAMES
-    }
-    path = [str(Path(__file__).parents[2]), *filter(None, [inherited.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:
         changes: dict[str, Any] = {
             "dry_run": world_size,
@@ -89,24 +77,13 @@ def dry_run(
         }
         if device_bytes and not settings.device_memory:
             changes["device_memory"] = device_bytes / 2**30
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "trainer"],
-                env=inherited
-                | {"PYTHONPATH": os.pathsep.join(path)}
-                | dict(environment or {})
-                | environment_of(settings.model_copy(update=changes)),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise Fault(Exit.CODE, f"the dry run did not finish within {seconds:.0f} s") from None
-        except OSError as error:
-            raise Fault(Exit.MACHINE, f"the dry run did not start: {error}") from None
+        done = own_process.run(
+            "trainer",
+            settings=settings.model_copy(update=changes),
+            seconds=seconds,
+            what="the dry run",
+            environment=environment,
+        )
     if done.returncode != 0:
         last = next(filter(str.strip, reversed(done.stderr.splitlines())), "no message")
         raise Fault(Exit.CODE, f"the dry run ended with {done.returncode}: {last.strip()}")

@@ -281,7 +281,7 @@ def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "note: env HF_TOKEN: looks like a credential" in seen.err
     target = tmp_path / "job.yaml"
     target.write_text(seen.out)
-    assert command.main([str(target), "--check"]) == 0
+    assert command.main([str(target), "-o", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize(

@@ -113,12 +113,14 @@ def test_files_are_written_and_named(tmp_path: Path) -> None:
     assert os.access(files["local.sh"], os.X_OK)
 
 
+@pytest.mark.slow
 def test_check_writes_nothing(tmp_path: Path) -> None:
     every = [part for launcher in LAUNCHERS for part in ("--launcher", launcher)]
     without = ("--set", "faults.deadline=")  # Volcano has none
     done = start(str(EXAMPLE), *every, *without, "--check", "-o", "here", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"digits-ddp: ok for {', '.join(LAUNCHERS)}\n"
+    tried = "task digits tried on two samples"
+    assert done.stdout == f"digits-ddp: ok for {', '.join(LAUNCHERS)}; {tried}\n"
     assert list(tmp_path.iterdir()) == []
 
 

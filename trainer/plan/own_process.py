@@ -1,0 +1,60 @@
+"""A command of the trainer in a process of its own, with given settings and a time bound.
+
+The process here needs no torch.
+
+    done = run("trainer.check", "circles:Circles", settings=settings, seconds=60)
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer.config.environment import PREFIX, environment_of
+from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
+
+# It is one process, whatever this one is; a mode chosen for this one is not for that one.
+_PREFIXES = (PREFIX, "MUSTER_", "TORCHELASTIC_")
+_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+def run(
+    *module: str,
+    settings: Settings,
+    seconds: float,
+    what: str,
+    environment: Mapping[str, str] | None = None,
+    folder: str | None = None,
+) -> "subprocess.CompletedProcess[str]":
+    """Return how `python -m MODULE [ARGUMENT...]` ended, with its output.
+
+    `environment` is added to this process's own. Raises Fault when it does not start, or not end within
+    `seconds`; `what` names it there.
+    """
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_PREFIXES) and name not in _NAMES
+    }
+    path = [str(Path(__file__).parents[2]), *filter(None, [inherited.get("PYTHONPATH")])]
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", *module],
+            env=inherited
+            | {"PYTHONPATH": os.pathsep.join(path)}
+            | dict(environment or {})
+            | environment_of(settings),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Fault(Exit.CODE, f"{what} did not finish within {seconds:.0f} s") from None
+    except OSError as error:
+        raise Fault(Exit.MACHINE, f"{what} did not start: {error}") from None

@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -48,11 +49,12 @@ def main() -> None:
     def watch() -> None:
         nonlocal looks, dumps, whole
         while not over.is_set():
-            for _ in range(10):
-                place = position.main_position(device="cpu")
-                assert place
-                assert "in main" in place.line
-                looks += 1
+            with tempfile.TemporaryFile() as scratch:
+                for _ in range(10):
+                    place = position.main_position(scratch, device="cpu")
+                    assert place
+                    assert "in main" in place.line
+                    looks += 1
             stacks.write_stacks(file)
             text = file.read_text(encoding="utf-8")
             assert "in main" in text

@@ -4,13 +4,14 @@ A rank that waits in a collective cannot report it, so the watchdog looks at its
 the innermost line of Python is in torch.distributed, or in the backward pass, whose end waits for the
 gradients of other ranks, and when the kernel has the thread asleep. Anything else is its own work.
 
-    position = main_position(device="cuda")
+    position = main_position(scratch, device="cuda")
 """
 
 import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -44,9 +45,12 @@ class Position:
     stepping: bool
 
 
-def main_position(*, device: str) -> Position | None:
-    """Return where the main thread is, None when it has ended; `device` is the rank's device type."""
-    stack = main_stack()
+def main_position(scratch: IO[bytes], *, device: str) -> Position | None:
+    """Return where the main thread is, None when it has ended.
+
+    `scratch` is as in `main_stack`, `device` the rank's device type.
+    """
+    stack = main_stack(scratch)
     if not stack:
         return None
     innermost = next((f.file for f in stack if not f.file.startswith(_TRANSPARENT)), "")

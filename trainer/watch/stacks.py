@@ -1,6 +1,6 @@
 """The Python stacks of this process: of the main thread while it runs, of all threads into a file.
 
-    frames = main_stack()
+    frames = main_stack(scratch)
     issued = write_dump(settings.run_folder / "logs", rank=0, device="cpu")
 
 The two private names of CPython are in this file only, for this reason. The watchdog reads the main
@@ -20,7 +20,6 @@ import logging
 import os
 import re
 import signal
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -44,13 +43,17 @@ class Frame(NamedTuple):
     function: str
 
 
-def main_stack() -> list[Frame]:
-    """Return the frames of the main thread, innermost first."""
-    with tempfile.TemporaryFile() as file:
-        if not _write_main(file):
-            faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        text = file.read().decode("ascii", errors="replace")
+def main_stack(scratch: IO[bytes]) -> list[Frame]:
+    """Return the frames of the main thread, innermost first.
+
+    `scratch` is an open file of this process alone; to make one for each look took as long as the look.
+    """
+    scratch.seek(0)
+    scratch.truncate()
+    if not _write_main(scratch):
+        faulthandler.dump_traceback(scratch, all_threads=True)
+    scratch.seek(0)
+    text = scratch.read().decode("ascii", errors="replace")
     for part in text.split("\n\n"):
         head, _, lines = part.partition("\n")
         thread = _THREAD.search(head)

@@ -24,13 +24,14 @@ import json
 import logging
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import torch.distributed as dist
 
@@ -47,7 +48,7 @@ from trainer.watch.usage import Meter
 
 log = logging.getLogger("trainer")
 
-_LOOK_EVERY = 0.05  # seconds between two looks at the main thread
+_LOOK_EVERY = 0.1  # seconds between two looks at the main thread
 _STATUS_EVERY = 1.0  # seconds between two statuses in the store
 _USAGE_EVERY = 10.0  # seconds between two usage events; more with more than 100 ranks
 _SUSPENDED = 5.0  # a look this late: the whole process was suspended, so nobody was waiting
@@ -80,6 +81,7 @@ class _Rank:
     """What the thread has seen of its own rank."""
 
     meter: Meter
+    scratch: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
     work: Work = field(default_factory=Work)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
     agreements: int = -1
@@ -160,7 +162,7 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
     last_usage, last_work = last_look - usage_every, dict[int, Work]()
     while not end.wait(_LOOK_EVERY):
         now = time.monotonic()
-        if (position := main_position(device=runtime.device.type)) is not None:
+        if (position := main_position(rank.scratch, device=runtime.device.type)) is not None:
             rank.update(position, now, now - last_look, watched)
         last_look = now
         if now - last_status < _STATUS_EVERY:

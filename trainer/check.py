@@ -56,8 +56,10 @@ def check(name: str) -> Iterator[str]:
     from trainer import tasks  # noqa: PLC0415
     from trainer.data.loader import Loader  # noqa: PLC0415
     from trainer.data.order import Samples  # noqa: PLC0415
+    from trainer.data.stream import Stream  # noqa: PLC0415
     from trainer.data.task_contract import blamed_on, check_model, try_batch  # noqa: PLC0415
     from trainer.distributed.precision import dtype_of  # noqa: PLC0415
+    from trainer.engine.initial import load_own  # noqa: PLC0415
 
     task = tasks.load(settings)
     yield f"{name}: has its methods; the metric is {task.metric}"
@@ -75,10 +77,12 @@ def check(name: str) -> Iterator[str]:
         model = task.model()
     check_model(model, name)
     model.to(dtype_of(settings))
+    yield from load_own(model, task, settings)
     named = dict(model.named_parameters())
     yield f"model(): {type(model).__name__}, {sum(p.numel() for p in named.values()):,} parameters"
     for part, data in sets.items():
-        two = Samples(torch.tensor([0, len(data) - 1]), torch.ones(2))
+        second = min(1, len(data) - 1) if isinstance(data, Stream) else len(data) - 1
+        two = Samples(torch.tensor([0, second]), torch.ones(2))
         loader = Loader(data, device=torch.device("cpu"), dtype=dtype_of(settings))
         with blamed_on(name, f"reading {part} samples"):
             batch = next(loader(iter([two])))

@@ -8,7 +8,6 @@ import atexit
 import contextlib
 import multiprocessing
 import os
-import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,13 +16,13 @@ from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import Samples
+from trainer.data.seeding import seeded
 from trainer.data.sets import (
     Batch,
     Data,
@@ -33,6 +32,7 @@ from trainer.data.sets import (
     Transformed,
     UnreadableSample,
 )
+from trainer.data.stream import Stream
 from trainer.distributed.tensors import map_tensors
 
 Shares = Iterator[Samples]
@@ -62,6 +62,7 @@ class Loader:
         self._dtype = dtype
         self._channels_last = channels_last
         # Asked for once: isinstance of a protocol looks for its methods each time.
+        self._stream_state: dict[str, Any] = {}
         self._transform = data.transform_batch if isinstance(data, Transformed) else None
         self._batch = data.batch if isinstance(data, InMemory) else None
         if self._batch is None:
@@ -127,7 +128,19 @@ class Loader:
         for read in self._workers:
             if isinstance(read, Fault):
                 raise read
-            yield self._requests.pending.pop(0), *read
+            samples, unreadable, state = read
+            self._stream_state = state or self._stream_state
+            yield self._requests.pending.pop(0), samples, unreadable
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of a stream after the last batch; the same for all ranks' streams."""
+        return self._stream_state or {"position": 0, "state": ""}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the stream begin at this state."""
+        self._stream_state = state
+        if state["state"] and isinstance(self._data, Stream):
+            self._data.resume(state)
 
     def _move(self, tensor: Tensor) -> Tensor:
         if tensor.device == self._device:  # the data is kept there
@@ -161,12 +174,14 @@ class _Reader:
     def __init__(self, data: MapStyle) -> None:
         self._data = data
 
-    def __getitems__(self, wanted: list[tuple[int, int | None]]) -> tuple[Any, _Unreadable] | Fault:
+    def __getitems__(
+        self, wanted: list[tuple[int, int | None]]
+    ) -> tuple[Any, _Unreadable, dict[str, Any]] | Fault:
         samples: list[Any] = []
         unreadable: _Unreadable = {}
         for index, key in wanted:
             try:
-                with contextlib.nullcontext() if key is None else _seeded(key):
+                with contextlib.nullcontext() if key is None else seeded(key):
                     samples.append(self._data[index])
             except Fault as fault:
                 return fault  # raised in a worker it would arrive as a RuntimeError, its code lost
@@ -185,7 +200,7 @@ class _Reader:
             for number in unreadable:
                 samples[number] = replacement
         try:
-            return getattr(self._data, "collate", default_collate)(samples), unreadable
+            batch = getattr(self._data, "collate", default_collate)(samples)
         except Exception as error:  # noqa: BLE001  # a collate of one's own may raise anything
             indices = ", ".join(str(index) for index, _ in wanted[:3])
             reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -194,6 +209,8 @@ class _Reader:
                 f"the samples {indices} ... make no batch: {reason}; samples of unequal shape need a "
                 f"method collate(samples) of the data, a {type(self._data).__name__}",
             )
+        stream = self._data if isinstance(self._data, Stream) else None
+        return batch, unreadable, stream.state() if stream and stream.has_state else {}
 
     def _sample_near(self, index: int) -> Any:
         """Return a sample after `index` that can be read, for its shape."""
@@ -209,21 +226,6 @@ class _Reader:
             return str(self._data.samples[index][0])  # type: ignore[attr-defined]
         except (AttributeError, IndexError, KeyError, TypeError):
             return ""
-
-
-@contextlib.contextmanager
-def _seeded(key: int) -> Iterator[None]:
-    """Seed the generators of the CPU within the block, and restore them after it."""
-    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(key)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.default_generator.set_state(before[2])
 
 
 def _collated_already(batch: Any) -> Any:

@@ -51,8 +51,9 @@ class Samples:
 class Order:
     """The stream of training samples: `length` an epoch, `end` in all (the last batch may cross it).
 
-    With `tokens`, shape (length,), a sample's weight is its number of tokens; else it is 1. Without
-    `keyed` its samples have no keys, for data that draws no random numbers.
+    `in_order`: not permuted, for a stream; an index is the position in all epochs. With `tokens`, shape
+    (length,), a sample's weight is its number of tokens; else it is 1. Without `keyed` its samples
+    have no keys, for data that draws no random numbers.
     """
 
     seed: int
@@ -60,6 +61,7 @@ class Order:
     end: int
     tokens: Tensor | None = None
     keyed: bool = True
+    in_order: bool = False
 
     def take(self, start: int, count: int, *, stop: int | None = None) -> Samples:
         """Return the samples at positions start .. start+count.
@@ -87,7 +89,13 @@ class Order:
         Without keys the shape is (1, n).
         """
         epoch, first = divmod(start, self.length)
+        if self.in_order:
+            count = min(count, self.length - first)
+            return self._with_keys(torch.arange(start, start + count), epoch)
         indices = _permutation(self.seed, epoch, self.length)[first : first + count]
+        return self._with_keys(indices, epoch)
+
+    def _with_keys(self, indices: Tensor, epoch: int) -> Tensor:
         if not self.keyed:
             return indices.unsqueeze(0)
         return torch.stack([indices, scramble(indices + mix(self.seed, epoch, "sample"))])

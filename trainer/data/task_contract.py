@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.lines import EVAL_FIELDS
@@ -30,7 +30,7 @@ _NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]),
 
 METHODS = ("model", "data", "loss", "score")
 OWN = tuple(Own.__dataclass_fields__)
-MORE = (*OWN, "on_event")  # that a task may have
+MORE = (*OWN, "initial_weights", "on_event")  # that a task may have
 
 
 def check_methods(task: object, name: str) -> None:
@@ -73,6 +73,12 @@ def check_data(data: Any, name: str, *, train: bool) -> None:
     if isinstance(data, DataLoader):
         raise _wrong(
             name, f"{method} returned a DataLoader; wanted: its dataset, as it batches itself"
+        )
+    if isinstance(data, IterableDataset) and not hasattr(data, "__len__"):
+        raise _wrong(
+            name,
+            f"{method} returned {kind}, an IterableDataset without a length; add to it "
+            "`def __len__(self): return N`, the samples of an epoch",
         )
     if not hasattr(data, "__len__"):
         raise _wrong(

@@ -108,6 +108,11 @@ def flight_recorder(device: str) -> bytes:
         return b"{}"
 
 
+def forget_loader_worker() -> None:
+    """Have `get_worker_info()` return None in a DataLoader's worker; torch offers no way to hide it."""
+    vars(importlib.import_module("torch.utils.data._utils.worker"))["_worker_info"] = None
+
+
 def preload() -> None:
     """Import what the first optimiser imports, for all forked ranks; it has no public name."""
     importlib.import_module("torch._dynamo")

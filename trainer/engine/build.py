@@ -1,6 +1,6 @@
 """Build the task's model and apply the options that are the same for every mode.
 
-model = build(model_of(task, settings), settings, runtime)
+model = build(model_of(task, settings), settings, runtime, task=task)
 """
 
 import os
@@ -25,7 +25,7 @@ from trainer.models.blocks import blocks
 from trainer.models.recompute import recompute_blocks
 
 
-def build(model: nn.Module, settings: Settings, runtime: Runtime) -> nn.Module:
+def build(model: nn.Module, settings: Settings, runtime: Runtime, *, task: tasks.Task) -> nn.Module:
     """Return the model with the same weights on every rank.
 
     It is on this rank's device. A staged mode's model may be too large for one device: it is on the CPU.
@@ -41,7 +41,8 @@ def build(model: nn.Module, settings: Settings, runtime: Runtime) -> nn.Module:
         )
     staged = MODES[runtime.sizing.mode].staged
     model = model.to(torch.device("cpu") if staged else runtime.device, dtype_of(settings))
-    initialise(model, settings, is_main=runtime.is_main)  # in the precision of the training
+    # in the precision of the training
+    initialise(model, settings, is_main=runtime.is_main, task=task)
     if runtime.mesh is not None:
         _broadcast(model, runtime.control if staged else None)
         if settings.sync_batchnorm:

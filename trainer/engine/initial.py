@@ -1,4 +1,4 @@
-"""The weights a run begins with: TRAINER_INIT loads them, TRAINER_FREEZE keeps some as they are.
+"""The weights a run begins with: a task's initial_weights() and TRAINER_INIT load, TRAINER_FREEZE keeps.
 
 TRAINER_INIT=resnet18.pth TRAINER_INIT_SKIP='fc.*' TRAINER_FREEZE='conv1.*,layer1.*' python -m trainer
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
+from trainer.data.task_contract import blamed_on, kind_of
 from trainer.models.blocks import tied
 
 log = logging.getLogger("trainer")
@@ -24,32 +25,56 @@ _INSIDE = ("state_dict", "model_state_dict", "model")  # where other programs ke
 _SHOWN = 5  # names in a message
 
 
-def initialise(model: nn.Module, settings: Settings, *, is_main: bool) -> None:
-    """Load and freeze the model's weights as the settings say; `is_main` says what was done.
+def initialise(model: nn.Module, settings: Settings, *, is_main: bool, task: object = None) -> None:
+    """Load and freeze the model's weights as task and settings say; `is_main` says what was done.
 
     Raises Fault(64) when names or shapes do not fit the model, Fault(65) for a file that cannot be read.
     """
-    notes = []
+    notes = load_own(model, task, settings)
     if settings.init is not None:
-        notes += _load(model, settings)
+        where = f"TRAINER_INIT={settings.init}"
+        notes += _load(model, _read(Path(settings.init), where), where, settings)
     if settings.freeze:
         notes.append(_freeze(model, _globs(settings.freeze)))
     for note in notes if is_main else ():
         log.info("%s", note)
 
 
-def _load(model: nn.Module, settings: Settings) -> list[str]:
-    """Copy the file's tensors into the model's of the same names; return what is to be said of it."""
-    where = f"TRAINER_INIT={settings.init}"
+def load_own(model: nn.Module, task: object, settings: Settings) -> list[str]:
+    """Load what the task's `initial_weights()` returns, if it has one; return what is to be said of it.
+
+    Raises Fault(64) when it is neither a path nor a state dict, or does not fit the model, Fault(65) for
+    a file that cannot be read.
+    """
+    method = getattr(task, "initial_weights", None)
+    if method is None:
+        return []
+    with blamed_on(settings.task, "initial_weights()"):
+        given = method()
+    where = f"task {settings.task}: initial_weights()"
+    if isinstance(given, str | Path):
+        return _load(model, _read(Path(given), f"{where}, {given}"), where, settings)
+    if not isinstance(given, Mapping):
+        raise Fault(
+            Exit.CONFIG,
+            f"{where} returned a {kind_of(given)}; wanted: a state dict, or the path of a file with one",
+        )
+    return _load(model, _tensors(given, where), where, settings)
+
+
+def _load(
+    model: nn.Module, given: Mapping[str, Tensor], where: str, settings: Settings
+) -> list[str]:
+    """Copy the tensors into the model's of the same names; return what is to be said of it."""
     wanted = model.state_dict()
-    found, note = _renamed(_read(Path(settings.init or ""), where), wanted)
+    found, note = _renamed(given, wanted)
     skipped = {name for name in wanted if _matches(name, _globs(settings.init_skip))}
     names = [name for name in wanted if name in found and name not in skipped]
     for several in tied(model).values():  # some files have a tied tensor once
         skipped |= {*several} if {*several} & {*names} else set()
     missing = [name for name in wanted if name not in found and name not in skipped]
     unlike = [
-        f"{name} of shape {_shape(wanted[name])}, {_shape(found[name])} in the file"
+        f"{name} of shape {_shape(wanted[name])}, {_shape(found[name])} there"
         for name in names
         if wanted[name].shape != found[name].shape
     ]
@@ -94,12 +119,17 @@ def _read(path: Path, where: str) -> dict[str, Tensor]:
             Exit.DATA,
             f"{where}: cannot be read as a state dict or safetensors: {type(error).__name__}: {reason}",
         ) from error
+    return _tensors(values, where)
+
+
+def _tensors(values: Any, where: str) -> dict[str, Tensor]:
+    """Return the tensors by name, of a state dict or of what has one under a usual name."""
     for name in _INSIDE:
         if isinstance(values, dict) and isinstance(values.get(name), dict):
             values = values[name]
     tensors = {
         name: value
-        for name, value in (values.items() if isinstance(values, dict) else ())
+        for name, value in (values.items() if isinstance(values, Mapping) else ())
         if isinstance(name, str) and isinstance(value, Tensor)
     }
     if not tensors:
@@ -118,7 +148,7 @@ def _renamed(found: Mapping[str, Tensor], wanted: Collection[str]) -> tuple[dict
     for less, more in ((theirs, ""), ("", ours), (theirs, ours)):
         named = {more + name.removeprefix(less): tensor for name, tensor in found.items()}
         if len(named.keys() & {*wanted}) > len(best.keys() & {*wanted}):
-            best, note = named, f"; {less or 'nothing'} before the file's names is read as {more!r}"
+            best, note = named, f"; {less or 'nothing'} before its names is read as {more!r}"
     return best, note
 
 

@@ -33,6 +33,7 @@ class Ledger:
     def __init__(self, run: Run) -> None:
         self._file: Path | None = None
         self._drawn: deque[Samples] = deque()
+        self._length = len(run.training)
         self._count = run.runtime.sizing.batches.accumulation
         if run.settings.ledger:
             folder = run.settings.run_folder / "logs"
@@ -52,7 +53,11 @@ class Ledger:
         """Record the samples of a step that is done."""
         if self._file:
             used = [self._drawn.popleft() for _ in range(self._count)]
-            found = [index for one in used for index in one.indices[one.weights > 0].tolist()]
+            found = [
+                index
+                for one in used
+                for index in (one.indices[one.weights > 0] % self._length).tolist()
+            ]
             self._write(step=step, samples=found)
 
     def _write(self, **entry: object) -> None:

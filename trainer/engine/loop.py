@@ -102,7 +102,7 @@ def _prepare(
     as_made = model_of(task, settings)
     two = partial(example, training, settings, 2)
     throughput = throughput_of(as_made, training, read=two, settings=settings, runtime=runtime)
-    model = build_model(as_made, settings, runtime)
+    model = build_model(as_made, settings, runtime, task=task)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     own = own_of(task, settings.task)
     first = partial(example, training, settings, runtime.sizing.batches.micro)

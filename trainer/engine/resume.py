@@ -14,6 +14,7 @@ from trainer.checkpoint.store import store_at
 from trainer.checkpoint.write import Label
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
+from trainer.data.stream import Stream
 from trainer.distributed import optim
 from trainer.distributed.runtime import Runtime
 from trainer.engine.run import Run
@@ -52,6 +53,9 @@ def resume(run: Run) -> None:
             )
         run.saver = None
         return
+    stream = run.training if isinstance(run.training, Stream) else None
+    if stream is not None and stream.has_state:
+        run.extra["stream"] = run.training_batches
     run.saver.watch(run.saved_optimizer)
     asked = run.settings.resume
     forced = asked.partition(":")[0] == "force"
@@ -63,6 +67,10 @@ def resume(run: Run) -> None:
         run.report("checkpoint", action="resumed", step=run.step, path=run.saved)
         if run.runtime.is_main:
             log.info("resumed from %s: %s steps done, %s to go", run.saved, run.step, run.remaining)
+            if stream is not None and not stream.has_state and (used := run.samples % len(stream)):
+                log.info(
+                    "the data has no state_dict(): %s samples are read again and dropped", used
+                )
 
 
 def roll_back(run: Run, *, before: int) -> bool:

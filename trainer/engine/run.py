@@ -17,6 +17,7 @@ from trainer.data.loader import Loader
 from trainer.data.order import Order, Samples
 from trainer.data.resident import free_memory, resident
 from trainer.data.sets import Batch, Data, InMemory, Transformed, tokens_of
+from trainer.data.stream import Stream
 from trainer.distributed import optim
 from trainer.distributed.precision import LossScale, dtype_of
 from trainer.distributed.runtime import Runtime
@@ -101,7 +102,8 @@ class Run:
             end = min(end, max(self.samples, self.settings.epochs * length))
         # Only what is read sample by sample, or transformed as a batch, draws random numbers.
         keyed = not isinstance(self.training, InMemory) or isinstance(self.training, Transformed)
-        return Order(self.settings.seed, length, end, tokens_of(self.training), keyed)
+        is_stream = isinstance(self.training, Stream)
+        return Order(self.settings.seed, length, end, tokens_of(self.training), keyed, is_stream)
 
     @cached_property
     def training_batches(self) -> Loader:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.own_settings import own_settings
 from trainer.config.settings import Settings
 from trainer.data.sets import Data
+from trainer.data.stream import Stream
 from trainer.data.task_contract import blamed_on, check_data, check_methods
 
 
@@ -88,4 +90,4 @@ def data(task: Task, settings: Settings, *, train: bool) -> Data:
     with blamed_on(settings.task, f"data(train={train})"):
         made = task.data(train=train)
     check_data(made, settings.task, train=train)
-    return made
+    return Stream(made, seed=settings.seed) if isinstance(made, IterableDataset) else made

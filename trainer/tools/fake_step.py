@@ -19,6 +19,7 @@ from trainer.config.settings import Settings
 from trainer.data.loader import Loader
 from trainer.data.order import Order, training_shares
 from trainer.data.sets import Batch, tokens_of
+from trainer.data.stream import Stream
 from trainer.data.task_contract import own_of
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime, place
@@ -173,8 +174,11 @@ def _micro_batches(settings: Settings, task: tasks.Task, runtime: Runtime) -> li
         return [
             Batch(inputs, targets, torch.ones(batches.micro), whole=True)
         ] * batches.accumulation
-    data = task.data(train=True)
-    order = Order(settings.seed, len(data), batches.global_batch, tokens_of(data))
+    data = tasks.data(task, settings, train=True)
+    is_stream = isinstance(data, Stream)
+    order = Order(
+        settings.seed, len(data), batches.global_batch, tokens_of(data), in_order=is_stream
+    )
     shares = training_shares(order, batches, runtime.data_rank, start=0)
     loaded = Loader(data, device=runtime.device, dtype=dtype_of(settings))(shares)
     return list(islice(loaded, batches.accumulation))

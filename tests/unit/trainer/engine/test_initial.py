@@ -104,14 +104,14 @@ def test_a_prefix_of_either_side_is_no_matter(
     for name, tensor in state.items():
         assert found[("model." if isinstance(model, Wrapped) else "") + name].equal(tensor)
     assert "9 of the model's 9 tensors" in caplog.text
-    assert "before the file's names is read as" in caplog.text
+    assert "before its names is read as" in caplog.text
 
 
 def test_another_head_is_refused_and_may_be_skipped(tmp_path: Path) -> None:
     file = as_state_dict(filled(Net(classes=10)), tmp_path)
     code, message = refusal(Net(), init=file)
     assert code == Exit.CONFIG
-    assert "the model has head.weight of shape 3x4, 10x4 in the file, head.bias of sh" in message
+    assert "the model has head.weight of shape 3x4, 10x4 there, head.bias of sh" in message
     assert "TRAINER_INIT_SKIP=NAME,NAME* leaves such tensors at their random values" in message
     model = Net()
     head = model.head.weight.detach().clone()
@@ -138,6 +138,60 @@ def test_a_tied_tensor_may_be_there_once(tmp_path: Path) -> None:
     del state["head.weight"]
     found = loaded(model, init=as_state_dict(state, tmp_path))
     assert found["head.weight"].equal(state["tokens.weight"])
+
+
+class Task:
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    def initial_weights(self) -> Any:
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given
+
+
+@pytest.mark.parametrize("as_given", [lambda state, _: state, as_state_dict, as_safetensors])
+def test_a_task_gives_a_state_dict_or_a_path_and_a_file_of_the_settings_comes_after(
+    as_given: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, model = filled(Net()), Net()
+    task = Task(as_given(state, tmp_path))
+    with caplog.at_level(logging.INFO, "trainer"):
+        initialise(model, Settings(task="mine:Task"), is_main=True, task=task)
+    assert all(model.state_dict()[name].equal(tensor) for name, tensor in state.items())
+    assert "task mine:Task: initial_weights(): 9 of the model's 9 tensors" in caplog.text
+    (tmp_path / "later").mkdir()
+    file = as_state_dict({"head.bias": torch.ones(3)}, tmp_path / "later")
+    settings = Settings(task="mine:Task", init=str(file), init_skip="body*,head.weight")
+    initialise(model, settings, is_main=True, task=task)
+    assert model.head.bias.tolist() == [1, 1, 1]
+    assert model.state_dict()["body.0.weight"].eq(7).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "says"),
+    [
+        (
+            filled(Net(classes=10)),
+            64,
+            "initial_weights(): does not fit model Net: the model has head.",
+        ),
+        (
+            None,
+            64,
+            "initial_weights() returned a None; wanted: a state dict, or the path of a file",
+        ),
+        ({"epoch": 3}, 65, "initial_weights(): holds no tensors by name"),
+        ("/none/weights.pth", 65, "initial_weights(), /none/weights.pth: cannot be read as"),
+        (ValueError("oops"), 64, "initial_weights() raised ValueError: oops"),
+    ],
+)
+def test_what_a_task_gives_and_does_not_fit_is_refused(given: Any, code: int, says: str) -> None:
+    with pytest.raises(Fault) as caught:
+        initialise(Net(), Settings(task="mine:Task"), is_main=True, task=Task(given))
+    assert caught.value.code == code
+    assert str(caught.value).startswith(f"task mine:Task: {says}")
+    assert "\n" not in str(caught.value)
 
 
 class Malicious:

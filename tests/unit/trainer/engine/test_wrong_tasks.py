@@ -56,7 +56,7 @@ CASES = {
     "ModelReturnsATuple": "loss() raised ",
     "DataIsALoader": "data(train=True) returned a DataLoader; wanted: its dataset",
     "DataIsAGenerator": "data(train=True) returned generator, which has no len()",
-    "DataIsAStream": "data(train=True) returned Stream, which has no len()",
+    "DataIsAStream": "data(train=True) returned Stream, an IterableDataset without a length; add",
     "DataIsNone": "data(train=True) returned None, which has no len()",
     "DataIsAPair": "data(train=True) returned set; wanted: a Dataset or Tensors",
     "DataTakesNothing": "data(train=True) raised TypeError: ",

@@ -1,0 +1,137 @@
+"""An `IterableDataset` with a length, read by position: every reader iterates, and keeps its own share.
+
+Each rank, and each loader's worker, goes through the whole stream and takes the samples of its own
+batches. So the order is the stream's own, on any number of ranks and workers, and a resumed run goes on
+with the next sample.
+
+    data = Stream(dataset, seed=settings.seed)
+    sample = data[position]     # the sample position % len(data) of the epoch position // len(data)
+"""
+
+import base64
+import binascii
+import copy
+import io
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from trainer.config.exits import Exit, Fault
+from trainer.data.order import mix
+from trainer.data.seeding import seeded
+from trainer.distributed.torch_private import forget_loader_worker
+
+# What the loader looks for in a data set.
+_PASSED_ON = ("collate", "transform_batch")
+
+
+class Stream:
+    """A stream of `len(dataset)` samples an epoch, to be read forward, by position.
+
+    The random numbers of a sample, by torch, NumPy or Python, depend on (seed, epoch, sample) alone. The
+    dataset's `set_epoch(epoch)` is called before each epoch, if it has one. One with `state_dict()` and
+    `load_state_dict()` continues where its state says; any other is read again from the epoch's start.
+    """
+
+    def __init__(self, dataset: IterableDataset[Any], *, seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+        self._iterator: Iterator[Any] | None = None
+        self._epoch, self._next = 0, 0
+        self._last: Any = None
+        self.has_state = all(
+            callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict")
+        )
+        self._first = copy.deepcopy(dataset.state_dict()) if self.has_state else None  # type: ignore[attr-defined]
+        self._resumed: tuple[int, Any] | None = None
+        for name in _PASSED_ON:
+            if hasattr(dataset, name):
+                setattr(self, name, getattr(dataset, name))
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]  # checked by check_data
+
+    def __getitem__(self, position: int) -> Any:
+        """Return a sample; those between it and the one before are read and dropped.
+
+        Raises Fault(65) when the stream ends early or raises.
+        """
+        epoch, index = divmod(position, len(self))
+        if self._iterator is None or epoch != self._epoch or index < self._first_at_hand():
+            self._begin(epoch, index)
+        while self._next <= index:
+            self._read()
+        return self._last
+
+    def state(self) -> dict[str, Any]:
+        """Return the position of the next sample, and the dataset's state there as text."""
+        file = io.BytesIO()
+        torch.save(self._dataset.state_dict(), file)  # type: ignore[attr-defined]
+        position = self._epoch * len(self) + self._next
+        return {"position": position, "state": base64.b64encode(file.getvalue()).decode()}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Begin at a state of `state`, once its epoch is read at that position or later."""
+        try:
+            file = io.BytesIO(base64.b64decode(state["state"]))
+            self._resumed = state["position"], torch.load(file, weights_only=True)
+        except (binascii.Error, pickle.UnpicklingError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise Fault(
+                Exit.DATA,
+                f"{self._name()}: its saved state cannot be read: {reason}; state_dict() may hold "
+                "tensors, numbers, texts, lists and dicts",
+            ) from error
+        self._iterator = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_iterator": None, "_last": None}  # for a worker, which begins anew
+
+    def _first_at_hand(self) -> int:
+        return self._next if self._last is None else self._next - 1
+
+    def _begin(self, epoch: int, index: int) -> None:
+        """Begin an epoch, at the resumed position if that is in it and not beyond `index`."""
+        forget_loader_worker()  # a dataset that takes a worker's part by itself would take it twice
+        self._epoch, self._next, self._last = epoch, 0, None
+        state, position = self._first, (self._resumed or (-1, None))[0]
+        if self._resumed and epoch * len(self) < position <= epoch * len(self) + index:
+            self._next, state = position - epoch * len(self), self._resumed[1]
+        try:
+            if hasattr(self._dataset, "set_epoch"):
+                self._dataset.set_epoch(epoch)
+            if self.has_state:
+                self._dataset.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
+            with seeded(mix(self._seed, epoch, "stream")):
+                self._iterator = iter(self._dataset)
+        except Exception as error:
+            raise self._fault(error) from error
+
+    def _read(self) -> None:
+        try:
+            with seeded(mix(self._seed, self._epoch, "stream", self._next)):
+                self._last = next(self._iterator)  # type: ignore[arg-type]  # _begin made it
+        except StopIteration:
+            raise Fault(
+                Exit.DATA,
+                f"{self._name()}: epoch {self._epoch} ended after {self._next} samples, and its len() "
+                f"is {len(self)}; every rank iterates over all of it, and the trainer takes its part",
+            ) from None
+        except Exception as error:
+            raise self._fault(error) from error
+        self._next += 1
+
+    def _fault(self, error: Exception) -> Fault:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        if isinstance(error, Fault):
+            return error
+        return Fault(
+            Exit.DATA,
+            f"{self._name()}: raised {what} at sample {self._next} of epoch {self._epoch}; a stream "
+            "that has raised cannot go on",
+        )
+
+    def _name(self) -> str:
+        return f"the stream {type(self._dataset).__name__}"

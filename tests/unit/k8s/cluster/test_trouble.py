@@ -31,11 +31,15 @@ VERBS = {
     "scale": ["scale", "digits", "3"],
     "top": ["top", "digits", "--once"],
     "port-forward": ["port-forward", "digits", "--port", "0"],
+    "profile": ["profile", "digits"],
+    "sync": ["sync", "digits"],
     "delete": ["delete", "digits"],
     "list": ["list"],
     "gc": ["gc"],
     "doctor": ["doctor"],
 }
+# They ask whether things are there, or open a WebSocket, and have tests of their own.
+OTHER_WAYS = ("doctor", "port-forward", "profile", "sync")
 BAD: dict[str, Answer] = {
     "500": (500, {}, '{"message": "etcd is away"}'),
     "429": (429, {"Retry-After": "1"}, "slow down"),
@@ -74,7 +78,7 @@ def test_a_cluster_that_does_not_answer_is_one_line_and_69(
     assert time.monotonic() - began < 20  # a busy machine's
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("doctor", "port-forward")])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in OTHER_WAYS])
 def test_a_cluster_that_is_lost_halfway_is_69_at_every_request(
     verb: str, run: Run, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,14 @@ def _start(rounds: int, *, ranks: int) -> Times:
     return each_in_turn(contenders, rounds=rounds)
 
 
+def _script(rounds: int, *, script: str, what: str, peers: Mapping[str, str], steps: int) -> Times:
+    """What `script` does for `what`, by the trainer's parts and by those of each peer."""
+    path, env = str(SCRIPTS / f"{script}.py"), {"BENCH_STEPS": str(steps)}
+    whose = {"muster": "muster", **peers}
+    contenders = {name: Contender((path, what, one), env) for name, one in whose.items()}
+    return in_turn(contenders, rounds=rounds)
+
+
 def _render(rounds: int) -> Times:
     """Two nodes with eight ranks, here and by TorchX's dry run."""
     sizes = ("nodes=2", "procsPerNode=8", "trainer.globalBatch=64")
@@ -114,6 +122,9 @@ def _render(rounds: int) -> Times:
         contenders["TorchX"] = partial(to_end, theirs)
     return each_in_turn(contenders, rounds=rounds)
 
+
+_LOADER = {"DataLoader": "peer"}
+_SAVERS = {"torch.save": "torch", "DCP async": "dcp"}
 
 ROWS = {
     "step": Row(
@@ -130,6 +141,41 @@ ROWS = {
         "the same on two ranks, processor time of both",
         _ddp,
         {"bare": 1.03, "bare, same": 1.03},
+    ),
+    "tokens": Row(
+        "batches of 12 windows of 1,024 tokens from a file",
+        partial(_script, script="reading", what="tokens", peers={"get_batch": "peer"}, steps=200),
+        {"get_batch": 1},
+    ),
+    "memory": Row(
+        "batches of 128 images of 28 x 28 from memory, normalised, without loader processes",
+        partial(_script, script="reading", what="memory", peers=_LOADER, steps=10),
+        {"DataLoader": 0.48},
+        rounds=9,
+    ),
+    "jpeg": Row(
+        "batches of 32 photographs of 500 x 375, cut and flipped, without loader processes",
+        partial(_script, script="reading", what="jpeg", peers=_LOADER, steps=2),
+        {"DataLoader": 0.77},
+        rounds=9,
+    ),
+    "save": Row(
+        "a checkpoint of 100 MB until it is on the disk",
+        partial(_script, script="saving", what="save", peers=_SAVERS, steps=1),
+        {"torch.save": 1, "DCP async": 1},
+        rounds=9,
+    ),
+    "blocked": Row(
+        "the same until the training may go on",
+        partial(_script, script="saving", what="blocked", peers=_SAVERS, steps=1),
+        {"torch.save": 1, "DCP async": 1},
+        rounds=9,
+    ),
+    "load": Row(
+        "the same loaded again",
+        partial(_script, script="saving", what="load", peers={"torch.load": "torch"}, steps=1),
+        {"torch.load": 1},
+        rounds=9,
     ),
     "start-1": Row(
         "one rank, from the command to its first step, all processes",

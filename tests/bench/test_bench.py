@@ -56,6 +56,14 @@ def test_a_loop_takes_its_steps_when_asked() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("reading", "tokens"), ("saving", "load")])
+def test_the_trainers_parts_take_turns_too(arguments: tuple[str, str]) -> None:
+    script, what = arguments
+    one = Contender((str(SCRIPTS / f"{script}.py"), what, "muster"), {"BENCH_STEPS": "1"})
+    assert in_turn({"one": one}, rounds=1)["one"][0].cpu > 0
+
+
+@pytest.mark.slow
 def test_a_contender_that_fails_is_shown() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         in_turn({"one": Contender(("-c", "raise SystemExit('broken')"))}, rounds=1)

@@ -33,7 +33,15 @@ class ImageFolder(BaseModel):
     resize: int | None = Field(None, ge=8)
 
 
-BUILT_IN: dict[str, type[BaseModel]] = {"imagefolder": ImageFolder}
+class HuggingFace(BaseModel):
+    """How huggingface makes its model and its samples. `head`: a class of transformers."""
+
+    head: str = Field("AutoModelForCausalLM", pattern=r"^AutoModelFor\w+$")
+    tokenizer: str | None = None
+    length: int = Field(512, ge=2)
+
+
+BUILT_IN: dict[str, type[BaseModel]] = {"huggingface": HuggingFace, "imagefolder": ImageFolder}
 
 
 def own_settings(kind: object, settings: Settings, *, label: Label = variable) -> BaseModel | None:

@@ -173,7 +173,8 @@ class Settings(BaseModel):
     download: bool = Field(False, description="download the task's data set if it is missing")
     model: str | None = Field(
         None,
-        description="imagefolder, cifar10: a classification model of torchvision; seqclass: lstm or "
+        description="imagefolder, cifar10: a classification model of torchvision; huggingface: a name, "
+        "folder or configuration; seqclass: lstm or "
         "gru; tokens: tiny, 124m, 350m or 1b",
     )
     image_size: int = Field(

@@ -19,7 +19,8 @@ NEED_FILES = {
     "fashion-mnist",
     "cifar10",
     "imagefolder",
-}  # tests/unit/trainer/tasks/test_images.py
+    "huggingface",
+}  # tests/unit/trainer/tasks/test_images.py, tests/frameworks/test_huggingface.py
 
 
 @pytest.mark.parametrize("name", sorted(set(catalogue()) - NEED_FILES))
@@ -44,8 +45,10 @@ def accuracy(task: tasks.Task, outputs: Any, targets: Any) -> Any:
     return scores_of(task, outputs, targets)["accuracy"][0]
 
 
-# Not those whose model is chosen by TRAINER_MODEL: torchvision's ResNets can be cut.
-@pytest.mark.parametrize("name", sorted(set(catalogue()) - {"cifar10", "imagefolder"}))
+# Not those whose model TRAINER_MODEL names: ResNets can be cut, and transformers is not here.
+@pytest.mark.parametrize(
+    "name", sorted(set(catalogue()) - {"cifar10", "huggingface", "imagefolder"})
+)
 def test_the_catalogue_says_what_a_tasks_model_can(name: str) -> None:
     entry, model = catalogue()[name], tasks.load(Settings(task=name)).model()
     assert entry.divisible(None) == divisible(model)

@@ -1,0 +1,172 @@
+"""The task huggingface with models made of a configuration: nothing is downloaded."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, clean_environment
+from tests.parity.compare import curve, worst
+
+SITES = [*(ROOT / "build/frameworks").glob("lib/python3*/site-packages/transformers")]
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "red", "house"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+needs_transformers = pytest.mark.skipif(not SITES, reason="no transformers; make frameworks")
+
+MODEL = """
+import sys
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, GPT2Config, PreTrainedTokenizerFast, T5Config
+folder, words = sys.argv[1], ["[PAD]", "[UNK]", *sys.argv[2:]]
+tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+made.save_pretrained(folder)
+size = len(words)
+GPT2Config(vocab_size=size, n_embd=32, n_layer=2, n_head=2, n_positions=32, resid_pdrop=0, embd_pdrop=0,
+    attn_pdrop=0).to_json_file(f"{folder}/gpt2.json")
+BertConfig(vocab_size=size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+    intermediate_size=32).to_json_file(f"{folder}/bert.json")
+T5Config(vocab_size=size, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2,
+    decoder_start_token_id=0, pad_token_id=0).to_json_file(f"{folder}/t5.json")
+"""
+
+
+def python(folder: Path, *arguments: str, **settings: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python with transformers behind the packages of this environment."""
+    (folder / "sites").mkdir(exist_ok=True)
+    behind = f"import sys\nsys.path.append({str(SITES[0].parent)!r})\n" if SITES else ""
+    (folder / "sites" / "sitecustomize.py").write_text(behind)
+    variables = {f"TRAINER_{name.upper()}": value for name, value in settings.items()}
+    path = {"PYTHONPATH": f"{ROOT}:{folder / 'sites'}", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=clean_environment(**path, **variables, PET_NPROC_PER_NODE="2"),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> None:
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer, configurations, and lines of words."""
+    made = tmp_path_factory.mktemp("huggingface")
+    done = python(made, "-c", MODEL, str(made), *WORDS)
+    assert done.returncode == 0, done.stderr
+    texts = [" ".join(WORDS[n % 5 : n % 5 + 3 + n % 4]) for n in range(64)]
+    for part in ("train", "val"):
+        write(made / f"{part}.jsonl", [{"text": text} for text in texts])
+        for name, more in (("classes", "label"), ("pairs", "target")):
+            (made / name).mkdir(exist_ok=True)
+            lines = [
+                {
+                    "text": text,
+                    more: ("cat" if "cat" in text else "none") if more == "label" else text,
+                }
+                for text in texts
+            ]
+            write(made / name / f"{part}.jsonl", lines)
+        (made / "plain").mkdir(exist_ok=True)
+        (made / "plain" / f"{part}.txt").write_text("\n".join(texts * 4))
+    return made
+
+
+def events(folder: Path, module: str, out: Path, **settings: str) -> list[dict[str, Any]]:
+    common = {"task": "huggingface", "out": str(out), "log": "json", "log_steps": "1", "seed": "1"}
+    common |= {
+        "steps": "40",
+        "lr": "0.003",
+        "checkpoint_steps": "0",
+        "model": f"{folder}/gpt2.json",
+    }
+    done = python(folder, "-m", module, **(common | settings))
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@needs_transformers
+def test_a_language_model_learns_and_two_ranks_are_one(folder: Path, tmp_path: Path) -> None:
+    settings = {"data": str(folder), "precision": "fp64"}
+    one = events(folder, "trainer", tmp_path / "one", **settings)
+    two = events(folder, "trainer.launch", tmp_path / "two", mode="fsdp", **settings)
+    losses = curve(one, "loss")
+    assert losses[-5:].mean() < 0.7 * losses[:5].mean()
+    assert worst(losses, curve([e for e in two if e["event"] == "step"], "loss")) < 1e-9
+    last = [event for event in one if event["event"] == "eval"][-1]
+    assert 1 < last["perplexity"] < 13
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("head", "model", "data"),
+    [
+        ("AutoModelForSequenceClassification", "bert", "classes"),
+        ("AutoModelForSeq2SeqLM", "t5", "pairs"),
+        ("AutoModelForCausalLM", "gpt2", "plain"),
+    ],
+)
+def test_other_heads_and_plain_text_learn(
+    head: str, model: str, data: str, folder: Path, tmp_path: Path
+) -> None:
+    settings = {"task_head": head, "model": f"{folder}/{model}.json", "task_length": "16"}
+    found = events(folder, "trainer", tmp_path, data=str(folder / data), **settings)
+    losses = curve(found, "loss")
+    assert losses[-5:].mean() < 0.9 * losses[:5].mean()
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("settings", "code", "says"),
+    [
+        ({"task_head": "AutoModelForNothing"}, 64, "transformers 5.23.0 has no such class"),
+        ({"task_head": "GPT2LMHeadModel"}, 64, "TRAINER_TASK_HEAD='GPT2LMHeadModel': "),
+        (
+            {"data": "/none"},
+            65,
+            "TRAINER_DATA=/none: task huggingface wants train.jsonl or train.txt",
+        ),
+        ({"data": "wrong"}, 65, "wrong/train.jsonl, line 1: not JSON"),
+        (
+            {"data": "lacking"},
+            65,
+            "lacking/train.jsonl, line 1: has words; wanted: text or input_ids",
+        ),
+        ({"model": "none/here.json"}, 65, "raised OSError"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_a_line(
+    settings: dict[str, str], code: int, says: str, folder: Path
+) -> None:
+    for name, line in (("wrong", "{"), ("lacking", '{"words": 3}')):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "train.jsonl").write_text(line)
+    common = {"data": str(folder), "model": f"{folder}/gpt2.json"}
+    done = python(folder, "-m", "trainer.check", "huggingface", **(common | settings))
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+
+
+def test_without_the_package_it_is_said(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.check", "huggingface"],
+        env=clean_environment(TRAINER_DATA=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 64
+    assert done.stderr.startswith(
+        "check: task huggingface: needs the package transformers, which is"
+    )
+    assert done.stderr.count("\n") == 1

@@ -123,6 +123,12 @@ class Ranks:
         return len(self.poll()) < len(self._processes)
 
     @property
+    def have_succeeded(self) -> bool:
+        """Whether all have ended with 0. By one look: one may fail between two."""
+        codes = self.poll()
+        return len(codes) == len(self._processes) and not any(codes.values())
+
+    @property
     def has_reported_failure(self) -> bool:
         """Whether a rank here has written why it ends (trainer/config/ending.py)."""
         return any(map(self.has_reported, range(len(self._error_files))))

@@ -210,7 +210,7 @@ class Supervisor:
                 return NextRound()
             if failed:
                 return self._end_after_failure(can_restart=can_restart)
-            if not self._ranks.running:
+            if self._ranks.have_succeeded:
                 return Exit.DONE
             event = client.membership_changed
             if event and not self._signals:

@@ -164,7 +164,7 @@ class Task:
                 sample["labels"] = self._classes.index(line["label"])
             elif "labels" in line:
                 sample["labels"] = line["labels"]
-            elif self._shifts:
+            elif self._shifts and "input_ids" in sample:
                 sample["labels"] = sample["input_ids"]
         except (KeyError, TypeError, ValueError) as error:
             raise Fault(Exit.DATA, f"{where}: {type(error).__name__}: {error}") from error

@@ -133,6 +133,7 @@ def test_no_other_file_unpickles() -> None:
     assert found == {
         "trainer/checkpoint/write.py",  # lookup_object and transform_object, of DCP's planner
         "trainer/data/shared.py",  # memory that a process of this machine made
+        "trainer/data/stream.py",  # torch.load with weights_only
         "trainer/distributed/torch_private.py",
         "trainer/distributed/unpickling.py",
         "trainer/engine/initial.py",  # torch.load with weights_only

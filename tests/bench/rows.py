@@ -69,6 +69,11 @@ def _step(rounds: int) -> Times:
     return in_turn(contenders, rounds=rounds)
 
 
+def _events(rounds: int) -> Times:
+    """Step events as by default, beside none but the first and the last."""
+    return in_turn({"muster": _muster(), "none": _muster(log_steps=10**7)}, rounds=rounds)
+
+
 def _accumulation(rounds: int) -> Times:
     micro = 4
     parts = _muster(micro_batch=micro)
@@ -131,6 +136,11 @@ ROWS = {
         "a step of digits' net, batch 32, one thread, guards and metrics on",
         _step,
         {"bare": 1.03, "bare, same": 1.03, "Fabric": 1, "accelerate": 1, "Trainer": 1},
+    ),
+    "events": Row(
+        "the same with the events that a run writes by default, beside the first and the last alone",
+        _events,
+        {"none": 1.01},
     ),
     "accumulation": Row(
         "the same in eight micro-batches of four",

@@ -134,6 +134,12 @@ def test_a_rank_that_fails_alone_ends_all_with_its_own_code(start: Any) -> None:
     assert "out of memory (host)" in ended.stderr
 
 
+def test_a_profile_has_the_allocations(start: Any, tmp_path: Path) -> None:
+    run(start, CASES["single"], PROFILE="2:3", OUT=str(tmp_path))
+    (snapshot,) = (tmp_path / "profile").glob("*.memory.pickle")
+    assert b"device_traces" in snapshot.read_bytes()
+
+
 @pytest.mark.skipif(GPUS < 2, reason="2 ranks need as many GPUs")
 def test_local_sgd_averages_what_nccl_can_send(start: Any) -> None:
     """AdamW counts its steps on the CPU."""

@@ -27,6 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # What a fake tensor, which has a shape alone, raises when its values are asked for.
 LOOKS_INTO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 
+_MOST_ALLOCATIONS = 100_000  # some hundred bytes each
+
 __all__ = [
     "FakeTensorMode",  # a dry run's tensors have no elements; torch documents it under this path only
     "TorchDispatchMode",  # sees each operation; torch documents it under this path only
@@ -106,6 +108,19 @@ def flight_recorder(device: str) -> bytes:
         return bytes(_dump_fr_trace_json(backend="nccl" if device == "cuda" else "gloo"))
     except (ImportError, TypeError):
         return b"{}"
+
+
+def record_memory() -> None:
+    """Record each allocation on the GPUs from now on; torch documents it with the underscore."""
+    torch.cuda.memory._record_memory_history(max_entries=_MOST_ALLOCATIONS)
+
+
+def save_memory(path: str) -> None:
+    """Write what record_memory has recorded, and end it. Raises OSError or RuntimeError."""
+    try:
+        torch.cuda.memory._dump_snapshot(path)
+    finally:
+        torch.cuda.memory._record_memory_history(None)
 
 
 def forget_loader_worker() -> None:

@@ -3,7 +3,7 @@
 TRAINER_PROFILE=100:105 python -m trainer     # steps 100 to 105; open the traces in Perfetto
 kill -USR2 PID                                # the next five, of a rank or of all that a launcher has
 
-torch has no public name that records each allocation, so there is no snapshot of a GPU's memory.
+On a GPU also each allocation, as a snapshot that https://pytorch.org/memory_viz shows.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from trainer.config.exits import PROFILE_SIGNAL
 from trainer.config.settings import Settings
 from trainer.distributed.runtime import Runtime
+from trainer.distributed.torch_private import record_memory, save_memory
 from trainer.report.events import Report
 
 _AT_ONCE = 5  # steps after a signal
@@ -41,6 +42,7 @@ class _Profile:
         self._runtime, self._report, self._done = runtime, report, done
         self._running: profile | None = None
         self._from, self._began = 0, 0.0
+        self._on_gpu = runtime.device.type == "cuda"
 
     def ask(self, *_: object) -> None:
         """Handle the signal: profile the next steps."""
@@ -55,7 +57,9 @@ class _Profile:
                 self._first, self._last = done + 1, done + _AT_ONCE
         if self._running is None and self._first - 1 <= done < self._last:
             activities = [ProfilerActivity.CPU]
-            activities += [ProfilerActivity.CUDA] * (self._runtime.device.type == "cuda")
+            if self._on_gpu:
+                activities.append(ProfilerActivity.CUDA)
+                record_memory()
             self._running, self._from = profile(activities=activities), done + 1
             self._began = time.monotonic()
             self._running.start()
@@ -68,12 +72,16 @@ class _Profile:
             return
         seconds, self._running = time.monotonic() - self._began, None
         running.stop()
-        trace = self._folder / f"rank-{self._runtime.rank}-steps-{self._from}-{self._done()}.json"
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            running.export_chrome_trace(str(trace))
-        except (OSError, RuntimeError) as error:
-            log.warning("%s: %s; the trace is missing there", trace, error)
+        written: dict[str, Callable[[str], object]] = {".json": running.export_chrome_trace}
+        if self._on_gpu:
+            written[".memory.pickle"] = save_memory
+        for suffix, write in written.items():
+            name = f"rank-{self._runtime.rank}-steps-{self._from}-{self._done()}{suffix}"
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                write(str(self._folder / name))
+            except (OSError, RuntimeError) as error:
+                log.warning("%s: %s; it is missing there", self._folder / name, error)
         spent = [
             (one.key, (one.self_cpu_time_total + one.self_device_time_total) / 1e6, one.count)
             for one in running.key_averages()

@@ -6,9 +6,7 @@ with stop_requests(runtime) as stop:
 
 import contextlib
 import logging
-import math
 import signal
-import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -19,11 +17,6 @@ from trainer.config.exits import Exit, Fault
 from trainer.distributed.runtime import Runtime
 
 log = logging.getLogger("trainer")
-
-# Agreeing costs two ranks of a small net a twentieth of a step, so quick steps share it: those that
-# take less than this together, and never more than so many, should they become slow.
-_EVERY_S = 0.1
-_MOST_STEPS = 8
 
 
 class Stop:
@@ -38,10 +31,8 @@ class Stop:
         self._runtime = runtime
         self.calls = 0
         self._sign = sign
-        self._flags = torch.zeros(3)
+        self._flags = torch.zeros(2)
         self._pending: dist.Work | None = None
-        self._began = -math.inf  # of the last all-reduce: what comes first may be slow
-        self._sent, self._due = 0, 1  # calls
 
     @property
     def name(self) -> str | None:
@@ -53,7 +44,7 @@ class Stop:
         if self.signal is None:
             self.signal = signal.Signals(number)
             if self._runtime.is_main:
-                log.info("%s: saving a checkpoint, then stopping", self.signal.name)
+                log.info("%s: saving a checkpoint after this step, then stopping", self.signal.name)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -62,8 +53,7 @@ class Stop:
 
         `save` asks all ranks for a checkpoint in the same way; the attribute `save` has the answer.
         It is a collective: every rank calls it equally often. The all-reduce runs while the step
-        computes, so the answer is that of the call before and no rank waits for it. The ranks also
-        agree at which call the next one is due.
+        computes, so the answer is that of the call before and no rank waits for it.
         """
         self.calls += 1
         self._sign()
@@ -73,23 +63,13 @@ class Stop:
         asked, self.save = False, False
         if self._pending is not None:
             self._pending.wait()
-            self._pending = None
-            asked, self.save = map(bool, self._flags[:2].tolist())
-            self._due = self._sent - int(self._flags[2])
-        if self.calls >= self._due:
-            self._send(save=save and not self.save)  # just granted: do not ask again
-        return asked
-
-    def _send(self, *, save: bool) -> None:
-        """Begin to agree. The slowest rank's steps decide when it is due again."""
-        now = time.monotonic()
-        took = (now - self._began) / (self.calls - self._sent)
-        self._began, self._sent = now, self.calls
-        steps = max(1, min(_MOST_STEPS, int(_EVERY_S / max(took, 0.001))))
-        self._flags = torch.tensor([self.signal is not None, save, -steps], dtype=torch.float32)
+            asked, self.save = map(bool, self._flags.tolist())
+        self._flags[0] = self.signal is not None
+        self._flags[1] = save and not self.save  # just granted: do not ask again
         self._pending = dist.all_reduce(
             self._flags, dist.ReduceOp.MAX, group=self._runtime.control, async_op=True
         )
+        return asked
 
     def finish(self) -> None:
         """Wait for the last all-reduce; it must end before the process group is destroyed."""

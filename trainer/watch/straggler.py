@@ -54,7 +54,8 @@ def spread(before: Mapping[int, Work], after: Mapping[int, Work]) -> dict[str, f
     """Return how far the ranks' own work and their waits are apart, from `before` to `after`.
 
     In collectives every rank waits as long as the one that waits least; what is beyond that was for a
-    slower rank. It is 0 below a fifth of the time, which may be noise of the looks at the main thread.
+    slower rank. It is 0 below a fifth of the time, and of a time as short as the first, where it may be
+    noise of the looks at the main thread.
     """
     own = [per_step(before.get(rank), end)["own_s"] for rank, end in after.items()]
     steps = [seconds for seconds in own if seconds is not None]
@@ -67,7 +68,8 @@ def spread(before: Mapping[int, Work], after: Mapping[int, Work]) -> dict[str, f
         times.append(end.seconds - start.seconds)
         waits.append(times[-1] - (end.own - start.own))
     waited = statistics.median_high(waits) - min(waits)
-    found["stragglers_s"] = waited if waited >= 0.2 * statistics.median(times) else 0.0
+    least = 0.2 * max(statistics.median(times), _MIN_SECONDS)
+    found["stragglers_s"] = waited if waited >= least else 0.0
     return found
 
 

@@ -48,7 +48,7 @@ from trainer.watch.usage import Meter
 
 log = logging.getLogger("trainer")
 
-_LOOK_EVERY = 0.1  # seconds between two looks at the main thread
+_LOOK_EVERY = 0.05  # seconds between two looks at the main thread
 _STATUS_EVERY = 1.0  # seconds between two statuses in the store
 _USAGE_EVERY = 10.0  # seconds between two usage events; more with more than 100 ranks
 _SUSPENDED = 5.0  # a look this late: the whole process was suspended, so nobody was waiting

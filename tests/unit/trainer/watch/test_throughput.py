@@ -86,6 +86,7 @@ def test_how_far_the_ranks_are_apart() -> None:
     even = {0: Work(5, 10.0, 6.0), 1: Work(5, 10.0, 6.9)}
     close = {"slowest_s": 1.38, "middle_s": 1.29, "stragglers_s": 0.0}
     assert spread({}, even) == pytest.approx(close)
+    assert spread({}, {0: Work(2, 1.0, 0.3), 1: Work(2, 1.0, 1.0)})["stragglers_s"] == 0.0
     assert spread(after, after) == {"stragglers_s": 0.0}
 
 

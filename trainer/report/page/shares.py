@@ -36,7 +36,7 @@ def draw_shares(runs: Sequence[History]) -> Drawn | None:
                 "cause:N",
                 title=None,
                 sort=list(CAUSES),
-                scale=alt.Scale(domain=list(CAUSES), scheme="tableau10"),
+                scale=alt.Scale(domain=list(CAUSES), scheme="tableau20"),
                 legend=alt.Legend(orient="top", columns=5),
             ),
             order="order:Q",

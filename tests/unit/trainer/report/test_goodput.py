@@ -132,3 +132,7 @@ def test_the_causes_sum_to_the_wall_time(events: list[dict[str, Any]]) -> None:
     assert all(seconds > 0 for seconds in parts.values())
     assert sum(parts.values()) == pytest.approx(found.wall, rel=1e-9, abs=1e-6)
     assert 0 <= found.goodput <= 1
+
+
+def test_every_cause_has_a_colour_of_its_own() -> None:
+    assert len(CAUSES) <= 20  # those of tableau20, in the report

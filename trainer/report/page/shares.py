@@ -11,6 +11,21 @@ from trainer.report.goodput import CAUSES
 from trainer.report.history import History
 from trainer.report.page.drawing import Drawn, drawn
 
+# Those of tableau10 in Vega, and one more.
+COLOURS = {
+    "training": "#4c78a8",
+    "repeated": "#f58518",
+    "data": "#e45756",
+    "stragglers": "#9ecae9",
+    "checkpoint": "#72b7b2",
+    "evaluation": "#54a24b",
+    "rendezvous": "#eeca3b",
+    "start": "#b279a2",
+    "end": "#ff9da6",
+    "down": "#9d755d",
+    "unknown": "#bab0ac",
+}
+
 
 def draw_shares(runs: Sequence[History]) -> Drawn | None:
     rows = [
@@ -36,7 +51,7 @@ def draw_shares(runs: Sequence[History]) -> Drawn | None:
                 "cause:N",
                 title=None,
                 sort=list(CAUSES),
-                scale=alt.Scale(domain=list(CAUSES), scheme="tableau20"),
+                scale=alt.Scale(domain=list(COLOURS), range=[*COLOURS.values()]),
                 legend=alt.Legend(orient="top", columns=5),
             ),
             order="order:Q",

@@ -135,4 +135,8 @@ def test_the_causes_sum_to_the_wall_time(events: list[dict[str, Any]]) -> None:
 
 
 def test_every_cause_has_a_colour_of_its_own() -> None:
-    assert len(CAUSES) <= 20  # those of tableau20, in the report
+    pytest.importorskip("altair")  # the extra "report"
+    from trainer.report.page.shares import COLOURS
+
+    assert list(COLOURS) == list(CAUSES)
+    assert len(set(COLOURS.values())) == len(CAUSES)

@@ -174,8 +174,7 @@ class Settings(BaseModel):
     model: str | None = Field(
         None,
         description="imagefolder, cifar10: a classification model of torchvision; huggingface: a name, "
-        "folder or configuration; seqclass: lstm or "
-        "gru; tokens: tiny, 124m, 350m or 1b",
+        "folder or configuration; seqclass: lstm or gru; tokens: tiny, 124m, 350m or 1b",
     )
     image_size: int = Field(
         224, ge=8, description="imagefolder: height and width of the input images in pixels"

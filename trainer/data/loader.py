@@ -61,8 +61,8 @@ class Loader:
         self._device = device
         self._dtype = dtype
         self._channels_last = channels_last
-        # Asked for once: isinstance of a protocol looks for its methods each time.
         self._stream_state: dict[str, Any] = {}
+        # Asked for once: isinstance of a protocol looks for its methods each time.
         self._transform = data.transform_batch if isinstance(data, Transformed) else None
         self._batch = data.batch if isinstance(data, InMemory) else None
         if self._batch is None:

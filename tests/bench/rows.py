@@ -69,6 +69,16 @@ def _step(rounds: int) -> Times:
     return in_turn(contenders, rounds=rounds)
 
 
+def _compiled(rounds: int) -> Times:
+    by_events = "tests.bench.peers.muster_task:ByEvents"
+    contenders = {
+        "muster": _muster(task=by_events, compile="step"),
+        "bare": _bare(),
+        "not compiled": _muster(task=by_events),
+    }
+    return in_turn(contenders, rounds=rounds)
+
+
 def _events(rounds: int) -> Times:
     """Step events as by default, beside none but the first and the last."""
     return in_turn({"muster": _muster(), "none": _muster(log_steps=10**7)}, rounds=rounds)
@@ -136,6 +146,11 @@ ROWS = {
         "a step of digits' net, batch 32, one thread, guards and metrics on",
         _step,
         {"bare": 1.03, "bare, same": 1.03, "Fabric": 1, "accelerate": 1, "Trainer": 1},
+    ),
+    "compiled": Row(
+        "the same with TRAINER_COMPILE=step",
+        _compiled,
+        {"bare": 0.7, "not compiled": 1},
     ),
     "events": Row(
         "the same with the events that a run writes by default, beside the first and the last alone",

@@ -48,14 +48,20 @@ def bad_samples(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "workers", "mode"), [(1, "0", "hogwild"), (2, "0", "ddp"), (2, "2", "ddp")]
+    ("ranks", "workers", "mode", "compiled"),
+    [
+        (1, "0", "hogwild", "false"),
+        (2, "0", "ddp", "false"),
+        (2, "2", "ddp", "false"),
+        (2, "0", "ddp", "step"),
+    ],
 )
 def test_the_means_are_over_what_can_be_read(
-    ranks: int, workers: str, mode: str, pictures: Path, tmp_path: Path
+    ranks: int, workers: str, mode: str, compiled: str, pictures: Path, tmp_path: Path
 ) -> None:
     path = spoil(pictures, "train")
     settings = ALL_AT_ONCE | {"data": str(pictures), "workers": workers, "bad_samples": "1"}
-    settings |= {"mode": mode, "processes": "1"}
+    settings |= {"mode": mode, "processes": "1", "compile": compiled}
     events = run_ranks(ranks, tmp_path / "run", **settings)
     (bad,) = bad_samples(events)  # though it comes in each of two epochs
     assert (bad["index"], bad["where"], bad["part"]) == (BAD, f"({path})", "training")

@@ -64,7 +64,8 @@ class Row:
     @property
     def accumulates(self) -> bool:
         """Whether it cannot run a step of one micro-batch, or is compared with itself there."""
-        return self.mode == "single" or self.settings.get("pipeline_schedule", "gpipe") != "gpipe"
+        same = self.mode == "single" and not self.settings
+        return same or self.settings.get("pipeline_schedule", "gpipe") != "gpipe"
 
 
 def _pp(schedule: str, ranks: int = 2, mesh: str = "") -> Row:
@@ -106,8 +107,13 @@ SPLIT = {
     "pp x fsdp x tp": _pp("zbv", 8, "pp=2,dp_shard=2,tp=2"),
 }
 SYNCED = {"ddp, BatchNorm synced": Row("ddp", 2, settings={"sync_batchnorm": "true"})}
-ROWS |= WIDE | SPLIT | SYNCED
-EVERY = tuple(name for name in ROWS if name not in WIDE | SPLIT | SYNCED)
+# One graph with one micro-batch in one process, else two.
+COMPILED = {
+    "single, compiled": Row("single", 1, settings={"compile": "step"}),
+    "ddp, compiled": Row("ddp", 2, settings={"compile": "step"}),
+}
+ROWS |= WIDE | SPLIT | SYNCED | COMPILED
+EVERY = tuple(name for name in ROWS if name not in WIDE | SPLIT | SYNCED | COMPILED)
 
 _CHEAPEST = ("dp", "dp-balanced", "mp", "ddp", "ddp-zero1", "fsdp", "hsdp", "pp gpipe")
 THOROUGH = {*(("digits", row) for row in _CHEAPEST), ("gpt", "tp")}
@@ -124,10 +130,10 @@ class Task:
 
 
 # What its rotary positions and gated layers have of their own is in how they are split and cut.
-_TOKENS = ("pp gpipe", "tp", "tp, loss split", "fsdp x tp")
+_TOKENS = ("pp gpipe", "tp", "tp, loss split", "fsdp x tp", *COMPILED)
 _TIED = ("ddp-zero1", "fsdp", "hsdp")
 TASKS = {
-    "digits": Task("digits", 32, (*EVERY, *WIDE)),
+    "digits": Task("digits", 32, (*EVERY, *WIDE, *COMPILED)),
     "lstm": Task("tests.parity.tasks:Lstm", 16, EVERY),
     "gru": Task("tests.parity.tasks:Gru", 16, EVERY),
     "gpt": Task("tests.parity.tasks:Gpt", 16, (*EVERY, *SPLIT), dear=True),
@@ -265,4 +271,9 @@ REFUSED: list[tuple[int, dict[str, str], str]] = [
         "'muon': not with mode fsdp and dp_shard=2: it orth",
     ),
     (2, {"mode": "localsgd", "sync_batchnorm": "true"}, "its ranks have different weights between"),
+    (
+        2,
+        {"mode": "fsdp", "compile": "step"},
+        "TRAINER_COMPILE='step': not with mode fsdp: its step",
+    ),
 ]

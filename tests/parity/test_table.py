@@ -41,6 +41,7 @@ def test_a_mode_equals_one_process(case: Case, once: Once, tmp_path: Path) -> No
     expected = once(**reference(case.task, case.optimizer, case.precision))
     plant = sync_batchnorm_on_cpu if "sync_batchnorm" in case.settings else None
     events = run_ranks(ROWS[case.row].ranks, tmp_path, plant, **case.settings)
+    assert events[0]["compiled_step"] == ("compile" in case.settings)
     found = differences(expected, (tmp_path, events))
     wrong = {name: value for name, value in found.items() if value > TOLERANCE[case.precision]}
     assert not wrong

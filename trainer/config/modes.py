@@ -58,6 +58,7 @@ class Mode:
 
 _COMPILED_ONCE = "its replicas would all run what was compiled for the first; ddp would do"
 _AS_BUILT = "it sends the model to its processes as the task built it; single would do"
+_IN_PIECES = "its step is more than one process computes by itself; true compiles its blocks"
 _OWN_WEIGHTS = "its ranks have different weights between two averagings; ddp would do"
 
 MODES: dict[str, Mode] = {
@@ -93,6 +94,7 @@ MODES: dict[str, Mode] = {
         axes=("dp_replicate",),
         whole="dp_replicate",
         auto_by_memory=True,
+        refuses=(Refusal("compile", _IN_PIECES, "step"),),
     ),
     "localsgd": Mode(
         "each rank by itself, weights averaged every few steps (local SGD, DiLoCo)",
@@ -100,6 +102,7 @@ MODES: dict[str, Mode] = {
         whole="dp_replicate",
         sends_every="local_steps",
         refuses=(
+            Refusal("compile", _IN_PIECES, "step"),
             Refusal("ema_decay", _OWN_WEIGHTS),
             Refusal("fingerprint_steps", _OWN_WEIGHTS),
             Refusal("sync_batchnorm", _OWN_WEIGHTS),
@@ -112,16 +115,19 @@ MODES: dict[str, Mode] = {
         sharded=True,
         auto_by_mesh=True,
         auto_by_memory=True,
+        refuses=(Refusal("compile", _IN_PIECES, "step"),),
     ),
     "hsdp": Mode(
         "sharded within a group of ranks, replicated over the groups",
         axes=("dp_replicate", "dp_shard"),
         sharded=True,
         auto_by_mesh=True,
+        refuses=(Refusal("compile", _IN_PIECES, "step"),),
     ),
     "mp": Mode(
         "one process: the layers in stages over its devices, balanced by measured cost",
         staged=True,
+        refuses=(Refusal("compile", _IN_PIECES, "step"),),
     ),
     "pp": Mode(
         "a pipeline: the layers in stages over ranks, micro-batches flowing through; "
@@ -130,6 +136,7 @@ MODES: dict[str, Mode] = {
         whole="pp",
         staged=True,
         auto_by_mesh=True,
+        refuses=(Refusal("compile", _IN_PIECES, "step"),),
     ),
     "tp": Mode(
         "each layer's weights split over ranks (DTensor), the rest of the mesh sharded or "
@@ -137,5 +144,6 @@ MODES: dict[str, Mode] = {
         axes=("dp_replicate", "dp_shard", "tp"),
         whole="tp",
         auto_by_mesh=True,
+        refuses=(Refusal("compile", _IN_PIECES, "step"),),
     ),
 }

@@ -79,7 +79,11 @@ class Settings(BaseModel):
     activation_checkpointing: bool = Field(
         False, description="recompute blocks in the backward pass to save memory"
     )
-    compile: bool = Field(False, description="compile each block with torch.compile")
+    compile: bool | Literal["step"] = Field(
+        False,
+        description="compile each block with torch.compile; step: gradient, clipping and update as one "
+        "graph (single and ddp)",
+    )
     channels_last: bool = Field(
         False, description="store images in channels-last format, which GPUs prefer"
     )

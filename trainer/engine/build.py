@@ -49,7 +49,7 @@ def build(model: nn.Module, settings: Settings, runtime: Runtime, *, task: tasks
             model = synchronise(model, _data_group(runtime.mesh), runtime.device)
     if settings.activation_checkpointing:
         recompute_blocks(model)
-    if settings.compile:
+    if settings.compile is True:
         _compile_blocks(model)
     return model
 

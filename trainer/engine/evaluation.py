@@ -13,8 +13,8 @@ from trainer.data.order import evaluation_shares
 from trainer.data.sets import UnreadableSample, tokens_of
 from trainer.data.task_contract import metric_of, scores_of
 from trainer.distributed.runtime import total
-from trainer.engine.bad_samples import count_bad
 from trainer.engine.run import Run
+from trainer.engine.step.bad_samples import count_bad
 from trainer.watch.stop import Stop
 
 

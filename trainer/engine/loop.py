@@ -7,13 +7,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 
 import torch
+from torch import Tensor
 
 from trainer import health, strategies, tasks
 from trainer.checkpoint.saver import Saver
@@ -22,6 +23,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.own_settings import own_settings
 from trainer.config.settings import Settings
 from trainer.data.order import mix, training_shares
+from trainer.data.sets import Batch
 from trainer.data.shared import once_per_machine
 from trainer.data.task_contract import own_of
 from trainer.distributed import optim
@@ -29,15 +31,16 @@ from trainer.distributed.generators import seed_generators
 from trainer.distributed.messages import from_all
 from trainer.distributed.precision import set_tf32
 from trainer.distributed.runtime import Runtime, as_fault, join, peak_memory, total
-from trainer.engine.bad_samples import SkippedSamples
 from trainer.engine.build import build as build_model
 from trainer.engine.build import model_of
 from trainer.engine.evaluation import evaluate
 from trainer.engine.ledger import Ledger
-from trainer.engine.nonfinite import NonfiniteGuard
 from trainer.engine.replicas import compare
 from trainer.engine.resume import report_saved, resume, save, saving_to
 from trainer.engine.run import Run, Since, example
+from trainer.engine.step.bad_samples import SkippedSamples
+from trainer.engine.step.compiled import compile_step
+from trainer.engine.step.nonfinite import NonfiniteGuard
 from trainer.engine.trial import try_task
 from trainer.preflight.check import preflight
 from trainer.report.events import Report
@@ -108,6 +111,8 @@ def _prepare(
     first = partial(example, training, settings, runtime.sizing.batches.micro)
     context = strategies.Context(settings, runtime, task.loss, first, own)
     strategy = strategies.build(runtime.sizing.mode, model, context)
+    if settings.compile == "step":
+        strategy = replace(strategy, whole_step=compile_step(model, strategy.optimizer, context))
     return Run(
         settings,
         runtime,
@@ -143,6 +148,7 @@ def _announce(run: Run) -> None:
         parameters=run.parameters,
         samples=len(run.training),
         **{name: value for name, value in asdict(sizing.batches).items() if name != "replicas"},
+        compiled_step=run.strategy.whole_step is not None,
         **run.strategy.notes,
         precision=run.settings.precision,
         lr=optim.peak_rate(run.settings),
@@ -217,8 +223,7 @@ def _take_steps(
             return True
         profile_step()
 
-        # Forward and backward. What a layer draws depends on this seed alone, so a resumed run draws
-        # the same.
+        # What a layer draws depends on this seed alone, so a resumed run draws the same.
         seed_generators(mix(settings.seed, run.step, runtime.seed_rank), runtime.device)
         rate = optim.learning_rate(run.step, steps, settings, run.own)
         optim.set_learning_rate(strategy.optimizer, rate, run.options, settings)
@@ -227,18 +232,7 @@ def _take_steps(
         since.data_s -= time.monotonic()
         micro_batches = list(islice(batches, runtime.sizing.batches.accumulation))
         since.data_s += time.monotonic()
-        skipped = SkippedSamples(run, micro_batches)
-        loss_sum = strategy.step(micro_batches, weight / run.loss_scale.value)
-        weight = skipped.rescale_gradients(weight)
-
-        # Clip, guard, update.
-        run.loss_scale.unscale(strategy.module.parameters())
-        norm = strategy.clip(settings.clip_norm)
-        if guard.accepts(norm):
-            strategy.optimizer.step()
-            if run.average:
-                run.average.update()
-        strategy.optimizer.zero_grad()
+        loss_sum, norm, weight = _train_on(run, guard, micro_batches, weight)
         epoch = run.samples // order.length
         run.step, run.samples = run.step + 1, run.samples + samples
         ledger.write_step(run.step)
@@ -266,6 +260,32 @@ def _take_steps(
             return True
         since.began += time.monotonic() - pause  # not the training's time
     return False
+
+
+def _train_on(
+    run: Run, guard: NonfiniteGuard, micro_batches: Sequence[Batch], weight: float
+) -> tuple[Tensor, Tensor, float]:
+    """Forward, backward, clip, guard, update: compiled as one, or one after another.
+
+    Returns this rank's sum of losses, the gradient's norm, and the part of `weight` that was read.
+    """
+    strategy = run.strategy
+    skipped = SkippedSamples(run, micro_batches)
+    if strategy.whole_step is not None:
+        weight = skipped.left_of(weight)
+        loss_sum, norm = strategy.whole_step(micro_batches, weight)
+        updated = guard.accepts(norm)
+    else:
+        loss_sum = strategy.step(micro_batches, weight / run.loss_scale.value)
+        weight = skipped.rescale_gradients(weight)
+        run.loss_scale.unscale(strategy.module.parameters())
+        norm = strategy.clip(run.settings.clip_norm)
+        if updated := guard.accepts(norm):
+            strategy.optimizer.step()
+        strategy.optimizer.zero_grad()
+    if updated and run.average:
+        run.average.update()
+    return loss_sum, norm, weight
 
 
 def _save_and_evaluate(

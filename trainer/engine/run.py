@@ -168,5 +168,10 @@ class Since:
 def example(data: Data, settings: Settings, count: int) -> Batch:
     """Return the first sample, `count` times, for its shape and dtype only."""
     samples = Samples(torch.zeros(count, dtype=torch.long), torch.ones(count))
-    loader = Loader(data, device=torch.device("cpu"), dtype=dtype_of(settings))
+    loader = Loader(
+        data,
+        device=torch.device("cpu"),
+        dtype=dtype_of(settings),
+        channels_last=settings.channels_last,
+    )
     return next(loader(iter([samples])))

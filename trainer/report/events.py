@@ -44,6 +44,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "parameters, samples": "of the model, on all ranks; of the training set",
         "global_batch, micro, accumulation": "samples of a step, of a forward pass; passes of a step",
         "stages, schedule, devices": "of a pipeline",
+        "compiled_step": "whether the whole step is compiled code, as TRAINER_COMPILE=step asks",
         "precision, lr, lr_why": "learning rate at its peak, and why",
         "preflight": "figures of the checks before the first step",
         "torch, host, out": "version, rank 0's host, run folder",

@@ -63,6 +63,11 @@ class Context:
         return self.runtime.mesh
 
 
+# whole_step(micro_batches, weight): a step with clipping and update, which is left out if the norm is
+# not finite. Returns this rank's sum of losses and the norm, as `step` and `clip` do.
+WholeStep = Callable[[Sequence[Batch], float], tuple[Tensor, Tensor]]
+
+
 @dataclass(frozen=True)
 class Strategy:
     """A mode at work: five answers, and what only some modes need."""
@@ -79,6 +84,8 @@ class Strategy:
     clip: Callable[[float], Tensor]
     # forward(inputs): the model's outputs in evaluation. None where another rank has the outputs.
     forward: Callable[[Nested], Tensor | None]
+    # With TRAINER_COMPILE=step, where it can be compiled: does what `step`, `clip` and the optimiser do.
+    whole_step: WholeStep | None = None
     # Where the optimiser is itself distributed: the part of it that this rank saves.
     saved_optimizer: torch.optim.Optimizer | None = None
     # Called before weights are saved or evaluated: makes them the same on every rank, with all steps in.

@@ -28,7 +28,7 @@ _COLLECTIVE = (
     f"{_TRAINER}/watch/stop.py",
 )
 # Reads a number off the device, and so waits for all work in the device's queue.
-_DEVICE = (f"{_TRAINER}/engine/nonfinite.py",)
+_DEVICE = (f"{_TRAINER}/engine/step/nonfinite.py",)
 # Work between two steps, of which the main rank may have more than the others.
 _BETWEEN = tuple(
     f"{_TRAINER}/{name}"

@@ -3,6 +3,8 @@
 TRAINER_TASK=tests.bench.peers.muster_task:Task python -m trainer
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from tests.bench.peers.turn import Turns
@@ -23,3 +25,21 @@ class Task(digits.Task):
                 self._turns = Turns()
             self._turns.step()
         return super().loss(outputs, targets)
+
+
+class ByEvents(digits.Task):
+    """Counts the steps of its step events; compiled code calls no loss. One rank only."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._turns: Turns | None = None
+        self._seen = 0
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        if event["event"] != "step":
+            return
+        if self._turns is None:
+            self._turns = Turns()
+        for _ in range(event["step"] - self._seen):
+            self._turns.step()
+        self._seen = event["step"]

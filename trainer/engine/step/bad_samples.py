@@ -7,6 +7,8 @@ allowed; one more is Fault(65).
     skipped = SkippedSamples(run, micro_batches)
     run.strategy.step(micro_batches, weight)
     weight = skipped.rescale_gradients(weight)
+
+A step that is one call asks first: `weight = skipped.left_of(weight)`.
 """
 
 import logging
@@ -37,10 +39,21 @@ class SkippedSamples:
             self._pending = dist.all_reduce(self._sum, group=run.runtime.control, async_op=True)
 
     def rescale_gradients(self, weight: float) -> float:
-        """Return the part of `weight`, the global batch's, that was read; scale the gradients to it.
+        """Return the part of `weight` that was read, and scale the gradients to it: see left_of.
 
-        Every rank calls it, after the backward pass and before clipping. Raises Fault(65) for more bad
-        samples than allowed.
+        It comes after the backward pass and before clipping.
+        """
+        left = self.left_of(weight)
+        if left != weight:
+            for parameter in self._run.strategy.module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(weight / left)
+        return left
+
+    def left_of(self, weight: float) -> float:
+        """Return the part of `weight`, the global batch's, that was read. Every rank calls it.
+
+        Raises Fault(65) for more bad samples than allowed.
         """
         if self._pending is not None:
             self._pending.wait()
@@ -53,9 +66,6 @@ class SkippedSamples:
         left = weight - skipped
         if left <= 0:
             raise Fault(Exit.DATA, f"step {self._run.step + 1}: none of its samples can be read")
-        for parameter in self._run.strategy.module.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(weight / left)
         return left
 
 

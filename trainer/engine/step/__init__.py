@@ -1,0 +1,1 @@
+"""A step: compiled as one (`compiled.py`), and what may be wrong with its samples or its gradient."""

@@ -1,0 +1,298 @@
+"""A whole step as compiled code: gradient, clipping, the guard against NaN, and update.
+
+    TRAINER_COMPILE=step python -m trainer
+
+It is one graph where one process takes the step in one micro-batch. Else it is two: the gradient as one
+flat tensor, which is summed over micro-batches and ranks, and the update. A backward pass of autograd
+cannot be part of a graph, so torch.func differentiates; optimisers are torch's functional ones.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from trainer.data.sets import Batch, Nested
+from trainer.distributed.messages import from_all
+from trainer.distributed.precision import autocast
+from trainer.distributed.tensors import map_tensors
+from trainer.strategies import Context, WholeStep, summed_loss
+
+log = logging.getLogger("trainer")
+
+_State = dict[str, list[Tensor]]  # by name, a tensor for each parameter
+
+
+def compile_step(model: nn.Module, optimizer: Optimizer, context: Context) -> WholeStep | None:
+    """Return the compiled step, or None, with the reason in the log, where it cannot be compiled.
+
+    All ranks get the same answer. Each has the whole model; under ddp they average their gradients.
+    It is tried with a step whose gradient is nan: such a step changes no weight and no state.
+    """
+    runtime = context.runtime
+    if runtime.backend == "fake":  # a dry run has no values to compute with
+        return None
+    group = runtime.mesh.get_group("dp_replicate") if runtime.mesh else None
+    step = _Step(model, optimizer, context, group)
+    try:
+        reason = step.unfit() or step.compile()
+    except Exception as error:  # noqa: BLE001  # a compiler may raise anything
+        reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+    reason = next(filter(None, from_all(reason, runtime, str)), "")
+    if not reason:
+        return step
+    if isinstance(optimizer, SGD | AdamW):
+        optimizer.state.clear()  # what the try has put there
+    if runtime.is_main:
+        log.warning("TRAINER_COMPILE=step: the steps run as they are, not compiled: %s", reason)
+    return None
+
+
+class _Step:
+    """A step that can be called. It looks up state and rates each time: a resumed run has others."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        context: Context,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._context = context
+        self._group = group
+        self._is_tried = False  # before, another rank may have failed already
+        names = {id(one): name for name, one in model.named_parameters() if one.requires_grad}
+        groups = [
+            [one for one in group["params"] if id(one) in names] for group in optimizer.param_groups
+        ]
+        self._parameters = [one for group in groups for one in group]
+        self._names = [names[id(one)] for one in self._parameters]
+        self._sizes = [len(group) for group in groups]
+        self._options = [_options(group) for group in optimizer.param_groups]
+        self._whole = _compiled(self._gradient_and_update)
+        self._gradient = _compiled(self._flat_gradient)
+        self._update = _compiled(self._updated)
+
+    def __call__(self, micro_batches: Sequence[Batch], weight: float) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            like = self._parameters[0]
+            scale = like.new_tensor(1 / weight)
+            rates = [like.new_tensor(group["lr"]) for group in self._optimizer.param_groups]
+            of_each = [self._optimizer.state[one] for one in self._parameters]
+            state = {name: [one[name] for one in of_each] for name in of_each[0]}
+            parts = [(batch.inputs, batch.targets, batch.weights) for batch in micro_batches]
+            if len(parts) == 1 and self._group is None:
+                whole: tuple[Tensor, Tensor] = self._whole(
+                    self._parameters, state, rates, scale, *parts[0]
+                )
+                return whole
+            flat: Tensor = self._gradient(self._parameters, scale, *parts[0])
+            for part in parts[1:]:
+                flat += self._gradient(self._parameters, scale, *part)
+            loss = flat[-1].clone()
+            if self._group is not None and self._is_tried:
+                dist.all_reduce(flat, group=self._group)
+            return loss, self._update(self._parameters, state, rates, flat)
+
+    def unfit(self) -> str:
+        """Return which setting or optimiser cannot be a part of compiled code, "" if all can."""
+        settings, meeting = self._context.settings, self._group is not None
+        for cannot, reason in (
+            (
+                settings.precision == "fp16",
+                "fp16 scales the gradient before the update; bf16 would do",
+            ),
+            (settings.activation_checkpointing, "blocks are recomputed by autograd"),
+            (meeting and settings.sync_batchnorm, "synchronised BatchNorm sends in the middle"),
+            (meeting and settings.comm_hook != "none", "a communication hook is DDP's"),
+        ):
+            if cannot:
+                return reason
+        kind = type(self._optimizer)
+        if kind not in (SGD, AdamW):
+            return f"a {kind.__name__} has no form that can be compiled; SGD and AdamW have"
+        for group in self._optimizer.param_groups:
+            for option in ("dampening", "amsgrad", "maximize", "differentiable"):
+                if group.get(option):
+                    return f"the optimiser has {option}={group[option]}"
+        return ""
+
+    def compile(self) -> str:
+        """Compile by a step that changes nothing; return why it cannot be used, "" if it can."""
+        batch, device = self._context.example(), self._context.runtime.device
+        inputs, targets, weights = map_tensors(
+            lambda tensor: tensor.to(device), (batch.inputs, batch.targets, batch.weights)
+        )
+        batch = Batch(inputs, targets, weights)
+        kept = [buffer.clone() for buffer in self._model.buffers()]
+        try:
+            with autocast(self._context.settings, device):
+                outputs = self._model(inputs)
+            loss = summed_loss(outputs, batch, self._context)
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                loss, self._parameters, allow_unused=True
+            )
+            for name, gradient in zip(self._names, found, strict=True):
+                if gradient is None:
+                    return f"the loss does not depend on {name}"
+            if len(found) != sum(one.requires_grad for one in self._model.parameters()):
+                return "the optimiser leaves parameters out"
+            for parameter in self._parameters:
+                self._optimizer.state[parameter] = self._first_state(parameter)
+            self((batch,) * self._context.runtime.sizing.batches.accumulation, math.nan)
+        finally:
+            with torch.no_grad():
+                for buffer, before in zip(self._model.buffers(), kept, strict=True):
+                    buffer.copy_(before)
+        self._is_tried = True
+        return ""
+
+    def _first_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the state from which the first step does what torch does without one."""
+        zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        if isinstance(self._optimizer, AdamW):
+            return {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+        return {"momentum_buffer": zeros}
+
+    # What follows is compiled.
+
+    def _gradient_and_update(
+        self,
+        parameters: list[Tensor],
+        state: _State,
+        rates: list[Tensor],
+        scale: Tensor,
+        inputs: Nested,
+        targets: Nested,
+        weights: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        flat = self._flat_gradient(parameters, scale, inputs, targets, weights)
+        return flat[-1], self._updated(parameters, state, rates, flat)
+
+    def _flat_gradient(
+        self,
+        parameters: list[Tensor],
+        scale: Tensor,
+        inputs: Nested,
+        targets: Nested,
+        weights: Tensor,
+    ) -> Tensor:
+        """Return the gradients of `scale` times the loss and, as the last element, the loss."""
+        context = self._context
+
+        def scaled(trained: dict[str, Tensor], buffers: dict[str, Tensor]) -> Any:
+            with autocast(context.settings, context.runtime.device):
+                outputs = functional_call(self._model, (trained, buffers), (inputs,))
+            loss = summed_loss(outputs, Batch(inputs, targets, weights), context)
+            return loss * scale, (loss, buffers)
+
+        trained = dict(zip(self._names, parameters, strict=True))
+        buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        gradients, (_, (loss, after)) = grad_and_value(scaled, has_aux=True)(trained, buffers)
+        for name, buffer in self._model.named_buffers():
+            buffer.copy_(after[name])
+        return torch.cat([*(gradients[name].reshape(-1) for name in self._names), loss.reshape(1)])
+
+    def _updated(
+        self, parameters: list[Tensor], state: _State, rates: list[Tensor], flat: Tensor
+    ) -> Tensor:
+        """Update with the clipped gradient and return its norm before, shape ().
+
+        If the gradient or the loss is not finite, nothing changes and the norm is nan or infinite.
+        """
+        *parts, loss = flat.split([*(one.numel() for one in parameters), 1])
+        gradients = [part.view_as(one) for part, one in zip(parts, parameters, strict=True)]
+        norm = nn.utils.get_total_norm(gradients)
+        norm = torch.where(loss[0].isfinite(), norm, math.nan)
+        if limit := self._context.settings.clip_norm:
+            scale = (limit / (norm + 1e-6)).clamp(max=1.0)  # as in torch's clip_grad_norm_
+            gradients = [gradient * scale for gradient in gradients]
+        changed = [*parameters, *(tensor for tensors in state.values() for tensor in tensors)]
+        before = [tensor.clone() for tensor in changed]
+        begin = 0
+        for size, rate, options in zip(self._sizes, rates, self._options, strict=True):
+            some = slice(begin, begin + size)
+            of_some = {name: tensors[some] for name, tensors in state.items()}
+            _update(parameters[some], gradients[some], of_some, rate, options)
+            begin += size
+        for tensor, old in zip(changed, before, strict=True):
+            tensor.copy_(torch.where(norm.isfinite(), tensor, old))
+        return norm
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a parameter group that do not change from step to step."""
+    return {name: value for name, value in group.items() if name not in ("params", "lr")}
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, fullgraph=True, options={"guard_filter_fn": _may_change})
+
+
+def _may_change(looked_at: Sequence[Any]) -> list[bool]:
+    """Return what is to be looked at again at each call: not code, nor what torch's own layers hold.
+
+    That is most of what torch would look at, a tenth of a step of digits.
+    """
+    of_layers = torch.compiler.skip_guard_on_inbuilt_nn_modules_unsafe(looked_at)
+    code = (type, ModuleType, FunctionType, BuiltinFunctionType)
+    return [
+        kept and not isinstance(one.value, code) and "__import_torch" not in one.name
+        for kept, one in zip(of_layers, looked_at, strict=True)
+    ]
+
+
+def _update(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    state: _State,
+    rate: Tensor,
+    options: dict[str, Any],
+) -> None:
+    """Update the parameters and the state of one group in place."""
+    if "betas" not in options:
+        sgd(
+            parameters,
+            gradients,
+            state["momentum_buffer"],  # type: ignore[arg-type]  # none of them is None
+            foreach=True,
+            weight_decay=options["weight_decay"],
+            momentum=options["momentum"],
+            lr=rate,  # a number would be compiled into the code
+            dampening=0.0,
+            nesterov=options["nesterov"],
+            maximize=False,
+        )
+        return
+    # In float32, 1 - 0.999 ** step would have lost four digits at the first steps.
+    steps = [step.double() for step in state["step"]]
+    adamw(
+        parameters,
+        gradients,
+        state["exp_avg"],
+        state["exp_avg_sq"],
+        [],
+        steps,
+        foreach=True,
+        capturable=True,  # the count of steps is a tensor of the graph
+        amsgrad=False,
+        beta1=options["betas"][0],
+        beta2=options["betas"][1],
+        lr=rate,
+        weight_decay=options["weight_decay"],
+        eps=options["eps"],
+        maximize=False,
+    )
+    for step, counted in zip(state["step"], steps, strict=True):
+        step.copy_(counted)

@@ -60,6 +60,7 @@ def check(name: str) -> Iterator[str]:
     from trainer.data.task_contract import blamed_on, check_model, try_batch  # noqa: PLC0415
     from trainer.distributed.precision import dtype_of  # noqa: PLC0415
     from trainer.engine.initial import load_own  # noqa: PLC0415
+    from trainer.engine.sample import sample_of  # noqa: PLC0415
 
     task = tasks.load(settings)
     yield f"{name}: has its methods; the metric is {task.metric}"
@@ -102,6 +103,8 @@ def check(name: str) -> Iterator[str]:
                 f"the backward pass reaches {len(named) - len(unused)} of {len(named)} parameters"
                 + (f"; not {', '.join(unused[:3])}, which stay as they are" if unused else "")
             )
+    if made := sample_of(task, name, model.eval()):
+        yield f"sample(): {', '.join(made)}"
 
 
 if __name__ == "__main__":

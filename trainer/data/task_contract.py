@@ -30,7 +30,7 @@ _NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]),
 
 METHODS = ("model", "data", "loss", "score")
 OWN = tuple(Own.__dataclass_fields__)
-MORE = (*OWN, "initial_weights", "on_event")  # that a task may have
+MORE = (*OWN, "initial_weights", "on_event", "sample")  # that a task may have
 
 
 def check_methods(task: object, name: str) -> None:

@@ -15,6 +15,7 @@ from trainer.data.task_contract import metric_of, scores_of
 from trainer.distributed.runtime import total
 from trainer.engine.bad_samples import count_bad
 from trainer.engine.run import Run
+from trainer.engine.sample import report_sample
 from trainer.watch.stop import Stop
 
 
@@ -55,7 +56,6 @@ def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
         parts += [part[counted].double().sum() for name in run.metrics for part in scores[name]]
         sums += torch.stack(parts).cpu()
         unread += [one for one in batch.unreadable if one.weight]
-    run.strategy.module.train()
     loss, weight, count, *scored, missing = total([*sums.tolist(), len(unread)], runtime)
     if missing:
         count_bad(run, unread, part="test")
@@ -78,4 +78,6 @@ def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
         samples=int(count),
         seconds=time.monotonic() - began,
     )
-    return metrics[0]
+    is_whole = report_sample(run, stop)
+    run.strategy.module.train()
+    return metrics[0] if is_whole else None

@@ -27,7 +27,7 @@ def gpt2(settings: Settings) -> tokens.Task:
 
 
 def made(module: str, settings: Settings) -> tokens.Task:
-    """Return an example's task; each case of a rank of the tests' pool begins with the path as it was."""
+    """Return an example's task; a rank of the tests' pool begins each case with its first path."""
     sys.path += [place for place in PLACES if place not in sys.path]
     task: tokens.Task = import_module(module).Task(settings)
     return task

@@ -57,10 +57,14 @@ def check(name: str) -> Iterator[str]:
     from trainer.data.loader import Loader  # noqa: PLC0415
     from trainer.data.order import Samples  # noqa: PLC0415
     from trainer.data.stream import Stream  # noqa: PLC0415
-    from trainer.data.task_contract import blamed_on, check_model, try_batch  # noqa: PLC0415
+    from trainer.data.task_contract import (  # noqa: PLC0415
+        blamed_on,
+        check_model,
+        sample_of,
+        try_batch,
+    )
     from trainer.distributed.precision import dtype_of  # noqa: PLC0415
     from trainer.engine.initial import load_own  # noqa: PLC0415
-    from trainer.engine.sample import sample_of  # noqa: PLC0415
 
     task = tasks.load(settings)
     yield f"{name}: has its methods; the metric is {task.metric}"

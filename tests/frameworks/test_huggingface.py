@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,9 @@ def test_a_model_with_real_weights_is_fine_tuned_and_resumes(kinds: Path, tmp_pa
     assert [one["step"] for one in resumed if one.get("action") == "resumed"] == [12]
     losses = [{e["step"]: e["loss"] for e in r if e["event"] == "step"} for r in (whole, resumed)]
     assert min(losses[1]) == 13
-    assert losses[1] == pytest.approx({n: loss for n, loss in losses[0].items() if n > 12}, rel=1e-6)
+    assert losses[1] == pytest.approx(
+        {n: loss for n, loss in losses[0].items() if n > 12}, rel=1e-6
+    )
 
 
 WEIGHTS = """
@@ -204,6 +207,28 @@ def test_weights_and_tokens_are_those_of_transformers(kinds: Path, tmp_path: Pat
     done = python(tmp_path, *script, task="huggingface", data=str(kinds), **own)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "largest difference 0.0"
+
+
+@needs_weights
+def test_a_tokenizers_file_makes_text_of_the_samples_of_tokens(tmp_path: Path) -> None:
+    for name in ("train.bin", "val.bin"):
+        array("H", [3899, 2003, 1037, 3899, 2003, 1037] * 100).tofile((tmp_path / name).open("wb"))
+    (tmp_path / "meta.json").write_text('{"vocabulary": 30522}')
+    common = {"task": "tokens", "data": str(tmp_path), "out": str(tmp_path / "run"), "log": "json"}
+    common |= {"steps": "8", "global_batch": "2", "eval_steps": "0", "task_sample": "6"}
+    own = {"task_tokenizer": str(REAL[0] / "tokenizer.json")}
+    done = python(tmp_path, "-m", "trainer", **common, **own)
+    assert done.returncode == 0, done.stderr
+    (sample,) = [e for e in map(json.loads, done.stdout.splitlines()) if e["event"] == "sample"]
+    assert sample["text"].startswith("dog is a dog is a")
+    assert len(sample["tokens"]) == 6
+    wrong = {"task_tokenizer": str(tmp_path / "meta.json")}
+    refused = python(tmp_path, "-m", "trainer.check", "tokens", **common, **wrong)
+    assert refused.returncode == 65
+    assert f"TRAINER_TASK_TOKENIZER={tmp_path}/meta.json: no file of the package tokenizers" in (
+        refused.stderr
+    )
+    assert refused.stderr.count("\n") == 1
 
 
 @needs_transformers

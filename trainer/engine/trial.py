@@ -10,8 +10,8 @@ from trainer.data.order import Samples
 from trainer.data.task_contract import blamed_on, try_batch
 from trainer.distributed.messages import from_all
 from trainer.distributed.precision import dtype_of
+from trainer.engine.evaluation import try_sample
 from trainer.engine.run import Run
-from trainer.engine.sample import try_sample
 
 
 @torch.no_grad()

@@ -55,12 +55,6 @@ class Task(NextToken):
         self.files = open_files(settings.data, length) if settings.data else of_bytes(length)
         self._seed, self._wanted = settings.seed, own.sample if own else 0
         self._decode: Callable[[list[int]], str] | None = None
-        if self._wanted > length - _PROMPT:
-            raise Fault(
-                Exit.CONFIG,
-                f"TRAINER_TASK_SAMPLE={self._wanted}: at most {length - _PROMPT}, as {name} has windows "
-                f"of {length} tokens, and a sample begins with {_PROMPT}",
-            )
         if own and self._wanted:
             self._decode = decoder(own.tokenizer, vocabulary=self.files.vocabulary)
 

@@ -23,17 +23,19 @@ def continued(
 ) -> list[int]:
     """Return `count` tokens drawn after a prompt, shape (n,); the same for the same seed and weights.
 
-    Every pass takes a whole window of `length` tokens: of a causal model what follows a token is no
-    matter to it, and a mode or a compiler that wants one shape gets it.
+    Every pass takes a whole window, of the last `length` tokens: what follows a token is no matter to a
+    causal model, and a mode or a compiler that wants one shape gets it.
     """
-    window = torch.zeros(1, length, dtype=torch.long)
-    window[0, : len(prompt)] = prompt
+    tokens: list[int] = prompt.tolist()
     generator = torch.Generator().manual_seed(seed)
-    for place in range(len(prompt), len(prompt) + count):
-        logits = forward(window)[0, place - 1].float().nan_to_num()  # a model may have diverged
+    for _ in range(count):
+        recent = tokens[-length:]
+        window = torch.zeros(1, length, dtype=torch.long)
+        window[0, : len(recent)] = torch.tensor(recent)
+        logits = forward(window)[0, len(recent) - 1].float().nan_to_num()  # it may have diverged
         chances = (logits / _TEMPERATURE).softmax(dim=0)
-        window[0, place] = torch.multinomial(chances, 1, generator=generator)
-    return window[0, len(prompt) : len(prompt) + count].tolist()
+        tokens.append(int(torch.multinomial(chances, 1, generator=generator)))
+    return tokens[len(prompt) :]
 
 
 def decoder(tokenizer: Path | None, *, vocabulary: int) -> Callable[[list[int]], str] | None:

@@ -107,3 +107,16 @@ def test_its_settings_are_those_that_the_renderer_checks() -> None:
     from trainer.config.own_settings import BUILT_IN
 
     assert tokens.Task.Settings is BUILT_IN["tokens"]
+
+
+@pytest.mark.slow
+def test_a_stop_request_ends_a_sample(start: Any) -> None:
+    variables = {f"TRAINER_{name.upper()}": value for name, value in COMMON.items()}
+    variables |= {"TRAINER_TASK_SAMPLE": "2000", "TRAINER_EVAL_STEPS": "1", "TRAINER_LOG": "json"}
+    started = start("-m", "trainer", **variables)
+    started.wait_for('"event": "eval"')  # the first is made now, in a second or more
+    started.process.terminate()
+    ended = started.end()
+    assert ended.code == Exit.STOPPED
+    assert [event["kind"] for event in ended.of("fault")] == ["stopped"]
+    assert not samples(ended.events)

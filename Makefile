@@ -98,7 +98,7 @@ test-fast: $(STAMP) ## the tests that take seconds
 	@$(PY) -m pytest $(PARALLEL) -m 'not slow'
 
 test-parity: $(STAMP) ## every mode in every task with every optimiser, accumulation and precision (test: a choice of them)
-	@MUSTER_TEST_PARITY=whole $(PY) -m pytest $(PARALLEL) tests/parity/test_table.py
+	@MUSTER_TEST_PARITY=whole $(PY) -m pytest $(PARALLEL) tests/parity/test_table.py tests/parity/test_fuzzed.py tests/unit/trainer/tasks/test_torchvision_models.py
 
 coverage: $(STAMP) ## which lines and branches of k8s and trainer TESTS run, their processes included; build/coverage/index.html
 	@rm -rf build/coverage && mkdir -p build/coverage

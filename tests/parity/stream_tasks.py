@@ -3,11 +3,13 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from trainer.config.settings import Settings
 from trainer.data.order import Order
 from trainer.data.sets import Tensors
 from trainer.tasks import synthetic
@@ -51,10 +53,11 @@ class Plain(IterableDataset[Any]):
 
 
 class WithState(Plain):
-    """One that can continue; `begun` are the places at which it did."""
+    """One that can continue; `begun`, and the lines of `file`, are the places at which it did."""
 
-    def __init__(self, data: Any, *, shuffled: bool) -> None:
+    def __init__(self, data: Any, *, shuffled: bool, file: Path | None = None) -> None:
         super().__init__(data, shuffled=shuffled)
+        self.file = file
         self.at, self.begun = 0, list[int]()
 
     def state_dict(self) -> dict[str, Any]:
@@ -65,6 +68,9 @@ class WithState(Plain):
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         self.begun.append(self.at)
+        if self.file:
+            with self.file.open("a") as file:
+                file.write(f"{self.epoch * SAMPLES + self.at}\n")
         for index in self.indices()[self.at :]:
             self.die(self.at)
             self.at += 1
@@ -77,5 +83,12 @@ class PlainTask(Mapped):
 
 
 class StateTask(Mapped):
+    """With `begun` in the run's folder: where its training stream began, in samples of the run."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._begun = settings.run_folder / "begun"
+
     def data(self, *, train: bool) -> Any:
-        return WithState(super().data(train=train), shuffled=train)
+        file = self._begun if train else None
+        return WithState(super().data(train=train), shuffled=train, file=file)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.config import own_settings
 from trainer.config.settings import Settings
 from trainer.data.sets import Tensors
 from trainer.models.gpt import Size
@@ -77,8 +78,8 @@ Gru = partial(Short, build=partial(Recurrent, nn.GRU, width=16))
 class Tokens(tokens.Task):
     """The GPT of the task tokens, narrow, its windows short."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: Settings, own: own_settings.Tokens | None = None) -> None:
+        super().__init__(settings, own)
         self.size = Size(width=32, heads=4, layers=2, length=32)
         self.files = of_bytes(32, size=20_000)
 

@@ -57,12 +57,13 @@ def test_a_gpt2_of_transformers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["nano_gpt", "gpt2"])
-def test_local_sgd_learns(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["own_models:nano_gpt", "own_models:gpt2", "tasks:Vit"])
+def test_local_sgd_learns(task: str, tmp_path: Path) -> None:
     """Its ranks hold different weights, so it is compared with nothing."""
-    if model == "gpt2" and not has_transformers:
+    if task == "own_models:gpt2" and not has_transformers:
         pytest.skip("no transformers; make frameworks")
-    settings = {"task": f"tests.parity.own_models:{model}", "mode": "localsgd", "local_steps": "4"}
+    settings = {"task": f"tests.parity.{task}", "mode": "localsgd", "local_steps": "4"}
+    settings |= {"optimizer": "adamw", "lr": "0.002"} if task == "tasks:Vit" else {}
     events = run_ranks(2, tmp_path, **(COMMON | settings))
     losses = [event["loss"] for event in events if event["event"] == "step"]
     assert sum(losses[-4:]) < 0.9 * sum(losses[:4])

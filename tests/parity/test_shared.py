@@ -76,6 +76,50 @@ def test_two_hundred_megabytes_are_held_once(tmp_path: Path) -> None:
     assert copied > 3  # planted: the test sees a copy
 
 
+def _measure_windows(file: str) -> None:
+    """Read a whole file of tokens at its first batch; write down at the fifth what the rank holds."""
+    from trainer.tasks.parts import token_files
+
+    take, calls = token_files.Windows.batch, 0
+
+    def batch(self: token_files.Windows, indices: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += len(self) > 1_000  # not of the test set
+        if calls == 1:
+            self._tokens.max()
+        if calls == 5:
+            rollup = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8")
+            (pss,) = [line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:")]
+            Path(f"{file}-{os.environ['RANK']}").write_text(pss, encoding="utf-8")
+        return take(self, indices)
+
+    token_files.Windows.batch = batch  # type: ignore[method-assign]
+
+
+def held_by_four(folder: Path, size: int) -> int:
+    """Return the bytes that four ranks hold, all of which have read a file of so many bytes."""
+    folder.mkdir()
+    for name, length in (("train.bin", size), ("val.bin", 4_000)):
+        with (folder / name).open("wb") as file:
+            file.truncate(length)
+    (folder / "meta.json").write_text('{"vocabulary": 256}')
+    wanted = {"task": "tokens", "data": str(folder), "global_batch": "4", "checkpoint_steps": "0"}
+    before = partial(_measure_windows, str(folder / "pss"))
+    run_ranks(RANKS, folder / "run", before, **(DDP | wanted | {"steps": "6"}))
+    files = list(folder.glob("pss-*"))
+    assert len(files) == RANKS
+    return sum(1024 * int(file.read_text()) for file in files)
+
+
+def test_a_file_of_two_gigabytes_of_tokens_is_held_once(tmp_path: Path) -> None:
+    size = 2_000_000_000
+    small = held_by_four(tmp_path / "small", 1_000_000)
+    held = (held_by_four(tmp_path / "large", size) - small) / size
+    print(f"{RANKS} ranks hold a file of tokens {held:.3f} times")
+    # An epoch's order is each rank's own: 8 bytes for a window of 128 tokens, an eighth in all.
+    assert 0.9 < held < 1.2
+
+
 class Noted(synthetic.Task):
     """Records which rank reads the data, and finds it damaged if FAULTY is set."""
 

@@ -13,6 +13,7 @@ Those of a built-in task are here, because the renderer checks them without torc
 """
 
 import difflib
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationError
@@ -41,7 +42,18 @@ class HuggingFace(BaseModel):
     length: int = Field(512, ge=2)
 
 
-BUILT_IN: dict[str, type[BaseModel]] = {"huggingface": HuggingFace, "imagefolder": ImageFolder}
+class Tokens(BaseModel):
+    """What tokens makes after an evaluation. `tokenizer`: a file of the package tokenizers."""
+
+    sample: int = Field(0, ge=0)
+    tokenizer: Path | None = None
+
+
+BUILT_IN: dict[str, type[BaseModel]] = {
+    "huggingface": HuggingFace,
+    "imagefolder": ImageFolder,
+    "tokens": Tokens,
+}
 
 
 def own_settings(kind: object, settings: Settings, *, label: Label = variable) -> BaseModel | None:

@@ -7,6 +7,7 @@ check_per_sample(losses, "circles:Circles", method="loss()", count=len(targets))
 """
 
 import contextlib
+import json
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,8 @@ _NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]),
 
 METHODS = ("model", "data", "loss", "score")
 OWN = tuple(Own.__dataclass_fields__)
-MORE = (*OWN, "initial_weights", "on_event")  # that a task may have
+_OF_A_SAMPLE = {"event", "time", "step", "seconds"}  # what its event has already
+MORE = (*OWN, "initial_weights", "on_event", "sample")  # that a task may have
 
 
 def check_methods(task: object, name: str) -> None:
@@ -150,6 +152,32 @@ def metric_of(task: Any, name: str, mean: float) -> float:
         return float(getattr(task, "of_mean", {}).get(name, float)(mean))
     except OverflowError:  # as exp of a loss that has diverged
         return math.inf
+
+
+@torch.no_grad()
+def sample_of(task: Any, name: str, forward: Callable[[Nested], Any]) -> dict[str, Any]:
+    """Return the fields of a task's sample; nothing of a task that makes none.
+
+    Raises Fault(64) when `sample` raises, or returns what no event holds.
+    """
+    if not hasattr(task, "sample"):
+        return {}
+    with blamed_on(name, "sample()"):
+        made = task.sample(forward)
+    if made is None:
+        return {}
+    if not isinstance(made, dict) or not all(isinstance(key, str) for key in made):
+        what = f"a {kind_of(made)}; wanted: a dict of texts, numbers and lists by name, or None"
+    elif taken := sorted(_OF_A_SAMPLE & made.keys()):
+        what = f"a {taken[0]!r}, which the sample event has already"
+    else:
+        try:
+            json.dumps(made)
+        except (TypeError, ValueError) as error:
+            what = f"what no JSON holds: {error}"
+        else:
+            return made
+    raise _wrong(name, f"sample() returned {what}")
 
 
 def _check_of_mean(task: Any, name: str, scores: Mapping[str, Any]) -> None:

@@ -1,21 +1,37 @@
-"""Evaluation: the task's loss and metric over the test set, every sample counted once.
+"""Evaluation: the task's loss and metric over the test set, every sample counted once; then a sample.
 
 The loss is weighted as in training, by tokens where samples have some; the metrics count samples.
+A task with a method `sample` makes something by itself afterwards, such as text: the `sample` event.
 """
 
 import contextlib
+import logging
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import evaluation_shares
-from trainer.data.sets import UnreadableSample, tokens_of
-from trainer.data.task_contract import metric_of, scores_of
+from trainer.data.sets import Nested, UnreadableSample, tokens_of
+from trainer.data.task_contract import metric_of, sample_of, scores_of
 from trainer.distributed.runtime import total
+from trainer.distributed.tensors import map_tensors
 from trainer.engine.run import Run
 from trainer.engine.step.bad_samples import count_bad
 from trainer.watch.stop import Stop
+
+log = logging.getLogger("trainer")
+
+
+# No Exceptions, so that a task's own code does not hold them back.
+class _LeftOut(BaseException):
+    """A sample is wanted where not every rank has the model's outputs."""
+
+
+class _Stopped(BaseException):
+    """A stop request came."""
 
 
 def evaluate(run: Run, stop: Stop) -> float | None:
@@ -55,7 +71,6 @@ def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
         parts += [part[counted].double().sum() for name in run.metrics for part in scores[name]]
         sums += torch.stack(parts).cpu()
         unread += [one for one in batch.unreadable if one.weight]
-    run.strategy.module.train()
     loss, weight, count, *scored, missing = total([*sums.tolist(), len(unread)], runtime)
     if missing:
         count_bad(run, unread, part="test")
@@ -78,4 +93,50 @@ def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
         samples=int(count),
         seconds=time.monotonic() - began,
     )
-    return metrics[0]
+    is_whole = _report_sample(run, stop)
+    run.strategy.module.train()
+    return metrics[0] if is_whole else None
+
+
+def try_sample(run: Run) -> None:
+    """Make a sample before the first step, so that a wrong one costs nothing.
+
+    Says when samples are left out: of a pipeline only the last stage has outputs. Raises Fault(64).
+    """
+    try:
+        sample_of(run.task, run.settings.task, _forward(run, lambda: _has_stages(run), _LeftOut))
+    except _LeftOut:
+        if run.runtime.is_main:
+            log.info("no sample is made: on a mesh with pp only the last stage has the outputs")
+
+
+def _report_sample(run: Run, stop: Stop) -> bool:
+    """Report what the task makes, if anything; return False when a stop request came meanwhile."""
+    if _has_stages(run):
+        return True
+    began = time.monotonic()
+    try:
+        made = sample_of(run.task, run.settings.task, _forward(run, stop.agreed, _Stopped))
+    except _Stopped:
+        return False
+    if made:
+        run.report("sample", step=run.step, **made, seconds=time.monotonic() - began)
+    return True
+
+
+def _forward(
+    run: Run, ends: Callable[[], bool], ending: type[BaseException]
+) -> Callable[[Nested], Any]:
+    """Return the forward pass of inputs on the CPU, with outputs there; it raises once `ends()`."""
+
+    def forward(inputs: Nested) -> Any:
+        if ends():
+            raise ending
+        moved = map_tensors(lambda tensor: tensor.to(run.runtime.device), inputs)
+        return map_tensors(lambda tensor: tensor.cpu(), run.strategy.forward(moved))
+
+    return forward
+
+
+def _has_stages(run: Run) -> bool:
+    return run.runtime.sizing.mesh.get("pp", 1) > 1

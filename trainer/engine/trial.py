@@ -10,6 +10,7 @@ from trainer.data.order import Samples
 from trainer.data.task_contract import blamed_on, try_batch
 from trainer.distributed.messages import from_all
 from trainer.distributed.precision import dtype_of
+from trainer.engine.evaluation import try_sample
 from trainer.engine.run import Run
 
 
@@ -32,4 +33,5 @@ def try_task(run: Run) -> None:
         names = tried and tried[1]
     # Of a pipeline only the last stage has seen the scores.
     run.metrics = next(found for found in from_all(names, run.runtime, list[str] | None) if found)
+    try_sample(run)
     run.strategy.module.train()

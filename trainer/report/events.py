@@ -71,6 +71,11 @@ FIELDS: dict[str, dict[str, str]] = {
         "METRIC": "each score under its name",
         "seconds": "that it took",
     },
+    "sample": {
+        "step, seconds": "after which step the task's `sample` made it; how long that took",
+        "prompt, tokens, text": "of the task tokens: what it began with, what the model added; both",
+        "...": "what a task of one's own returns",
+    },
     "checkpoint": {
         "action, step, path": "saved, refused or resumed; after which step; where",
         "blocked_s, seconds, bytes": "how long the training waited, how long it took, its size",

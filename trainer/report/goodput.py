@@ -41,6 +41,7 @@ _ALL_BEFORE = {
 _WITH_SECONDS = {
     "saved": ("checkpoint", "blocked_s"),
     "eval": ("evaluation", "seconds"),
+    "sample": ("evaluation", "seconds"),
 }
 
 

@@ -16,7 +16,7 @@ from trainer.report.events import Event
 
 log = logging.getLogger("trainer")
 
-_TOLD = ("launch", "step", "eval", "checkpoint", "summary")
+_TOLD = ("launch", "step", "eval", "sample", "checkpoint", "summary")
 
 
 def listener_of(task: object, name: str) -> Callable[[Event], None] | None:

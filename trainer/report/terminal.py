@@ -54,6 +54,9 @@ class Display:
             case "fault":
                 fields = (f"{k} {_text(v)}" for k, v in event.items() if k not in ("event", "time"))
                 self._bar.console.print("fault:", ", ".join(fields), markup=False)
+            case "sample":
+                shown = event.get("text", event.get("tokens", ""))
+                self._bar.console.print("sample:", _text(shown), markup=False)
             case "usage":
                 pass  # for `python -m k8s top`
             case "summary":

@@ -1,5 +1,7 @@
 """Settings that a task of one's own declares: from the environment and the job file, checked."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +12,7 @@ from pydantic import BaseModel, Field
 from k8s.cli.schema import json_schema
 from k8s.jobfile.env import set_elsewhere
 from k8s.jobfile.validate import settings_of, validate
+from tests.conftest import clean_environment
 from tests.ranks import run_ranks
 from tests.unit.trainer.engine.wrong_tasks import Right
 from trainer import check, tasks
@@ -123,6 +126,23 @@ def test_check_tells_them(
     assert check.main([TASK]) == Exit.DONE
     shown = "its own settings: TRAINER_TASK_LAYERS=5, TRAINER_TASK_KIND_OF_NORM=layer"
     assert shown in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "shown"),
+    [(TASK, "TRAINER_TASK_LAYERS"), ("tokens", "TRAINER_TASK_SAMPLE"), ("no.such:Task", None)],
+)
+def test_help_has_them(task: str, shown: str | None) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "--help"],
+        env=clean_environment(TRAINER_TASK=task),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ("settings of task" in done.stdout) is (shown is not None)
+    assert (shown or "TRAINER_LR") in done.stdout
 
 
 @pytest.mark.slow

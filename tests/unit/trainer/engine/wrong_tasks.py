@@ -157,6 +157,26 @@ class ListensWrongly(Right):
         raise KeyError(event["loss"])
 
 
+class SampleRaises(Right):
+    def sample(self, forward: Any) -> Any:
+        return {"sum": forward(torch.zeros(1, 7)).sum().item()}
+
+
+class SampleIsATensor(Right):
+    def sample(self, forward: Any) -> Any:
+        return {"sum": torch.zeros(3)}
+
+
+class SampleIsAText(Right):
+    def sample(self, forward: Any) -> Any:
+        return "made"
+
+
+class SampleHasAStep(Right):
+    def sample(self, forward: Any) -> Any:
+        return {"step": 3}
+
+
 class OptimizerIsNone(Right):
     def optimizer(self, groups: Any) -> Any:
         torch.optim.SGD(groups, lr=1)

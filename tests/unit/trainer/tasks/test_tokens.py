@@ -134,6 +134,22 @@ def test_tiny_learns_the_standard_librarys_source(start: Any) -> None:
     assert evaluation["loss"] < 2.8  # nats a byte; ln 256 = 5.5 for one that has learned nothing
 
 
+@pytest.mark.slow
+def test_124m_takes_real_steps(start: Any, tmp_path: Path) -> None:
+    tokens = np.random.default_rng(0).zipf(1.3, 20_000) % 50_000  # a few are frequent, as words are
+    for name in ("train.bin", "val.bin"):
+        tokens[: 20_000 if name == "train.bin" else 1_025].astype("uint16").tofile(tmp_path / name)
+    settings = {"TRAINER_MODEL": "124m-tied", "TRAINER_DATA": str(tmp_path), "TRAINER_STEPS": "2"}
+    settings |= {"TRAINER_GLOBAL_BATCH": "1", "TRAINER_CHECKPOINT_STEPS": "0"}
+    settings |= {"TRAINER_LOG": "json", "TRAINER_LOG_STEPS": "1", "TRAINER_OUT": str(tmp_path)}
+    ended = start("-m", "trainer", TRAINER_TASK="tokens", **settings).end()
+    assert ended.code == 0, ended.stderr
+    (launch,), steps = ended.of("launch"), ended.of("step")
+    assert launch["parameters"] == pytest.approx(124e6, rel=0.01)
+    assert steps[0]["loss"] == pytest.approx(10.8, abs=0.3)  # ln 50,304, of one that knows nothing
+    assert steps[-1]["loss"] < steps[0]["loss"] - 1
+
+
 def test_a_perplexity_without_bound_is_infinite() -> None:
     task = tasks.load(Settings(task="tokens"))
     assert metric_of(task, "perplexity", 2.0) == pytest.approx(7.389, rel=1e-4)

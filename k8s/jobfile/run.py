@@ -18,8 +18,8 @@ _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf"
 
 # What each framework writes, by the names of patterns. A progress bar is `5/100 [00:01<00:20`, one
 # within another, as for an evaluation, ends with the cursor's way up. Lightning's begins anew in an
-# epoch.
-_BAR = r"\| *(?P<value>[0-9]+)/(?P<of>[0-9]+) \["
+# epoch. A bar at 0 has still the loss of the epoch before.
+_BAR = r"\| *(?P<value>[1-9][0-9]*)/(?P<of>[0-9]+) \["
 SETS: dict[str, dict[str, str]] = {
     "transformers": {
         "step": rf"{_BAR}(?!.*\x1b\[A)",
@@ -27,9 +27,13 @@ SETS: dict[str, dict[str, str]] = {
         "samples_per_second": rf"'train_samples_per_second': '?({_NUMBER})",
         "checkpoint": r"Saving model checkpoint to (\S+)",
     },
+    # Where rich is installed, its bar comes once, at the end: `Epoch 2/2 ... 8/8 0:01 ... loss: 0.5`.
     "lightning": {
-        "step": rf"Epoch (?P<epoch>[0-9]+): .*{_BAR}",
-        "loss": rf"\b(?:train_)?loss(?:_step)?=({_NUMBER})",
+        "step": (
+            r"Epoch (?P<epoch>[0-9]+)(?:: .*\||/[0-9]+ .*?) *"
+            r"(?P<value>[1-9][0-9]*)/(?P<of>[0-9]+) (?:\[|[0-9]+:)"
+        ),
+        "loss": rf"\b(?:train_)?loss(?:_step)?(?:=|: )({_NUMBER})",
     },
     # Colours stand right before the words, so there is no word boundary. A line of a validation is none.
     "torchtitan": {

@@ -70,6 +70,12 @@ LINES = [
         {"step": "5", "loss": "0.693"},
     ),
     ("lightning", "Epoch 1: 100%|#| 9/9 [00:01<00:00, loss_step=-1.5]", {"step": "9", "loss": "-1.5"}),
+    (
+        "lightning",
+        "Epoch 2/2  ━━━━━━━━━━ 7/8 0:00:00 • 0:00:00 1521.68it/s train_loss: 1.128",
+        {"step": "7", "loss": "1.128"},
+    ),
+    ("lightning", "                                    val_loss: 1.293  ", {}),
     ("lightning", "Validation DataLoader 0:  50%|##  | 1/2 [00:00<00:00, 90.0it/s]", {}),
     ("lightning", "Sanity Checking DataLoader 0: 100%|####| 2/2 [00:00<00:00, 90.0it/s]", {}),
     ("transformers", " 50%|#####     | 1/2 [00:00<00:00, 88.1it/s]\x1b[A", {}),  # an evaluation

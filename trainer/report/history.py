@@ -199,9 +199,8 @@ def checked(event: Event) -> Event:
         if (name not in _NUMBERS or is_number(value)) and (name not in _TIMES or _is_time(value))
     }
     for name in ("ranks", "operations"):
-        listed = kept.get(name)
-        if listed is not None:
-            parts = listed if isinstance(listed, list) else []
+        if name in kept:
+            parts = kept[name] if isinstance(kept[name], list) else []
             kept[name] = [checked(one) for one in parts if isinstance(one, dict)]
     if not isinstance(kept.get("settings", {}), dict):
         del kept["settings"]

@@ -227,5 +227,8 @@ def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:
         file.write(b'{"event": "step", "ti\n\xff\xfe\n[1]\n{"event": 7, "time": 1}\n')
         file.write(b'{"event": "step", "time": NaN, "step": 2, "loss": 1}\n')
         file.write(b'{"event": "step", "time": 3, "step": "x", "loss": Infinity}\n')
+        file.write(b'{"event": "profile", "time": 3, "operations": null}\n')
         file.write(b'{"event": ' + b"[" * 100_000 + b"\n")
-    assert read(tmp_path).curves == {"loss": Curve([1], [0.5])}
+    run = read(tmp_path)
+    assert run.curves == {"loss": Curve([1], [0.5])}
+    assert run.profile["operations"] == []

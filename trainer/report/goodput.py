@@ -26,6 +26,19 @@ CAUSES = {
     "unknown": "what no event explains",
 }
 
+# What a rank's own time goes into, as its watchdog sees it. Rendezvous is its launcher's.
+PHASES = (
+    "import",
+    "start",
+    "preflight",
+    "data",
+    "compute",
+    "communication",
+    "device",
+    "checkpoint",
+    "evaluation",
+)
+
 # Events that say what all the time before them was, as far as no other event has.
 _ALL_BEFORE = {
     "launched": "start",

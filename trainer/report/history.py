@@ -16,7 +16,7 @@ from typing import Any
 from trainer.config.exits import Exit, Fault
 from trainer.config.lines import EVENT
 from trainer.report.events import Event, is_number, scores
-from trainer.report.goodput import Account
+from trainer.report.goodput import PHASES, Account
 
 # Of step events.
 CURVES = (
@@ -48,6 +48,7 @@ _NUMBERS = frozenset(
         "rank",
         "own_s",
         "wait_s",
+        *(f"{phase}_s" for phase in PHASES),
         "calls",
         "communication_s",
         "first",

@@ -29,11 +29,14 @@ _COLLECTIVE = (
 )
 # Reads a number off the device, and so waits for all work in the device's queue.
 _DEVICE = (f"{_TRAINER}/engine/step/nonfinite.py",)
-# Work between two steps, of which the main rank may have more than the others.
-_BETWEEN = tuple(
-    f"{_TRAINER}/{name}"
-    for name in ("engine/evaluation", "engine/resume", "checkpoint", "preflight")
-)
+# Work between two steps, of which the main rank may have more than the others, by its phase.
+_BETWEEN = {
+    f"{_TRAINER}/engine/evaluation": "evaluation",
+    f"{_TRAINER}/engine/resume": "checkpoint",
+    f"{_TRAINER}/checkpoint": "checkpoint",
+    f"{_TRAINER}/preflight": "preflight",
+}
+_DATA = f"{_TRAINER}/data/"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Position:
     line: str
     waiting: bool
     stepping: bool
+    phase: str
 
 
 def main_position(scratch: IO[bytes], *, device: str) -> Position | None:
@@ -55,11 +59,22 @@ def main_position(scratch: IO[bytes], *, device: str) -> Position | None:
         return None
     innermost = next((f.file for f in stack if not f.file.startswith(_TRANSPARENT)), "")
     waits_for_device = device != "cpu" and innermost.startswith(_DEVICE)
+    waits_for_ranks = innermost.startswith(_COLLECTIVE) and _main_is_asleep()
     frame = next((f for f in stack if not f.file.startswith(_LIBRARIES)), stack[0])
+    between = [
+        phase for f in stack for place, phase in _BETWEEN.items() if f.file.startswith(place)
+    ]
+    if between:
+        phase = between[-1]  # the outermost: an evaluation waits for the copy of a checkpoint
+    elif waits_for_ranks or waits_for_device:
+        phase = "communication" if waits_for_ranks else "device"
+    else:
+        phase = "data" if any(f.file.startswith(_DATA) for f in stack) else "compute"
     return Position(
         line=f"{os.path.relpath(frame.file)}:{frame.line} in {frame.function}",
-        waiting=waits_for_device or (innermost.startswith(_COLLECTIVE) and _main_is_asleep()),
-        stepping=not any(f.file.startswith(_BETWEEN) for f in stack),
+        waiting=waits_for_device or waits_for_ranks,
+        stepping=not between,
+        phase=phase,
     )
 
 

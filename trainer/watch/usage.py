@@ -1,14 +1,19 @@
 """What a rank uses: its share of the processor and of the device, its memory, its time.
 
 meter = Meter(device); meter.read()
+report("usage", **usage(before, after))
 """
 
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from trainer.watch.straggler import Work, per_step, spread
 
 _MEMORY_KNOWN = ("cuda", "xpu")  # device types whose memory torch can read
 
@@ -37,6 +42,29 @@ class Meter:
             "memory": memory_in_use(self._device),
             "memory_of": self._memory_of,
         }
+
+
+def usage(before: Mapping[int, Any], after: Mapping[int, Any]) -> dict[str, Any]:
+    """Return a usage event's fields, from the statuses of all ranks then and now."""
+    earlier = {rank: Work(**one["work"]) for rank, one in before.items()}
+    work = {rank: Work(**one["work"]) for rank, one in after.items()}
+    ranks = []
+    for rank, one in sorted(after.items()):
+        then = before[rank]["phases"] if rank in before else {}
+        phases = {
+            f"{name}_s": round(seconds - then.get(name, 0.0), 2)
+            for name, seconds in one["phases"].items()
+        }
+        ranks.append(
+            {
+                "rank": rank,
+                "host": one["host"],
+                **one["usage"],
+                **per_step(earlier.get(rank), work[rank]),
+                **phases,
+            }
+        )
+    return {"ranks": ranks, **spread(earlier, work)}
 
 
 def memory_in_use(device: torch.device) -> int | None:

@@ -27,7 +27,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -42,9 +42,10 @@ from trainer.distributed.messages import from_main
 from trainer.distributed.runtime import Runtime, as_fault
 from trainer.report.events import Report
 from trainer.watch.position import Position, main_position
+from trainer.watch.process_start import process_start
 from trainer.watch.stacks import write_dump
-from trainer.watch.straggler import StragglerDetector, Work, per_step, spread
-from trainer.watch.usage import Meter
+from trainer.watch.straggler import StragglerDetector, Work
+from trainer.watch.usage import Meter, usage
 
 log = logging.getLogger("trainer")
 
@@ -83,6 +84,7 @@ class _Rank:
     meter: Meter
     scratch: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
     work: Work = field(default_factory=Work)
+    phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
     agreements: int = -1
     waiting_since: float = 0.0
@@ -94,6 +96,8 @@ class _Rank:
         if elapsed > _SUSPENDED:
             self.waiting_since += elapsed
             return
+        begins = position.phase == "compute" and watched.current_step is None
+        self.phases["start" if begins else position.phase] += elapsed
         agreements = watched.agreements()
         if not position.waiting or agreements != self.agreements:
             self.agreements, self.waiting_since = agreements, now
@@ -159,7 +163,8 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
     last_look = rank.waiting_since = time.monotonic()
     last_status = last_look - _STATUS_EVERY
     usage_every = max(_USAGE_EVERY, runtime.world_size / 10)
-    last_usage, last_work = last_look - usage_every, dict[int, Work]()
+    last_usage, last_statuses = last_look - usage_every, dict[int, Any]()
+    rank.phases["import"] = max(time.time() - process_start(), 0.0)
     while not end.wait(_LOOK_EVERY):
         now = time.monotonic()
         if (position := main_position(rank.scratch, device=runtime.device.type)) is not None:
@@ -175,19 +180,8 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
                 statuses = _read(store, "status", runtime.world_size)
                 complete = len(statuses) == runtime.world_size
                 if watched.current_step and complete and now - last_usage >= usage_every:
-                    work = {number: Work(**one["work"]) for number, one in statuses.items()}
-                    ranks = [
-                        {
-                            "rank": number,
-                            "host": one["host"],
-                            **one["usage"],
-                            **per_step(last_work.get(number), work[number]),
-                        }
-                        for number, one in sorted(statuses.items())
-                    ]
-                    figures = spread(last_work, work)
-                    last_usage, last_work = now, work
-                    watched.report("usage", step=watched.step, ranks=ranks, **figures)
+                    watched.report("usage", step=watched.step, **usage(last_statuses, statuses))
+                    last_usage, last_statuses = now, statuses
                 _report_straggler(watched, statuses, detector, now)
         except dist.DistError:  # the store's node is gone; the main thread will fail and report it
             return
@@ -200,6 +194,7 @@ def _status(rank: _Rank) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "work": asdict(rank.work),
+        "phases": rank.phases,
         "usually": most_common[0][0] if most_common else "",
         "line": rank.position.line if rank.position else "",
         "waiting": rank.position.waiting if rank.position else False,

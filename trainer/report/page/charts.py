@@ -9,7 +9,7 @@ from trainer.report.history import History
 from trainer.report.page.curves import draw_figures
 from trainer.report.page.drawing import Drawn
 from trainer.report.page.heat_map import draw_heat_map
-from trainer.report.page.shares import draw_shares
+from trainer.report.page.shares import draw_ranks, draw_shares
 from trainer.report.page.time_line import draw_time_line
 
 _MOST_TIME_LINES = 8  # runs that have one each
@@ -24,6 +24,7 @@ def draw(runs: Sequence[History]) -> list[Drawn]:
         found += [draw_time_line(run, of_several=several) for run in runs]
     if not several:
         found += [
+            draw_ranks(runs[0]),
             draw_heat_map(runs[0], "own_s", "Seconds of own work per step, by rank"),
             draw_heat_map(runs[0], "memory", "Memory, GB, by rank"),
         ]

@@ -1,13 +1,15 @@
-"""Where the time went: a bar per run, divided over the causes of trainer/report/goodput.py.
+"""Where the time went: a bar per run, or per rank, divided over the causes of trainer/report/goodput.py.
 
 chart = draw_shares([history])
+chart = draw_ranks(history)
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import altair as alt
 
-from trainer.report.goodput import CAUSES
+from trainer.report.goodput import PHASES
 from trainer.report.history import History
 from trainer.report.page.drawing import Drawn, drawn
 
@@ -27,12 +29,69 @@ COLOURS = {
 }
 
 
+_OF_PHASES = {
+    "import": COLOURS["unknown"],
+    "start": COLOURS["start"],
+    "preflight": COLOURS["rendezvous"],
+    "data": COLOURS["data"],
+    "compute": COLOURS["training"],
+    "communication": COLOURS["stragglers"],
+    "device": COLOURS["down"],
+    "checkpoint": COLOURS["checkpoint"],
+    "evaluation": COLOURS["evaluation"],
+}
+_MOST_RANKS = 16
+
+
 def draw_shares(runs: Sequence[History]) -> Drawn | None:
+    words = "; ".join(
+        f"{run.name}: {run.account.goodput:.1%} of the time went into new steps" for run in runs
+    )
+    bars = {run.name: run.account.by_cause() for run in runs}
+    return _draw("goodput", "Where the time went", words, bars=bars, colours=COLOURS)
+
+
+def draw_ranks(run: History) -> Drawn | None:
+    """Return a bar for each rank; of many, for those that waited least for the others."""
+    ranks: dict[int, Counter[str]] = {}
+    for event in run.usage:
+        for one in event["ranks"]:
+            spent = ranks.setdefault(int(one.get("rank", 0)), Counter())
+            spent.update({phase: max(one.get(f"{phase}_s", 0.0), 0.0) for phase in PHASES})
+    ranks = {rank: spent for rank, spent in ranks.items() if spent.total()}
+    if len(ranks) < 2:
+        return None
+    slowest = sorted(ranks, key=lambda rank: ranks[rank]["communication"] / ranks[rank].total())
+    first, last = slowest[0], slowest[-1]
+    shares = [ranks[rank]["communication"] / ranks[rank].total() for rank in (first, last)]
+    words = (
+        f"rank {first} was in collectives for {shares[0]:.0%} of its time, the least, "
+        f"rank {last} for {shares[1]:.0%}, the most"
+    )
+    shown = sorted(slowest[:_MOST_RANKS])
+    return _draw(
+        f"phases-{run.name}",
+        "Where each rank's time went",
+        words,
+        bars={f"rank {rank}": ranks[rank] for rank in shown},
+        colours=_OF_PHASES,
+    )
+
+
+def _draw(
+    name: str,
+    title: str,
+    words: str,
+    *,
+    bars: Mapping[str, Mapping[str, float]],
+    colours: Mapping[str, str],
+) -> Drawn | None:
+    """Draw a bar for each of `bars`: seconds by what they went into, in the order of `colours`."""
     rows = [
-        {"run": run.name, "cause": cause, "seconds": round(seconds, 3), "order": order}
-        for run in runs
-        for order, cause in enumerate(CAUSES)
-        if (seconds := run.account.by_cause().get(cause, 0.0)) > 0
+        {"run": of, "cause": cause, "seconds": round(seconds, 3), "order": order}
+        for of, spent in bars.items()
+        for order, cause in enumerate(colours)
+        if (seconds := spent.get(cause, 0.0)) > 0
     ]
     if not rows:
         return None
@@ -43,24 +102,19 @@ def draw_shares(runs: Sequence[History]) -> Drawn | None:
             x=alt.X(
                 "seconds:Q",
                 stack="normalize",
-                title="share of the wall time",
+                title="share of the time",
                 axis=alt.Axis(format="%"),
             ),
             y=alt.Y("run:N", title=None, sort=None),
             color=alt.Color(
                 "cause:N",
                 title=None,
-                sort=list(CAUSES),
-                scale=alt.Scale(domain=list(COLOURS), range=[*COLOURS.values()]),
+                sort=list(colours),
+                scale=alt.Scale(domain=list(colours), range=[*colours.values()]),
                 legend=alt.Legend(orient="top", columns=5),
             ),
             order="order:Q",
             tooltip=["run:N", "cause:N", alt.Tooltip("seconds:Q", format=",.1f")],
         )
     )
-    words = "; ".join(
-        f"{run.name}: {run.account.goodput:.1%} of the time went into new steps" for run in runs
-    )
-    return drawn(
-        "goodput", "Where the time went", words, chart=chart, height=min(50 + 30 * len(runs), 400)
-    )
+    return drawn(name, title, words, chart=chart, height=min(50 + 30 * len(bars), 400))

@@ -1,0 +1,71 @@
+"""Where each rank's time goes: two real ranks, one slow in reading, one in computing."""
+
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from tests.ranks import run_ranks
+from trainer.data.sets import Tensors
+from trainer.report.goodput import PHASES
+from trainer.report.history import read
+from trainer.report.page.charts import draw
+from trainer.tasks import synthetic
+
+pytestmark = pytest.mark.slow
+
+SLOW = 0.03  # seconds
+
+
+@dataclass(frozen=True)
+class _SlowOnRank0(Tensors):
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        if os.environ["RANK"] == "0":
+            time.sleep(SLOW)
+        return super().batch(indices)
+
+
+class Slow(synthetic.Task):
+    """Rank 0 reads slowly, rank 1 computes slowly; a saved step is slow for both."""
+
+    def data(self, *, train: bool) -> Tensors:
+        whole = super().data(train=train)
+        return _SlowOnRank0(whole.inputs, whole.targets)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if os.environ["RANK"] == "1" and outputs.requires_grad:
+            time.sleep(SLOW)
+        return super().loss(outputs, targets)
+
+
+def test_each_rank_is_seen_where_it_is_slow(tmp_path: Path) -> None:
+    run_ranks(
+        2,
+        tmp_path,
+        task="tests.report.test_phases:Slow",
+        mode="ddp",
+        steps="380",
+        eval_steps="0",
+        checkpoint_steps="0",
+    )
+    run = read(tmp_path)
+    spent: dict[int, Counter[str]] = {0: Counter(), 1: Counter()}
+    for event in run.usage:
+        for one in event["ranks"]:
+            spent[one["rank"]].update({k: v for k, v in one.items() if k.endswith("_s")})
+    assert len(run.usage) >= 2, "it was to train for more than ten seconds"
+    for rank, of in spent.items():
+        parts = {name: of[f"{name}_s"] for name in ("data", "compute", "communication")}
+        mine, other = ("data", "compute") if rank == 0 else ("compute", "data")
+        assert parts[mine] > 3 * parts[other], (rank, parts)
+        assert of["import_s"] > 0
+        assert of["preflight_s"] > 0
+    # All the time from the process's begin on is divided.
+    phases = sum(spent[0][f"{name}_s"] for name in PHASES)
+    assert phases == pytest.approx(run.usage[-1]["time"] - run.launch["began"], rel=0.05)
+    titles = {chart.title: chart for chart in draw([run])}
+    assert "rank 0" in titles["Where each rank's time went"].svg

@@ -4,7 +4,6 @@ make test-frameworks
 """
 
 import os
-import random
 import re
 import signal
 import statistics
@@ -16,10 +15,10 @@ from typing import Protocol
 import pytest
 
 from tests.conftest import ROOT, Started
+from tests.frameworks.jobs import FRAMEWORKS, SCRIPTS, STEPS, rows
 from tests.ranks import free_port
 
 ENVIRONMENT = ROOT / "build" / "frameworks"
-FRAMEWORKS = ("ddp", "accelerate", "transformers", "lightning", "deepspeed")
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,8 +32,6 @@ pytestmark = [
 LAUNCHER = ("trainer.launch",)
 TWO_RANKS = (*LAUNCHER, "--nproc-per-node", "2")
 
-ROWS = 256
-STEPS = ROWS // (2 * 4)  # of an epoch, with two ranks and batches of four
 EPOCHS = 6  # of a run that is stopped
 TIMES = 3
 SLOWER = 1.3  # at most, of torchrun's time to the first line
@@ -75,7 +72,7 @@ class Begin(Protocol):
 def begin(framework: str, tmp_path: Path) -> Iterator[Begin]:
     """Start runs; those of one test share the folder for checkpoints."""
     running: list[Started] = []
-    script = ROOT / "tests" / "frameworks" / "scripts" / f"train_{framework}.py"
+    script = SCRIPTS / f"train_{framework}.py"
 
     def begin(
         *module: str,
@@ -83,13 +80,9 @@ def begin(framework: str, tmp_path: Path) -> Iterator[Begin]:
         bad_row: int | None = None,
         variables: Mapping[str, str] = VARIABLES,
     ) -> Started:
-        numbers = random.Random(0)  # noqa: S311  # not a secret
-        rows = [" ".join(str(numbers.randrange(32)) for _ in range(8)) for _ in range(ROWS)]
-        if bad_row is not None:
-            rows[bad_row] = rows[bad_row][:-1] + "oops"
         folder = tmp_path / f"run-{len(running)}"
         folder.mkdir()
-        (folder / "rows.txt").write_text("\n".join(rows), encoding="utf-8")
+        (folder / "rows.txt").write_text(rows(bad_row), encoding="utf-8")
         arguments = ["-m", *module, str(script), "--data", "rows.txt", "--epochs", str(epochs)]
         running.append(
             Started(

@@ -1,7 +1,8 @@
 """The image whose containers the stand-in runs, and a pod's container made of it.
 
 By default it is this checkout: the trainer at /workspace as in the built image, with this Python and its
-packages. Or the one that MUSTER_TEST_IMAGE describes, as for tests/image/docker.py.
+packages. Or the one that MUSTER_TEST_IMAGE describes, as for tests/image/docker.py. A pod that asks for
+the image `frameworks` gets Python and build/frameworks alone, and nothing of ours.
 """
 
 import base64
@@ -22,31 +23,41 @@ from tests.standin.objects import Object
 FindSecret = Callable[[str], Object | None]
 FindConfigMap = Callable[[str], Object | None]
 
+FRAMEWORKS = ROOT / "build" / "frameworks"
+
 _FIELD = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
 
-def _image() -> dict[str, Any]:
+def _image(name: str) -> dict[str, Any]:
     if file := os.environ.get("MUSTER_TEST_IMAGE"):
         built: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
         return {"mounts": []} | built
     environment = {
         "PATH": "/opt/python/bin:/usr/bin:/bin",
+        "LD_LIBRARY_PATH": "/opt/python/lib",  # else Debian's libpython, of another 3.11
         "PYTHONPATH": "/opt/packages",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": "/tmp",
         "USER": "muster",
     }
+    mounts = [
+        (sys.base_prefix, "/opt/python", True),
+        (sysconfig.get_path("purelib"), "/opt/packages", True),
+        (str(ROOT / "trainer"), "/workspace/trainer", True),
+    ]
+    workdir = "/workspace"
+    if name == "frameworks":
+        workdir = "/"
+        packages = sysconfig.get_path("purelib", vars={"base": str(FRAMEWORKS)})
+        mounts = [mounts[0], (packages, "/opt/packages", True)]
     return {
         "root": "/",
         "command": ["python", "-m", "trainer.launch"],
         "environment": environment,
         "user": "65532:65532",
-        "mounts": [
-            (sys.base_prefix, "/opt/python", True),
-            (sysconfig.get_path("purelib"), "/opt/packages", True),
-            (str(ROOT / "trainer"), "/workspace/trainer", True),
-        ],
+        "workdir": workdir,
+        "mounts": mounts,
     }
 
 
@@ -65,7 +76,7 @@ def container(
     """
     (spec,) = pod["spec"]["containers"]
     assert not pod["spec"].get("initContainers"), "the stand-in runs no init containers"
-    image, whole = _image(), pod["spec"].get("securityContext", {})
+    image, whole = _image(spec["image"]), pod["spec"].get("securityContext", {})
     security = whole | spec.get("securityContext", {})
     user = image["user"]
     if "runAsUser" in security:
@@ -86,6 +97,7 @@ def container(
         command=[*(spec.get("command") or image["command"]), *spec.get("args", [])],
         environment=image["environment"] | environment(pod, spec, secret=secret),
         user=user,
+        workdir=image.get("workdir", "/workspace"),
         read_only=security.get("readOnlyRootFilesystem", False),
         shm_bytes=_mebibytes(shm["emptyDir"].get("sizeLimit", "64Mi")) << 20,
         mounts=[*image["mounts"], *mounts, (str(hosts), "/etc/hosts", True)],

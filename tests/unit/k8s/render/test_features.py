@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 
 from k8s.jobfile import load
 from tests import goldens
+from tests.frameworks.jobs import FRAMEWORKS, SCRIPTS, job_of
 from tests.rendering import CLUSTER, GOLDEN, pods, render
 from tests.unit.k8s.launchers.test_crds import FILES, VOLCANO, crd_folder, validator
 from trainer.config.exits import Fault
@@ -51,12 +52,16 @@ def rendered() -> list[tuple[str, dict[str, Any]]]:
 
 
 def goldens_of_clusters() -> Iterator[tuple[str, Any]]:
-    """Yield the files of whole jobs as they are written, and what the pages of features show."""
+    """Yield the files of whole jobs as they are written, those of frameworks, and the pages' jobs."""
     for path in sorted(GOLDEN.glob("*/*.yaml")):
         if path.stem in CLUSTER and path.parent != goldens.FEATURES:
             text = path.read_text(encoding="utf-8")
             objects = tuple(yaml.load_all(text, yaml.CSafeLoader))
             yield f"{path.parent.name}/{path.name}", SimpleNamespace(text=text, objects=objects)
+    with contextlib.chdir(SCRIPTS):
+        for framework in FRAMEWORKS:
+            for launcher in CLUSTER:
+                yield f"{framework} on {launcher}", render(job_of(framework), launcher)
     for name in goldens.names_of_features():
         options = goldens.options_of(name)
         under = [load.profile(part) for part in options[1:] if options[0] == "--profile"]

@@ -50,7 +50,6 @@ _NUMBERS = frozenset(
         "wait_s",
         *(f"{phase}_s" for phase in PHASES),
         "calls",
-        "communication_s",
         "first",
         "last",
         "median_s",

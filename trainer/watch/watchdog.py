@@ -164,7 +164,7 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
     last_status = last_look - _STATUS_EVERY
     usage_every = max(_USAGE_EVERY, runtime.world_size / 10)
     last_usage, last_statuses = last_look - usage_every, dict[int, Any]()
-    rank.phases["import"] = max(time.time() - process_start(), 0.0)
+    rank.phases["join"] = max(time.time() - process_start(), 0.0)
     while not end.wait(_LOOK_EVERY):
         now = time.monotonic()
         if (position := main_position(rank.scratch, device=runtime.device.type)) is not None:

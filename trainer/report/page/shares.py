@@ -30,7 +30,7 @@ COLOURS = {
 
 
 _OF_PHASES = {
-    "import": COLOURS["unknown"],
+    "join": COLOURS["unknown"],
     "start": COLOURS["start"],
     "preflight": COLOURS["rendezvous"],
     "data": COLOURS["data"],

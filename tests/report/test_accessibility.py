@@ -35,7 +35,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         (run / "metrics.jsonl").write_text(text, encoding="utf-8")
     with (runs[0] / "metrics.jsonl").open("a", encoding="utf-8") as file:
         at = json.loads(events[-1])["time"]
-        usage = [{"rank": rank, "own_s": 0.1, "memory": 1e9} for rank in range(2)]
+        spent = {"compute_s": 8.0, "communication_s": 2.0, "own_s": 0.1}
+        usage = [{"rank": rank, "memory": 1e9} | spent for rank in range(2)]
         for number in range(5):
             event = {"event": "usage", "time": at + number, "step": number, "ranks": usage}
             file.write(f"{json.dumps(event)}\n")

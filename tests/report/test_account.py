@@ -77,8 +77,8 @@ def attempts(start: Any, run: Path, notes: Path, plan: tuple[Attempt, ...], *, s
     last_end = 0.0
     for attempt in plan:
         before = len(notes.read_text().splitlines()) if notes.exists() else 0
+        created = time.time()  # psutil's has whole seconds of the machine's start in it
         process = start("-m", "trainer.launch", **settings, TIMED_SLOW=attempt.slow)
-        created = psutil.Process(process.process.pid).create_time()
         own["down"] += created - last_end if last_end else 0.0
         if attempt.stopped_after:
             process.wait_for(f'"step": {attempt.stopped_after},')

@@ -19,10 +19,9 @@ _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf"
 # What each framework writes, by the names of patterns. A progress bar is `5/100 [00:01<00:20`, one
 # within another, as for an evaluation, ends with the cursor's way up. Lightning's begins anew in an
 # epoch. A bar at 0 has still the loss of the epoch before.
-_BAR = r"\| *(?P<value>[1-9][0-9]*)/(?P<of>[0-9]+) \["
 SETS: dict[str, dict[str, str]] = {
     "transformers": {
-        "step": rf"{_BAR}(?!.*\x1b\[A)",
+        "step": r"\| *([1-9][0-9]*)/[0-9]+ \[(?!.*\x1b\[A)",
         "loss": rf"'loss': '?({_NUMBER})",
         "samples_per_second": rf"'train_samples_per_second': '?({_NUMBER})",
         "checkpoint": r"Saving model checkpoint to (\S+)",

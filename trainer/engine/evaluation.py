@@ -1,7 +1,7 @@
-"""Evaluation: the task's loss and metric over the test set, every sample counted once; then a sample.
+"""Evaluation: the task's loss and metric over the test set, every sample counted once.
 
 The loss is weighted as in training, by tokens where samples have some; the metrics count samples.
-A task with a method `sample` makes something by itself afterwards, such as text: the `sample` event.
+After it the model may write something, such as text: what the task's method `sample` returns.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ log = logging.getLogger("trainer")
 
 # No Exceptions, so that a task's own code does not hold them back.
 class _LeftOut(BaseException):
-    """A sample is wanted where not every rank has the model's outputs."""
+    """The task's `sample` wants outputs, which not every rank has."""
 
 
 class _Stopped(BaseException):
@@ -99,15 +99,18 @@ def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
 
 
 def try_sample(run: Run) -> None:
-    """Make a sample before the first step, so that a wrong one costs nothing.
+    """Call the task's `sample` before the first step, so that a wrong one costs nothing.
 
-    Says when samples are left out: of a pipeline only the last stage has outputs. Raises Fault(64).
+    Says where there will be no sample events. Raises Fault(64).
     """
     try:
         sample_of(run.task, run.settings.task, _forward(run, lambda: _has_stages(run), _LeftOut))
     except _LeftOut:
         if run.runtime.is_main:
-            log.info("no sample is made: on a mesh with pp only the last stage has the outputs")
+            log.info(
+                "no sample events: the task's sample() needs outputs, and with pp only the last stage "
+                "has them"
+            )
 
 
 def _report_sample(run: Run, stop: Stop) -> bool:

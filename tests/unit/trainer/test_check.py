@@ -11,6 +11,7 @@ from trainer.check import main
 from trainer.config.exits import Exit
 
 WRONG = "tests.unit.trainer.engine.wrong_tasks"
+WRONG_DATA = "tests.unit.trainer.engine.wrong_data"
 
 
 class Unused(Right):
@@ -56,9 +57,9 @@ def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None
         (f"{WRONG}:ScoreOfTwo", 64, "score() returned shape (2, 2) for 2 samples"),
         (f"{WRONG}:HasCallbacks", 64, "nothing calls its on_step()"),
         (f"{WRONG}:ModelIsNone", 64, "model() returned a None"),
-        (f"{WRONG}:SamplesAreWords", 64, "hold no tensor and no number"),
-        (f"{WRONG}:DataIsEmpty", 65, "the training set is empty"),
-        (f"{WRONG}:DataFileIsMissing", 65, "FileNotFoundError"),
+        (f"{WRONG_DATA}:SamplesAreWords", 64, "hold no tensor and no number"),
+        (f"{WRONG_DATA}:DataIsEmpty", 65, "the training set is empty"),
+        (f"{WRONG_DATA}:DataFileIsMissing", 65, "FileNotFoundError"),
         (f"{__name__}:NoGradient", 64, "no parameter of the model has a gradient"),
         ("no_such_module:T", 64, "no module named"),
         ("nothing", 64, "no such task"),

@@ -6,12 +6,18 @@ from typing import Any
 import pytest
 
 from tests.ranks import run_ranks
-from tests.unit.trainer.engine import wrong_tasks
+from tests.unit.trainer.engine import wrong_data, wrong_tasks
 from trainer import tasks
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
-MODULE = wrong_tasks.__name__
+# By class; `Right` is in both.
+PATHS = {
+    name: f"{module.__name__}:{name}"
+    for module in (wrong_data, wrong_tasks)
+    for name, kind in vars(module).items()
+    if hasattr(kind, "score")
+}
 
 CASES = {
     "LossIsAMean": 'loss() returned shape () for 32 samples; wanted: (32,); reduction="none"',
@@ -87,7 +93,7 @@ AT_ONCE |= {"TakesMore", "RaisesWhenMade", "HasCallbacks"}
 
 def refusal(folder: Path, name: str, *, code: Any, ranks: int = 1, **settings: str) -> str:
     """Return the message of a run that ends with `code` before its first step."""
-    run = {"task": f"{MODULE}:{name}", "steps": "3", "checkpoint_steps": "0"} | settings
+    run = {"task": PATHS[name], "steps": "3", "checkpoint_steps": "0"} | settings
     events = run_ranks(ranks, folder, code=code, **run)
     assert not {"step", "eval", "summary"} & {event["event"] for event in events}
     (error,) = [event for event in events if event["event"] == "error"]
@@ -96,21 +102,20 @@ def refusal(folder: Path, name: str, *, code: Any, ranks: int = 1, **settings: s
 
 
 def test_every_wrong_task_is_a_case() -> None:
-    found = {name for name, kind in vars(wrong_tasks).items() if hasattr(kind, "score")}
-    assert found - {"Right"} == {*CASES, *DATA}
-    assert len(found) > 40
+    assert PATHS.keys() - {"Right"} == {*CASES, *DATA}
+    assert len(PATHS) > 40
 
 
 @pytest.mark.slow
 def test_the_right_one_trains(tmp_path: Path) -> None:
-    events = run_ranks(1, tmp_path, task=f"{MODULE}:Right", steps="3")
+    events = run_ranks(1, tmp_path, task=PATHS["Right"], steps="3")
     assert events[-1]["event"] == "summary"
 
 
 @pytest.mark.parametrize("name", sorted(AT_ONCE))
 def test_what_can_be_seen_without_data_is_refused_at_once(name: str) -> None:
     with pytest.raises(Fault) as caught:
-        tasks.load(Settings(task=f"{MODULE}:{name}"))
+        tasks.load(Settings(task=PATHS[name]))
     assert caught.value.code == Exit.CONFIG
     assert CASES[name] in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -155,7 +160,7 @@ def test_a_launcher_ends_with_64_where_only_one_rank_sees_it(
 ) -> None:
     settings = {"TRAINER_MODE": mode, "TRAINER_MICRO_BATCH": "8", "TRAINER_LOG": "json"}
     settings |= {"PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "2"}
-    ended = start("-m", "trainer.launch", TRAINER_TASK=f"{MODULE}:{name}", **settings).end()
+    ended = start("-m", "trainer.launch", TRAINER_TASK=PATHS[name], **settings).end()
     assert ended.code == 64
     assert CASES[name].replace("32", "8") in ended.stderr
     assert len(ended.of("launch")) <= 1  # not tried again

@@ -45,8 +45,12 @@ class Position:
 
     line: str
     waiting: bool
-    stepping: bool
     phase: str
+
+    @property
+    def stepping(self) -> bool:
+        """Whether it is in a step, not between two."""
+        return self.phase not in _BETWEEN.values()
 
 
 def main_position(scratch: IO[bytes], *, device: str) -> Position | None:
@@ -73,7 +77,6 @@ def main_position(scratch: IO[bytes], *, device: str) -> Position | None:
     return Position(
         line=f"{os.path.relpath(frame.file)}:{frame.line} in {frame.function}",
         waiting=waits_for_device or waits_for_ranks,
-        stepping=not between,
         phase=phase,
     )
 

@@ -23,9 +23,11 @@ JOBS["own-script"] = OWN_SCRIPT
 def stand_ins() -> Iterator[None]:
     """Put short texts in place of what travels: a golden is not to change with every change of code."""
 
-    def packed(folder: Path, *, label: str) -> Archive:
+    def packed(folder: Path, *, label: str, via: str) -> Archive:
         return replace(
-            pack(folder, label=label), content=b"the code\n", commit="c0ffee" * 6 + "-dirty"
+            pack(folder, label=label, via=via),
+            content=b"the code\n",
+            commit="c0ffee" * 6 + "-dirty",
         )
 
     with (

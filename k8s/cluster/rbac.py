@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from k8s.base.errors import config_error
-from k8s.cluster import control, rendezvous_secret
+from k8s.cluster import control, copy_code, rendezvous_secret
 from k8s.cluster.jobs import companion_kinds
 from k8s.cluster.observe import job_progress, why
 from k8s.cluster.wrapped_job import WRAPPER, contents, is_wrapper
@@ -85,11 +85,12 @@ def rules(kind: JobKind, job: Rendered, *, any_name: bool) -> Iterator[dict[str,
     server asks for either with the object's name (patch.go of k8s.io/apiserver).
     """
     names = None if any_name else _names(kind, job)
+    carried = any(one.template == "carried" for one in job.plan.extras)
 
     def changing(api_version: str, other: str, *verbs: str) -> Iterator[dict[str, Any]]:
         if names is None:
             yield _rule(api_version, other, *verbs)
-        elif (api_version, other) == ("v1", "ConfigMap") and job.plan.payload.files:
+        elif (api_version, other) == ("v1", "ConfigMap") and carried:
             yield _rule(api_version, other, *verbs)  # their names hold the hash of what travels
         elif of_kind := names.get((api_version, other)):
             yield _rule(api_version, other, *verbs) | {"resourceNames": of_kind}
@@ -109,6 +110,11 @@ def rules(kind: JobKind, job: Rendered, *, any_name: bool) -> Iterator[dict[str,
         yield from changing(api_version, other, *_WRITE)
     yield from changing("v1", "PersistentVolumeClaim", "create", "patch")  # which `delete` keeps
     yield from changing("v1", "Secret", *_WRITE)  # the rendezvous'; none is read
+    if not any_name and (folder := copy_code.find(job.objects)):
+        pod = {"resourceNames": [folder.pod["metadata"]["name"]]}
+        yield _rule("v1", "Pod", "get", "create", "patch", "delete") | pod
+        yield _in_pods("pods/exec") | pod
+        yield _rule("v1", "PersistentVolumeClaim", "get") | {"resourceNames": [folder.claim]}
     yield _rule("v1", "Pod", "list")
     yield {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
     yield _in_pods("pods/portforward")

@@ -7,11 +7,11 @@ import base64
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
+from k8s.cluster.state import mappings
 
 VARIABLE = "MUSTER_RENDEZVOUS_SECRET"
 
@@ -57,16 +57,8 @@ def own(cluster: Cluster, secret: Object, owner: Object) -> None:
 
 def find_reference(manifests: Sequence[Object]) -> dict[str, str] | None:
     """Return the name and key of the Secret that the pods of manifests refer to; None for none."""
-    return next(_references(list(manifests)), None)
-
-
-def _references(found: Any) -> Iterator[dict[str, str]]:
-    """Yield each reference to the Secret in manifests, wherever the pod's template stands."""
-    if isinstance(found, list):
-        for one in found:
-            yield from _references(one)
-    elif isinstance(found, dict):
+    for found in mappings(list(manifests)):
         if found.get("name") == VARIABLE and "valueFrom" in found:
-            yield found["valueFrom"]["secretKeyRef"]
-        for one in found.values():
-            yield from _references(one)
+            reference: dict[str, str] = found["valueFrom"]["secretKeyRef"]
+            return reference
+    return None

@@ -3,7 +3,7 @@
 A launcher's own rules for this are in its folder's `job_kind.py`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,14 +66,7 @@ _WAITS_FOR_OTHERS = ("PodInitializing", "ContainerCreating")
 def pod(found: Object, kind: JobKind) -> Pod:
     """Return the state of a pod from its object."""
     status = found.get("status", {})
-    first, then = (status.get(f"{part}Statuses") or [] for part in ("initContainer", "container"))
-    ends = [
-        end
-        for container in [*first, *then]
-        for name in ("lastState", "state")
-        if (end := container.get(name, {}).get("terminated"))
-        and (container in then or end["exitCode"])  # an init container that is done does not count
-    ]
+    containers, ends = _containers(status)
     container, procs = _trainer_container(found)
     deleted = "deletionTimestamp" in found["metadata"]
     return Pod(
@@ -81,8 +74,8 @@ def pod(found: Object, kind: JobKind) -> Pod:
         node=kind.node(found),
         host=found.get("spec", {}).get("nodeName", ""),
         phase="Terminating" if deleted else status.get("phase", ""),
-        reason=_reason(status, [*first, *then], ends),
-        restarts=sum(c.get("restartCount", 0) for c in [*first, *then]),
+        reason=reason(found),
+        restarts=sum(c.get("restartCount", 0) for c in containers),
         codes=tuple(e["exitCode"] for e in ends),
         procs=procs,
         uid=found["metadata"].get("uid", found["metadata"]["name"]),
@@ -107,14 +100,40 @@ def runs_own_program(container: Object) -> bool:
     return LAUNCHER in container.get("command", [])
 
 
-def _reason(status: Object, containers: list[Object], ends: list[Object]) -> str:
+def mappings(found: Any) -> Iterator[Object]:
+    """Yield each mapping in manifests, outer ones first: a pod's template stands in other places."""
+    if isinstance(found, list):
+        for one in found:
+            yield from mappings(one)
+    elif isinstance(found, dict):
+        yield found
+        for one in found.values():
+            yield from mappings(one)
+
+
+def _containers(status: Object) -> tuple[list[Object], list[Object]]:
+    """Return the status of each container of a pod, and the ends that count."""
+    first, then = (status.get(f"{part}Statuses") or [] for part in ("initContainer", "container"))
+    ends = [
+        end
+        for container in [*first, *then]
+        for name in ("lastState", "state")
+        if (end := container.get(name, {}).get("terminated"))
+        and (container in then or end["exitCode"])  # an init container that is done does not count
+    ]
+    return [*first, *then], ends
+
+
+def reason(found: Object) -> str:
     """Return why a pod does not run, or why it ended: the first reason there is."""
+    status = found.get("status", {})
+    containers, ends = _containers(status)
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     disrupted, scheduled = (conditions.get(t, {}) for t in ("DisruptionTarget", "PodScheduled"))
     waits = [_waiting(container) for container in containers]
     reasons = [
         reason_and_message(status),
-        *(reason for reason in waits if reason not in _WAITS_FOR_OTHERS),
+        *(one for one in waits if one not in _WAITS_FOR_OTHERS),
         reason_and_message(disrupted) if disrupted.get("status") == "True" else "",
         *(_end(end) for end in ends[-1:]),
         *waits,

@@ -1,6 +1,6 @@
 """Submit a rendered job to a cluster: all of its objects, or none.
 
-submit(cluster, read_manifests(Path("build/digits-ddp/jobset.yaml")), force=False)
+submit(cluster, file, read_manifests(file), force=False)    # file: build/digits-ddp/jobset.yaml
 """
 
 import contextlib
@@ -12,9 +12,10 @@ from typing import Any
 
 from k8s.base.errors import config_error
 from k8s.base.yaml_text import read, read_text
-from k8s.cluster import jobs, rendezvous_secret, state, wrapped_job
+from k8s.cluster import copy_code, jobs, rendezvous_secret, state, wrapped_job
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
+from k8s.cluster.copy_code import Folder
 from k8s.cluster.jobs import Job
 
 
@@ -39,27 +40,30 @@ def _is_object(document: Any) -> bool:
 class Submission:
     """A job whose manifests the server would take; `root` is the job's, or that of its AppWrapper.
 
-    `before` is the job of this name that is there, if any.
+    `before` is the job of this name that is there, `folder` what `apply` copies to a claim, if any.
     """
+
+    file: Path
 
     name: str
     manifests: list[Object]
     root: Mapping[str, Any]
     labels: dict[str, str]
     before: Job | None
+    folder: Folder | None
 
     @property
     def has_ended(self) -> bool:
         return self.before is not None and self.before.state.phase.ended
 
 
-def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
-    """Apply the manifests, all or, when the server refuses one of them, none; return the job's name.
+def submit(cluster: Cluster, file: Path, manifests: list[Object], *, force: bool) -> str:
+    """Apply a file's manifests, all or, when the server refuses one, none; return the job's name.
 
     Raises Fault(64) when a job of this name has ended, since nothing would run; and when there is one of
     another launcher, since both jobs' pods and companions would have the same labels.
     """
-    one = find(cluster, manifests)
+    one = find(cluster, file, manifests)
     if one.before is not None and one.has_ended:
         raise config_error(
             f"job {one.name} is there already and has {one.before.state.phase}; delete it first: "
@@ -70,8 +74,8 @@ def submit(cluster: Cluster, manifests: list[Object], *, force: bool) -> str:
     return one.name
 
 
-def find(cluster: Cluster, manifests: list[Object]) -> Submission:
-    """Return the job in the manifests, and the one of its name that is there. Raises Fault(64)."""
+def find(cluster: Cluster, file: Path, manifests: list[Object]) -> Submission:
+    """Return the job in a file's manifests, and the one of its name that is there. Raises Fault(64)."""
     inside = [one for manifest in manifests for one in wrapped_job.contents(manifest)]
     _, job = state.find_job_manifest(inside)
     for manifest in manifests:
@@ -87,7 +91,9 @@ def find(cluster: Cluster, manifests: list[Object]) -> Submission:
     found = objects.get(cluster, root["apiVersion"], root["kind"], name)
     before = jobs.job_from(cluster, found) if found is not None else None
     labels = job["metadata"].get("labels", {})
-    return Submission(name, manifests, root, labels, before)
+    if folder := copy_code.find(manifests):
+        copy_code.read(folder, file)
+    return Submission(file, name, manifests, root, labels, before, folder)
 
 
 def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:
@@ -109,7 +115,9 @@ def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:
 
 
 def apply(cluster: Cluster, one: Submission, *, force: bool) -> None:
-    """Apply every object, after `try_out`."""
+    """Apply every object, after `try_out`, and after the folder is where the pods look for it."""
+    if one.folder is not None:
+        copy_code.copy(cluster, one.folder, one.file)
     # Running pods keep the secret that they started with.
     new = one.before is None
     secret = rendezvous_secret.make(cluster, one.manifests, labels=one.labels) if new else None

@@ -43,8 +43,8 @@ def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted
     already counts with its exit code, so that an interrupted call can be given again. Raises Fault(64).
     """
     if len(files) == 1:
-        return _submit_one(cluster, next(iter(files.values())), wanted)
-    found = {file: submit.find(cluster, manifests) for file, manifests in files.items()}
+        return _submit_one(cluster, *next(iter(files.items())), wanted)
+    found = {file: submit.find(cluster, file, manifests) for file, manifests in files.items()}
     _check(found)
     most = min(map(_max_parallel, found.values()))
     left = [one for one in found.values() if not one.has_ended]
@@ -68,8 +68,8 @@ def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted
     return combine([*before, *_in_turn(cluster, left, min(most, len(left)), wanted)])
 
 
-def _submit_one(cluster: Cluster, manifests: list[Object], wanted: Wanted) -> Exit:
-    name = submit.submit(cluster, manifests, force=wanted.force)
+def _submit_one(cluster: Cluster, file: Path, manifests: list[Object], wanted: Wanted) -> Exit:
+    name = submit.submit(cluster, file, manifests, force=wanted.force)
     log.info("submitted %s", name)
     if wanted.show:
         logs.follow(cluster, jobs.get_job(cluster, name), wanted.show, query={"follow": "true"})

@@ -13,6 +13,7 @@ from k8s.cluster.client.api import Cluster, Forbidden, Object
 from k8s.cluster.client.exec import Ended, execute_in_each
 from k8s.cluster.jobs import Job
 from k8s.cluster.state import runs_own_program, trainer_container, variables
+from k8s.jobfile.code import ARCHIVE
 from k8s.plan.model import LAUNCHER, Carried
 from k8s.render.archive import pack
 from trainer.config.exits import MEANINGS, Exit, Fault
@@ -40,7 +41,9 @@ def sync(cluster: Cluster, job: Job, folder: Path) -> Iterator[str]:
         _check(cluster, job, container, len(containers))
     if not folder.is_dir():
         raise config_error(f"{folder}: no such folder; give the one of code.path")
-    packed = pack(folder, label=str(folder))
+    sent = variables(next(iter(containers.values())))["MUSTER_CODE"]
+    via = "configMap" if sent == ARCHIVE else "pvc"
+    packed = pack(folder, label=str(folder), via=via)
     for name in packed.left_out:
         log.warning("%s looks like a key and stays here", name)
     code = Carried("code", "code.tar.gz", packed.content)

@@ -10,7 +10,7 @@ import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -82,16 +82,29 @@ class Code(Model):
         "ssh-privatekey and known_hosts for ssh",
     )
     image: Image = Field(_GIT_IMAGE, description="image with git and a shell")
+    via: Literal["configMap", "pvc"] = Field(
+        "configMap",
+        description="how a folder travels: in a ConfigMap, up to 900 KiB, or on a claim, up to 256 MiB",
+    )
+    pvc: Subdomain | None = Field(
+        None,
+        description="with `via: pvc`, the PersistentVolumeClaim to which `python -m k8s submit` copies "
+        "the folder (default: checkpoints.pvc)",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> typing.Self:
         if self.git is None:
-            given = sorted(self.model_fields_set - {"git", "path"})
+            given = sorted(self.model_fields_set - {"git", "path", "via", "pvc"})
             if given:
                 raise ValueError(f"code.{given[0]}: goes with code.git")
             if self.path is None:
                 raise ValueError("code: must have git, or path without git; has none")
+            if self.pvc is not None and self.via != "pvc":
+                raise ValueError(f"code.pvc={self.pvc!r}: goes with code.via=pvc")
             return self
+        if given := sorted(self.model_fields_set & {"via", "pvc"}):
+            raise ValueError(f"code.{given[0]}: is for a folder; leave out code.git, or this")
         if self.revision is None:
             raise ValueError("code.revision: missing; it is the commit to check out")
         if self.path is not None and not _PATH_IN_GIT.fullmatch(self.path):

@@ -11,11 +11,12 @@ from typing import Any
 from k8s.base.errors import config_error
 from k8s.base.yaml_text import dump
 from k8s.jobfile.spec import JobSpec
-from k8s.plan import monitoring, storage
+from k8s.plan import monitoring, own_program, storage
+from k8s.plan.launcher import Launcher
 from k8s.plan.model import Extra, Payload
 
 
-def extra_objects(spec: JobSpec, payload: Payload) -> Iterator[Extra]:
+def extra_objects(spec: JobSpec, launcher: Launcher, payload: Payload) -> Iterator[Extra]:
     """Yield the objects that a job file asks for, other than the job. Raises Fault(64)."""
     if spec.network.isolate:
         yield _network_policy(spec)
@@ -24,9 +25,7 @@ def extra_objects(spec: JobSpec, payload: Payload) -> Iterator[Extra]:
     if spec.mount_job_file:
         text = dump([spec.model_dump(by_alias=True, exclude_unset=True)])
         yield Extra("jobfile", "-job-file", {"text": text})
-    for one in payload.files:
-        labels = {f"muster/{one.role}-hash": one.sha256[:10]}
-        yield Extra("carried", one.suffix, {"file": one.name, "role": one.role, "labels": labels})
+    yield from _carried(spec, launcher, payload)
     if spec.tensorboard is not None:
         yield _tensorboard(spec)
     if spec.metrics is not None:
@@ -40,6 +39,15 @@ def extra_objects(spec: JobSpec, payload: Payload) -> Iterator[Extra]:
             yield Extra("alerts", "-alerts", {"rules": rules})
     if spec.disruption_budget:
         yield Extra("disruptionbudget", "", {"minAvailable": spec.least_nodes})
+
+
+def _carried(spec: JobSpec, launcher: Launcher, payload: Payload) -> Iterator[Extra]:
+    """Yield the ConfigMaps of what travels and is on no claim."""
+    for one in payload.files:
+        if one is payload.code and own_program.claim_of(spec, launcher):
+            continue
+        labels = {f"muster/{one.role}-hash": one.sha256[:10]}
+        yield Extra("carried", one.suffix, {"file": one.name, "role": one.role, "labels": labels})
 
 
 _DNS = [

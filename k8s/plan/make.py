@@ -63,7 +63,7 @@ def make(spec: JobSpec, launcher: Launcher, payload: Payload) -> Plan:
     environment = build_environment(spec, settings, launcher, procs=procs, out=storage.out)
     environment |= own_program.environment(spec, launcher, payload)
     scheduled = schedule(spec.scheduling, spec.name)
-    extras = tuple(extra_objects(spec, payload)) if launcher.runs_in is RunsIn.POD else ()
+    extras = tuple(extra_objects(spec, launcher, payload)) if launcher.runs_in is RunsIn.POD else ()
     return Plan(
         name=spec.name,
         launcher=launcher.name,
@@ -72,7 +72,7 @@ def make(spec: JobSpec, launcher: Launcher, payload: Payload) -> Plan:
         program=spec.run.words if spec.run is not None else (),
         working_folder=own_program.working_folder(spec),
         payload=payload,
-        beside=own_program.beside(launcher, payload),
+        beside=own_program.beside(spec, launcher, payload),
         identity=_identity(spec, scheduled, own_program.annotations(spec, payload)),
         size=Size(
             nodes=spec.most_nodes,
@@ -105,6 +105,7 @@ def make(spec: JobSpec, launcher: Launcher, payload: Payload) -> Plan:
         pod_patch=spec.pod_patch,
         warnings=(
             *_warnings(spec, procs, launcher),
+            *own_program.warnings(spec, launcher),
             *launcher.check(spec),
             *payload.warnings,
         ),

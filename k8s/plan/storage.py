@@ -12,6 +12,7 @@ from k8s.jobfile import nccl
 from k8s.jobfile.code import ARCHIVE, CODE
 from k8s.jobfile.spec import DATA, JOB_FILE, OUT, JobSpec
 from k8s.jobfile.volumes import Claim, Csi
+from k8s.plan import own_program
 from k8s.plan.launcher import Launcher, RunsIn
 from k8s.plan.model import LAUNCHER, Mount, Payload, Storage
 from trainer.config.settings import Settings
@@ -23,7 +24,7 @@ def plan_storage(
     """Return the paths and volumes of a job. Raises Fault(64)."""
     data, host_data = _data(spec, settings)
     out, host_out = _out(spec, settings, launcher)
-    return Storage(data, out, host_data, host_out, tuple(_mounts(spec, shm, payload)))
+    return Storage(data, out, host_data, host_out, tuple(_mounts(spec, launcher, shm, payload)))
 
 
 def _data(spec: JobSpec, settings: Settings) -> tuple[str | None, str | None]:
@@ -61,7 +62,7 @@ def _out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, st
     return str(inside), f"build/{spec.name}/{'run' if in_process else launcher.name}"
 
 
-def _mounts(spec: JobSpec, shm: str, payload: Payload) -> Iterator[Mount]:
+def _mounts(spec: JobSpec, launcher: Launcher, shm: str, payload: Payload) -> Iterator[Mount]:
     """Yield the pod's volumes. Raises Fault(64) for one that only one node can mount."""
     yield Mount("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": shm}}, "/dev/shm")  # noqa: S108
     yield Mount("tmp", {"emptyDir": {}}, "/tmp")  # noqa: S108
@@ -77,9 +78,14 @@ def _mounts(spec: JobSpec, shm: str, payload: Payload) -> Iterator[Mount]:
         source = volume_source(spec, one, f"volumes[{index}]")
         yield Mount(one.name, source, one.path, one.read_only, one.sub_path)
     yield from _own(spec)
+    claim = own_program.claim_of(spec, launcher)
     for carried in payload.files:
-        source = {"configMap": {"name": f"{spec.name}{carried.suffix}"}}
         file = PurePosixPath(LAUNCHER if carried.role == "launch" else ARCHIVE)
+        source = {"configMap": {"name": f"{spec.name}{carried.suffix}"}}
+        if carried.role == "code" and claim is not None:
+            if not own_program.archive_of(spec, launcher, carried).startswith(str(file.parent)):
+                continue  # it is on a claim that is mounted already
+            source = {"persistentVolumeClaim": {"claimName": claim}}
         yield Mount(
             f"muster-{carried.role}", source, str(file.parent), read_only=True, carried=file.name
         )

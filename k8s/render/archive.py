@@ -22,7 +22,8 @@ from pathlib import Path
 from k8s.base.errors import config_error, in_one_line
 from trainer.commit import commit_of
 
-LIMIT = 900 * 1024  # bytes; a ConfigMap holds 1 MiB
+# Bytes when compressed, by code.via: a ConfigMap holds 1 MiB; what a claim has is read into memory.
+LIMITS = {"configMap": 900 * 1024, "pvc": 256 * 1024**2}
 _LARGEST = 10  # files that a refusal lists
 _KEYS = ("*.pem", "*.key", ".env", ".env.*", "credentials", "credentials.json")
 _TIMEOUT = 60  # seconds for git
@@ -42,15 +43,15 @@ class Archive:
     commit: str | None
 
 
-def pack(folder: Path, *, label: str) -> Archive:
-    """Pack a folder. Raises Fault(64), its text beginning with `label`."""
+def pack(folder: Path, *, label: str, via: str = "configMap") -> Archive:
+    """Pack a folder, within the limit of `via`. Raises Fault(64), its text beginning with `label`."""
     folder = folder.resolve()
     try:
         found = sorted(set(_list(folder)), key=os.fsencode)
         kept = [path for path in found if not _looks_like_a_key(path)]
         if not kept:
             raise config_error(f"{label}: holds no files that would travel; see .gitignore")
-        content = _compress(folder, kept, label)
+        content = _compress(folder, kept, label, via)
     except subprocess.SubprocessError as error:
         said = getattr(error, "stderr", None) or b""
         text = in_one_line(said.decode(errors="replace") or error)
@@ -134,16 +135,20 @@ class _TooLarge(Exception):
 
 
 class _Limited(io.BytesIO):
-    """Refuses more than the limit, so that a folder of gigabytes is not read to its end."""
+    """Refuses more than `limit`, so that a folder of gigabytes is not read to its end."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
 
     def write(self, part: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
-        if self.tell() + len(part) > LIMIT:
+        if self.tell() + len(part) > self.limit:
             raise _TooLarge
         return super().write(part)
 
 
-def _compress(folder: Path, paths: list[str], label: str) -> bytes:
-    made = _Limited()
+def _compress(folder: Path, paths: list[str], label: str, via: str) -> bytes:
+    made = _Limited(LIMITS[via])
     try:
         # No time, and no name, in gzip's own header either.
         with (
@@ -153,7 +158,7 @@ def _compress(folder: Path, paths: list[str], label: str) -> bytes:
             for path in paths:
                 _add(archive, folder, path, label)
     except _TooLarge:
-        raise config_error(_too_large(folder, paths, label)) from None
+        raise config_error(_too_large(folder, paths, label, via)) from None
     return made.getvalue()
 
 
@@ -179,15 +184,17 @@ def _add(archive: tarfile.TarFile, folder: Path, path: str, label: str) -> None:
         archive.addfile(entry, file)
 
 
-def _too_large(folder: Path, paths: list[str], label: str) -> str:
+def _too_large(folder: Path, paths: list[str], label: str, via: str) -> str:
     sizes = {}
     for path in paths:
         with contextlib.suppress(OSError):
             sizes[path] = (folder / path).lstat().st_size
     largest = sorted(sizes, key=lambda path: -sizes[path])[:_LARGEST]
     listed = ", ".join(f"{path} ({sizes[path] / 1024:,.0f} KiB)" for path in largest)
+    too_much = ", too much for a ConfigMap" if via == "configMap" else ""
+    way = "code.via=pvc, " if via == "configMap" else ""
     return (
-        f"{label}: more than {LIMIT // 1024} KiB when compressed, too much for a ConfigMap; name what "
-        "the job does not need in .gitignore, or use code.git, an image with the code, or a volume; "
-        f"the largest: {listed}"
+        f"{label}: more than {LIMITS[via] // 1024:,} KiB when compressed{too_much}; name what the job "
+        f"does not need in .gitignore, or use {way}code.git, an image with the code, or a volume; the "
+        f"largest: {listed}"
     )

@@ -26,14 +26,14 @@ def make_payload(spec: JobSpec, base: Path) -> Payload:
     path = spec.code.path or "."
     label = f"code.path={path!r}"
     folder = _folder(path, base, label)
-    packed = pack(folder, label=label)
+    packed = pack(folder, label=label, via=spec.code.via)
     if spec.run is not None and spec.run.script is not None:
         _check_script(spec.run.script, packed, folder, label)
     warnings = [
         f"code.path: {name} looks like a key and stays here; use a Secret"
         for name in packed.left_out
     ]
-    if len(packed.content) > _CLIENT_SIDE:
+    if spec.code.via == "configMap" and len(packed.content) > _CLIENT_SIDE:
         warnings.append(
             f"code.path: {len(packed.content) // 1024} KiB when compressed; kubectl apply takes so much "
             "with --server-side only"

@@ -15,6 +15,7 @@ import pytest
 from k8s import launchers
 from k8s.cluster import jobs
 from k8s.cluster.client import objects
+from k8s.render import files
 from tests.cluster.conftest import Verbs
 from tests.rendering import render
 
@@ -49,7 +50,12 @@ def endless(name: str, claim: str) -> dict[str, Any]:
 def submitted(verbs: Verbs, launcher: str, values: dict[str, Any]) -> Iterator[str]:
     """Submit a job, and at the end delete it and see that nothing of it is left."""
     file = verbs.folder / f"{values['name']}-{launcher}.yaml"
-    file.write_text(render(values, launcher).text)
+    rendered = render(values, launcher)
+    for name, content in files.files(rendered, split=False):
+        (verbs.folder / name).write_bytes(
+            content if isinstance(content, bytes) else content.encode()
+        )
+    (verbs.folder / f"{launcher}.yaml").replace(file)
     verbs.does("submit", str(file))
     try:
         yield values["name"]

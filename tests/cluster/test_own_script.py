@@ -3,10 +3,13 @@
 make test-cluster IMAGE=registry.example/any-image-with-torch:1.0
 """
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from k8s.cluster.client import objects
 from tests.cluster.conftest import Verbs
 from tests.cluster.running import job, submitted
 from tests.conftest import ROOT
@@ -31,6 +34,24 @@ def test_a_script_trains_from_the_folder_that_travels(
         steps = [one for one in verbs.events(name) if one["event"] == "step"]
         assert steps[-1]["step"] == 200
         assert steps[-1]["loss"] < 0.1 * steps[0]["loss"]
+
+
+def test_a_large_folder_travels_on_a_claim(
+    verbs: Verbs, launcher: str, claim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a ConfigMap holds; nothing is left of the pod that copies it."""
+    (tmp_path / "data.bin").write_bytes(os.urandom(2**21))
+    script = "import pathlib; print('read', len(pathlib.Path('data.bin').read_bytes()))\n"
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    values = own(run={"script": "train.py"}, code={"path": ".", "via": "pvc", "pvc": claim})
+    with submitted(verbs, launcher, values) as name:
+        verbs.does("wait", name, "--timeout", "240", timeout=300)
+        assert verbs.does("logs", name).count(f"read {2**21}") == 2 * values["procsPerNode"]
+        assert objects.get(verbs.cluster, "v1", "Pod", f"{name}-code") is None
+    again = verbs.run("submit", str(verbs.folder / f"own-{launcher}.yaml"))
+    verbs.run("delete", name)
+    assert "has the folder already" in again.stderr
 
 
 def test_an_exit_code_of_its_own_is_understood(verbs: Verbs, launcher: str) -> None:

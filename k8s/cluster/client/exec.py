@@ -21,6 +21,7 @@ from k8s.cluster.client.api import Cluster, Forbidden, fault_of
 from trainer.config.exits import Exit, Fault
 
 _PIECE = 32 * 1024  # bytes of a message; an API server takes no large ones
+_SLOWEST = 1024**2  # bytes per second of input, for which the time limit is longer
 _AT_ONCE = 16  # pods
 
 
@@ -55,31 +56,33 @@ def execute(
 ) -> Ended:
     """Run a command and return how it has ended. The API cannot end its input: it knows the length.
 
-    Raises Forbidden (64) without the right to, and Fault(69) without an end in the cluster's timeout.
+    Raises Forbidden (64) without the right to, and Fault(69) without an end in the cluster's timeout,
+    which is longer for much input.
     """
     found: list[Ended | Fault] = []
+    limit = cluster.timeout + len(stdin) / _SLOWEST
 
     def talk() -> None:
         try:
-            found.append(_talk(cluster, pod, command, container, stdin))
+            found.append(_talk(cluster, pod, command, container, stdin, limit))
         except Fault as fault:
             found.append(fault)
 
     # The client library has no time limit for a connection: a thread, which may be left behind.
     thread = threading.Thread(target=talk, daemon=True)
     thread.start()
-    thread.join(cluster.timeout)
+    thread.join(limit)
     if not found:
-        found.append(_fault(cluster, pod, f"{command[0]}: no exit code in {cluster.timeout:g} s"))
+        found.append(_fault(cluster, pod, f"{command[0]}: no exit code in {limit:.3g} s"))
     if isinstance(found[0], Fault):
         raise found[0]
     return found[0]
 
 
 def _talk(
-    cluster: Cluster, pod: str, command: Sequence[str], container: str, stdin: bytes
+    cluster: Cluster, pod: str, command: Sequence[str], container: str, stdin: bytes, limit: float
 ) -> Ended:
-    deadline = time.monotonic() + cluster.timeout
+    deadline = time.monotonic() + limit
     # A client of its own, since the library replaces one's way to make requests.
     core = client.CoreV1Api(client.ApiClient(cluster.client.configuration))
     try:
@@ -104,7 +107,7 @@ def _talk(
                 opened.write_stdin(stdin[start : start + _PIECE])
             opened.run_forever(timeout=max(0.1, deadline - time.monotonic()))
             if opened.is_open():
-                raise TimeoutError(f"it runs after {cluster.timeout:g} s")  # noqa: TRY301
+                raise TimeoutError(f"it runs after {limit:.3g} s")  # noqa: TRY301
             code = _code(opened.read_channel(ERROR_CHANNEL))
             return Ended(code, opened.read_all().decode(errors="replace"))
     except Exception as error:  # noqa: BLE001  # of several libraries: the connection is lost

@@ -265,6 +265,35 @@ def test_configmaps_that_a_hash_names_have_no_name_in_the_role(tmp_path: Path, c
     )
 
 
+def test_the_role_is_enough_for_a_folder_on_a_claim(
+    run: Run, cluster: tuple[Server, Path], tmp_path: Path, capsys: Any
+) -> None:
+    server, config = cluster
+    file, out = tmp_path / "job.yaml", tmp_path / "out"
+    travels = {"path": ".", "via": "pvc", "pvc": "code"}
+    file.write_text(json.dumps(job(code=travels, launcher="job")))
+    assert main([str(file), "-o", str(out)]) == 0
+    assert main([str(file), "--rbac", "user:jane"]) == 0
+    gate = Gate(server, "job", granted(capsys.readouterr().out, ["Role"]))
+    claim = server.path("v1", "PersistentVolumeClaim", "code")
+    server.put("v1", "PersistentVolumeClaim", {"metadata": {"name": "code"}})
+
+    def answer(method: str, target: str) -> Answer | None:
+        pod = server.objects.get(server.path("v1", "Pod", "a-job-code"))
+        if pod is not None and "status" not in pod:
+            server.change(pod, status={"phase": "Running"})
+        return gate.answer(method, target)
+
+    server.answer = answer
+    server.enter = lambda _, __: ["true"]
+    code, _, err = run(config, "submit", str(out / "job.yaml"))
+    assert code == 0, err
+    assert ("GET", claim) in server.requests
+    pods = {one for one in gate.allowed if one[1] in ("pods", "pods/exec") and one[2] != "list"}
+    assert {one[3] for one in pods} == {"a-job-code"}
+    assert pods - gate.used == set()
+
+
 def test_who_may_is_said(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(job(namespace="research")))

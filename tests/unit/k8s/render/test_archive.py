@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from k8s.render import archive
-from k8s.render.archive import LIMIT, pack
+from k8s.render.archive import LIMITS, pack
 from trainer.config.exits import Fault
 
 
@@ -195,11 +195,17 @@ def test_the_border_is_the_limit_to_the_byte(
 ) -> None:
     write(tmp_path, a="a" * 1000, b="b")
     size = len(pack(tmp_path, label="a").content)
-    monkeypatch.setattr(archive, "LIMIT", size)
+    monkeypatch.setitem(archive.LIMITS, "configMap", size)
     assert len(pack(tmp_path, label="a").content) == size
-    monkeypatch.setattr(archive, "LIMIT", size - 1)
-    with pytest.raises(Fault, match="^a: more than 0 KiB when compressed"):
+    monkeypatch.setitem(archive.LIMITS, "configMap", size - 1)
+    with pytest.raises(
+        Fault, match="^a: more than 0 KiB when compressed, too much for a ConfigMap"
+    ):
         pack(tmp_path, label="a")
+    assert len(pack(tmp_path, label="a", via="pvc").content) == size
+    monkeypatch.setitem(archive.LIMITS, "pvc", size - 1)
+    with pytest.raises(Fault, match="^a: more than 0 KiB when compressed; name what"):
+        pack(tmp_path, label="a", via="pvc")
 
 
 def test_a_refusal_lists_the_ten_largest(tmp_path: Path) -> None:
@@ -208,11 +214,13 @@ def test_a_refusal_lists_the_ten_largest(tmp_path: Path) -> None:
     with pytest.raises(Fault) as seen:
         pack(tmp_path, label="a")
     text = str(seen.value)
-    assert f"more than {LIMIT // 1024} KiB" in text
+    assert f"more than {LIMITS['configMap'] // 1024} KiB" in text
     assert text.index("file-11 (192 KiB)") < text.index("file-10 (176 KiB)")
     assert text.count("KiB)") == 10
     assert "file-01" not in text
-    assert all(way in text for way in (".gitignore", "code.git", "an image", "a volume"))
+    assert all(
+        way in text for way in (".gitignore", "code.via=pvc", "code.git", "an image", "a volume")
+    )
 
 
 # What a file system takes for a name, but what git and this refuse or leave out for its name.

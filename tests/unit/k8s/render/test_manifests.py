@@ -60,6 +60,8 @@ def test_the_job_of_goldens_says_everything() -> None:
     elsewhere |= {f"checkpoints.{key}" for key in ("pvc", "hostPath", "emptyDir")}
     elsewhere |= {key for key in keys(whole) if re.match(r"(data|checkpoints)\.csi\.", key)}
     elsewhere |= {"volumes.hostPath", "scheduling.topology.preferred"}
+    # Its code is from git; a folder on a claim is in features/code-claim.md.
+    elsewhere |= {"code.via", "code.pvc"}
     # A program of one's own is in place of the trainer's settings; its renderings are in own-script/.
     elsewhere |= {key for key in keys(whole) if key.partition(".")[0] == "run"}
     # A matrix is several jobs.

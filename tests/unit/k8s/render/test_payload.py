@@ -65,6 +65,40 @@ def test_launcher_and_code_are_in_config_maps_named_by_their_hash(
                 assert seen["MUSTER_CODE_FOLDER"] == "/code"
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("keys", "place"),
+    [
+        ({"checkpoints": {"pvc": "runs"}}, "/out"),
+        ({"checkpoints": {"pvc": "runs"}, "code": {"pvc": "runs"}}, "/out"),
+        ({"checkpoints": {"pvc": "runs"}, "code": {"pvc": "mine"}}, "/muster-code"),
+        ({"code": {"pvc": "mine"}}, "/muster-code"),
+    ],
+)
+def test_code_on_a_claim_is_in_no_config_map(
+    launcher: str, keys: dict[str, Any], place: str, folder: Path
+) -> None:
+    code = {"path": ".", "via": "pvc", **keys.get("code", {})}
+    rendered = own(launcher, **{**keys, "code": code})
+    beside = [one.name for one in rendered.plan.beside]
+    if launcher not in CLUSTER:
+        assert "code.tar.gz" in beside or launcher == "local"
+        return
+    assert beside == ["code.tar.gz"]
+    assert list(maps(rendered)) == ["launch.pyz"]
+    digest = hashlib.sha256(rendered.plan.beside[0].content).hexdigest()
+    for pod in pods(rendered):
+        seen = environment_in_pod(pod)
+        assert seen["MUSTER_CODE"] == f"{place}/.muster-code/a-job/{digest}.tar.gz"
+        assert seen["MUSTER_CODE_SHA256"] == digest
+        mounts = {m["mountPath"]: m for m in pod["spec"]["containers"][0]["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        claim = volumes[mounts[place]["name"]]["persistentVolumeClaim"]
+        assert claim == {"claimName": "runs" if place == "/out" else "mine"}
+        assert mounts[place].get("readOnly", False) == (place != "/out")
+        assert ("/muster-code" in mounts) == (place != "/out")  # no claim is mounted twice
+
+
 @pytest.mark.parametrize("launcher", CLUSTER)
 @pytest.mark.parametrize("task", [{}, {"run": None, "trainer": {"task": "train:Task"}}])
 def test_the_commit_is_in_the_pods_and_on_the_job(

@@ -1,0 +1,192 @@
+"""Copy the folder that travels with a job to a claim, through a pod that lives as long as that takes.
+
+folder = find(manifests); copy(cluster, folder, Path("build/own-script/jobset.yaml"))
+"""
+
+import hashlib
+import logging
+import posixpath
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from k8s.base.errors import config_error, in_one_line
+from k8s.cluster.client import objects
+from k8s.cluster.client.api import Cluster, Object
+from k8s.cluster.client.exec import Ended, execute
+from k8s.cluster.state import mappings, reason, trainer_container, variables
+from trainer.config.exits import Exit, Fault
+
+LIFE = 900  # seconds for all, after which the cluster ends the pod
+_START, _GONE = 300.0, 60.0  # seconds: for the pod to start, for one that was left behind to go
+_TURN = 0.5  # seconds
+_CONTAINER = "code"
+
+# $1 is the file, $2 its hash, $3 its size. The launcher is not there yet: it is in an object that comes
+# after. What the job had before is removed last.
+_IS_THERE = '[ -f "$1" ] && [ "$(sha256sum < "$1")" = "$2  -" ]'
+_PUT = """set -eu
+mkdir -p "${1%/*}"
+head -c "$3" > "$1.part"
+[ "$(sha256sum < "$1.part")" = "$2  -" ] || { echo 'what came is not what was sent'; exit 1; }
+mv "$1.part" "$1"
+for other in "${1%/*}"/*; do [ "$other" = "$1" ] || rm -f "$other"; done
+"""
+
+log = logging.getLogger("k8s")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A packed folder by its hash, the claim it goes to, the file that pods read, and who copies it."""
+
+    sha256: str
+    claim: str
+    file: str
+    pod: Object
+
+
+def find(manifests: Sequence[Object]) -> Folder | None:
+    """Return the folder that the pods of manifests look for on a claim; None for none."""
+    for spec in mappings(list(manifests)):
+        if "containers" not in spec:
+            continue
+        container = trainer_container({"spec": spec})
+        seen = variables(container)
+        if "MUSTER_CODE" not in seen:
+            continue
+        mount = next(
+            one
+            for one in container["volumeMounts"]
+            if posixpath.commonpath([seen["MUSTER_CODE"], one["mountPath"]]) == one["mountPath"]
+        )
+        volume = next(one for one in spec["volumes"] if one["name"] == mount["name"])
+        if "persistentVolumeClaim" not in volume:
+            return None
+        file, wanted = seen["MUSTER_CODE"], seen["MUSTER_CODE_SHA256"]
+        claim = volume["persistentVolumeClaim"]["claimName"]
+        job = posixpath.basename(posixpath.dirname(file))
+        pod = _pod(spec, container, f"{job}-code", claim=claim, path=mount["mountPath"])
+        return Folder(wanted, claim, file, pod)
+    return None
+
+
+def read(folder: Folder, manifest: Path) -> bytes:
+    """Return the folder's archive, code.tar.gz beside a manifest. Raises Fault(64) for another one."""
+    if str(manifest) == "-":
+        raise config_error(
+            "-: the job's folder goes to a claim, and is in code.tar.gz beside a manifest; render with "
+            "-o DIR, and submit the file"
+        )
+    file = manifest.parent / "code.tar.gz"
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise config_error(f"{file}: {error.strerror}; render the job again with -o DIR") from None
+    found = hashlib.sha256(content).hexdigest()
+    if found != folder.sha256:
+        raise config_error(
+            f"{file}: has the hash {found}, and {manifest} names {folder.sha256}; render the job again "
+            "with -o DIR"
+        )
+    return content
+
+
+def _pod(spec: Object, container: Object, name: str, *, claim: str, path: str) -> Object:
+    """Return the pod that copies: it may what the job's own pods may, and waits."""
+    kept = {"securityContext", "imagePullSecrets", "nodeSelector", "tolerations"}
+    kept.add("serviceAccountName")  # it may have the right to pull
+    amounts = {"cpu": "500m", "memory": "256Mi"}
+    tools = {key: container[key] for key in ("image", "imagePullPolicy") if key in container}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "muster"}},
+        "spec": {key: value for key, value in spec.items() if key in kept}
+        | {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": LIFE,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "containers": [
+                tools
+                | {
+                    "name": _CONTAINER,
+                    "command": ["sleep", str(LIFE)],
+                    "resources": {"requests": amounts, "limits": amounts},
+                    "securityContext": container["securityContext"],
+                    "volumeMounts": [{"name": "claim", "mountPath": path}],
+                }
+            ],
+            "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}],
+        },
+    }
+
+
+def copy(cluster: Cluster, folder: Folder, manifest: Path) -> None:
+    """Put the folder on its claim, if it is not there yet. No pod is left, whatever happens.
+
+    Raises Fault(64) for a claim that is not there, and Fault(69) or (71) when it cannot be copied.
+    """
+    content, claim, name = read(folder, manifest), folder.claim, folder.pod["metadata"]["name"]
+    if objects.get(cluster, "v1", "PersistentVolumeClaim", claim) is None:
+        raise config_error(
+            f"{cluster.where}: no PersistentVolumeClaim {claim}, to which the job's folder goes; make it"
+        )
+    _delete(cluster, folder.pod)  # of a call that was killed
+    objects.apply(cluster, folder.pod)
+    try:
+        _wait_for_start(cluster, name)
+        words = [folder.file, folder.sha256, str(len(content))]
+        if _in_pod(cluster, name, _IS_THERE, words).code == 0:
+            log.info("claim %s has the folder already: %s", claim, folder.sha256)
+            return
+        done = _in_pod(cluster, name, _PUT, words, content)
+        if done.code:
+            what = f"{cluster.where}: claim {claim}: {folder.file} cannot be written"
+            raise Fault(Exit.MACHINE, f"{what}: {in_one_line(done.output)}")
+        size = len(content) / 1024
+        log.info("copied the folder to claim %s: %s, %.0f KiB", claim, folder.sha256, size)
+    finally:
+        objects.delete(cluster, folder.pod)
+
+
+def _in_pod(
+    cluster: Cluster, pod: str, script: str, words: Sequence[str], stdin: bytes = b""
+) -> Ended:
+    command = ["sh", "-c", script, "sh", *words]
+    return execute(cluster, pod, command, container=_CONTAINER, stdin=stdin)
+
+
+def _wait_for_start(cluster: Cluster, name: str) -> None:
+    """Wait until the pod runs. Raises Fault(69)."""
+    end, said = time.monotonic() + _START, ""
+    while True:
+        found = objects.get(cluster, "v1", "Pod", name) or {}
+        phase = found.get("status", {}).get("phase", "gone" if not found else "Pending")
+        if phase == "Running":
+            return
+        why = f"{phase}{f': {text}' if (text := reason(found)) else ''}"
+        if phase != "Pending" or time.monotonic() > end:
+            raise Fault(
+                Exit.PEER,
+                f"{cluster.where}: pod {name}, which copies the folder, is {why}; try again",
+            )
+        if why != said:
+            log.info("pod %s, which copies the folder: %s", name, why)
+            said = why
+        time.sleep(_TURN)
+
+
+def _delete(cluster: Cluster, pod: Object) -> None:
+    """Delete the pod and wait until it is gone. Raises Fault(69)."""
+    name, end = pod["metadata"]["name"], time.monotonic() + _GONE
+    objects.delete(cluster, pod)
+    while objects.get(cluster, "v1", "Pod", name) is not None:
+        if time.monotonic() > end:
+            raise Fault(
+                Exit.PEER, f"{cluster.where}: pod {name} is deleted, and does not go; try again"
+            )
+        time.sleep(_TURN)

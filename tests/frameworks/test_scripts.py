@@ -5,17 +5,21 @@ make test-frameworks
 
 import os
 import re
+import shutil
 import signal
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+import yaml
 
-from tests.conftest import ROOT, Started
-from tests.frameworks.jobs import FRAMEWORKS, SCRIPTS, STEPS, rows
+from k8s.cli import command as render
+from tests.conftest import ROOT, Started, clean_environment
+from tests.frameworks.jobs import FRAMEWORKS, SCRIPTS, STEPS, job_of, rows
 from tests.ranks import free_port
 
 ENVIRONMENT = ROOT / "build" / "frameworks"
@@ -169,3 +173,27 @@ def test_the_rank_that_raises_is_the_one_that_is_named(framework: str, begin: Be
     assert named[0] == raised[0], error
     first = re.findall(r"^\[rank (\d)\] .*Traceback", error, re.MULTILINE)[0]
     assert first == raised[0], error
+
+
+def test_its_job_runs_on_this_machine(framework: str, tmp_path: Path) -> None:
+    """As `make run JOB=...` does: the same job file as for a cluster, rendered for `local`."""
+    values = job_of(framework)
+    values["run"]["args"][-1] = str(tmp_path / "checkpoints")
+    for script in (SCRIPTS / f"train_{framework}.py", SCRIPTS / "rows.py"):
+        shutil.copy(script, tmp_path)
+    (tmp_path / "rows.txt").write_text(rows(), encoding="utf-8")
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(values), encoding="utf-8")
+    assert render.main([str(file), "--launcher", "local", "-o", str(tmp_path / "out")]) == 0
+    done = subprocess.run(
+        ["sh", str(tmp_path / "out" / "local.sh")],
+        cwd=tmp_path,
+        env=clean_environment(**VARIABLES, PYTHON=str(ENVIRONMENT / "bin" / "python")),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    steps = [int(step) for step in re.findall(r"step (\d+) loss \S+", done.stdout)]
+    assert steps == [*range(1, STEPS + 1)]

@@ -37,28 +37,21 @@ class Meeting:
             here = _has_address(contract.address) if contract.elastic else contract.node_rank == 0
             self._serves = here
         if self._serves and self.server is None:
-            self.server = self._start()
-            if self.server is not None:
+            try:
+                listener = _listen(contract.address, contract.port, own=contract.local_address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                if not contract.elastic:
+                    problem = f"port {contract.port} is in use on this machine; set PET_MASTER_PORT"
+                    raise Fault(Exit.PEER, problem) from None
+                self._serves = False  # another launcher on this machine does
+            else:
+                self.server = RendezvousServer(
+                    listener, self._rules, job=contract.rendezvous_id, secret=self.secret
+                )
                 return self.server.own_socket
         return connect(contract.address, contract.port)
-
-    def _start(self) -> RendezvousServer | None:
-        """Start the server; None when another launcher on this machine has."""
-        contract = self._contract
-        try:
-            listener = _listen(contract.address, contract.port, own=contract.local_address)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            if contract.elastic:
-                self._serves = False
-                return None
-            raise Fault(
-                Exit.PEER, f"port {contract.port} is in use on this machine; set PET_MASTER_PORT"
-            ) from None
-        return RendezvousServer(
-            listener, self._rules, job=contract.rendezvous_id, secret=self.secret
-        )
 
 
 def secret_from(environment: MutableMapping[str, str]) -> str:

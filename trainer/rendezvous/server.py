@@ -14,6 +14,7 @@ import resource
 import secrets
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -271,18 +272,17 @@ def _addresses(connected: socket.socket) -> tuple[str, str]:
 
 def _raise_file_limit(nodes: int) -> int:
     """Allow this process a descriptor for each node; return for how many strangers there are some."""
-    needed, strangers = nodes + _SPARE_FILES, max(_SPARE_FILES // 2, 2 * nodes)
+    needed = nodes + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    if most < needed:
         raise Fault(
             Exit.MACHINE,
             f"this process may open {hard} files, and {nodes} nodes need {needed}; raise the hard "
             "limit (ulimit -Hn), or run fewer nodes",
         )
-    if hard != resource.RLIM_INFINITY:
-        strangers = min(strangers, hard - needed + _SPARE_FILES // 2)
-    if soft not in (resource.RLIM_INFINITY, hard) and soft < needed + strangers:
-        wanted = needed + strangers
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    strangers = min(max(_SPARE_FILES // 2, 2 * nodes), most - needed + _SPARE_FILES // 2)
+    wanted = min(needed + strangers, most)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return strangers

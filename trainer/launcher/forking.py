@@ -15,7 +15,6 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from typing import NoReturn
 
 from trainer.config.exits import STOP_SIGNALS
@@ -42,9 +41,12 @@ def serve(connection: socket.socket) -> str:
         ready, _, _ = select.select(inputs, [], [])
         if wakeup in ready:
             os.read(wakeup, _CHUNK)
-            for ended, code in _ended():
+            while running:
+                ended, status = os.waitpid(-1, os.WNOHANG)
+                if ended == 0:
+                    break
                 running.discard(ended)
-                send(connection, ended=ended, code=code)
+                send(connection, ended=ended, code=os.waitstatus_to_exitcode(status))
         if connection in ready:
             request, files = _receive(connection)
             if not request:
@@ -84,16 +86,6 @@ def _receive(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
         more = connection.recv(_CHUNK)
         data = data + more if more else b""
     return (json.loads(data), files) if data else ({}, files)
-
-
-def _ended() -> Iterator[tuple[int, int]]:
-    """Yield the processes that have ended, and their codes."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            yield pid, os.waitstatus_to_exitcode(status)
 
 
 def _end(running: set[int]) -> NoReturn:

@@ -6,7 +6,7 @@ options = from_environment(os.environ, name="train")
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from trainer.config.contract import Contract
 from trainer.config.exits import Exit, Fault
@@ -51,15 +51,14 @@ def from_environment(environment: Mapping[str, str], *, name: str) -> Options:
     `name` is the name of what runs, for its run folder.
     """
     numbers = {}
-    for option in fields(Options):
-        variable = f"TRAINER_{option.name.upper()}" if option.name != "stall" else "MUSTER_STALL"
-        text = environment.get(variable)
-        if text and option.name in _NUMBERS:
+    for option in _NUMBERS:
+        variable = f"TRAINER_{option.upper()}" if option != "stall" else "MUSTER_STALL"
+        if text := environment.get(variable):
             try:
-                numbers[option.name] = float(text)
+                numbers[option] = float(text)
             except ValueError:
-                numbers[option.name] = -1
-            if not 0 <= numbers[option.name] < float("inf"):
+                numbers[option] = -1
+            if not 0 <= numbers[option] < float("inf"):
                 raise Fault(Exit.CONFIG, f"{variable}={text!r}: must be a number, at least 0")
     return Options(
         **numbers,

@@ -6,10 +6,8 @@ code = run(None, name="train", command=["python", "train.py"])
 
 import logging
 import os
-import pkgutil
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
@@ -18,8 +16,8 @@ from pathlib import Path
 
 from trainer.config.contract import Contract, resolve, table
 from trainer.config.exits import PROFILE_SIGNAL, STOP_SIGNALS, Action, Exit, Fault, codes_for
-from trainer.launcher.cores import share_cores
 from trainer.launcher.fork_server import ForkServer
+from trainer.launcher.hardware import count_devices, share_cores
 from trainer.launcher.output.log_file import log_to_file
 from trainer.launcher.output.run_events import RunEvents
 from trainer.launcher.program.options import Options, from_environment
@@ -29,7 +27,6 @@ from trainer.rendezvous.events import Round
 from trainer.rendezvous.meeting import Meeting, secret_from
 
 _LONGEST = 4000  # characters of a command in the launch event
-_COUNT_TIMEOUT = 120.0  # seconds; it imports torch
 
 # The codes that MUSTER_RETRY_EXIT_OFFSET moves. 143 with 128 added would reach a controller as 15.
 _MOVED_CODES = set(
@@ -63,7 +60,7 @@ def _trainer(server: ForkServer) -> tuple[Contract, Options, Program]:
 
 def _command(name: str, command: Sequence[str]) -> tuple[Contract, Options, Program]:
     """Return what is needed to run any other program."""
-    contract = resolve(os.environ, devices=_count_devices)
+    contract = resolve(os.environ, devices=count_devices)
     options = from_environment(os.environ, name=name)
     reason = share_cores(contract.ranks_per_node)
     out = Path(options.run_folder).absolute()
@@ -128,21 +125,3 @@ def _retry_offset(environment: Mapping[str, str]) -> int:
     if not text.isdecimal() or int(text) > 128:
         raise Fault(Exit.CONFIG, f"MUSTER_RETRY_EXIT_OFFSET={text!r}: must be 0 to 128")
     return int(text)
-
-
-def _count_devices() -> int:
-    """Count the accelerators, in another process; 0 where there is no torch."""
-    # By its source, since this package may be a zip.
-    source = pkgutil.get_data("trainer.distributed", "devices.py") or b""
-    command = [sys.executable, "-c", source.decode()]
-    try:
-        counted = subprocess.run(
-            command, stdout=subprocess.PIPE, timeout=_COUNT_TIMEOUT, check=True, text=True
-        )
-    except (subprocess.SubprocessError, OSError) as error:
-        raise Fault(
-            Exit.MACHINE,
-            f"the accelerators of this node cannot be counted: {error}; set PET_NPROC_PER_NODE to "
-            "the number of ranks",
-        ) from None
-    return int(counted.stdout)

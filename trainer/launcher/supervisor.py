@@ -24,7 +24,7 @@ from trainer.config.exits import PROFILE_SIGNAL, Action, Exit, Fault, codes_for
 from trainer.launcher.failures import Failure, explain, report_failures
 from trainer.launcher.output.attempt_log import AttemptLog
 from trainer.launcher.output.rank_output import RankOutput
-from trainer.launcher.peers import time_left, wait_for_last_node
+from trainer.launcher.peers import overdue
 from trainer.launcher.program import code_sync
 from trainer.launcher.program.options import Options
 from trainer.launcher.ranks import Process, Program, Ranks
@@ -40,6 +40,7 @@ _TURN = 0.03  # seconds
 _ABORT_GRACE = 5.0  # seconds to write the stacks
 _FAILING = 0.3  # seconds for the ranks of a program that fail at the same time, to be seen as such
 _RAISING = 30.0  # seconds that a rank may take from its traceback to its end
+_LAST_NODE, _LAST_TURN = 30.0, 0.003  # seconds; nodes end within seconds of each other
 
 # Exit codes after which restarting the ranks in place can not help.
 _FINAL = {*codes_for(Action.FAIL), int(Exit.STOPPED), -signal.SIGTERM}
@@ -115,7 +116,8 @@ class Supervisor:
             finally:
                 self._ranks.kill()  # loader workers that a killed rank left behind
                 self._output.drain()  # so that the launcher's own last lines come last
-                self._program.end(ending, reason or self._attempts.reason)
+                if self._program.events:
+                    self._program.events.end(ending, reason or self._attempts.reason)
                 self._attempts.write("ended", exit=int(ending), reason=reason)
                 self._client.leave(ending)
                 self._wait_for_last_node(ending)
@@ -180,9 +182,6 @@ class Supervisor:
                 "TORCHELASTIC_RESTART_COUNT": str(restarts),
                 "TORCHELASTIC_MAX_RESTARTS": str(contract.max_restarts),
                 "TORCHELASTIC_USE_AGENT_STORE": str(program.open_store is not None),
-                "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get(
-                    "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
-                ),
                 "MUSTER_LAUNCHER": str(os.getpid()),  # ranks leave it to us to report their errors
             },
             output=self._output,
@@ -216,8 +215,7 @@ class Supervisor:
             if event and not self._signals:
                 return self._end_for_next_round(event)
             reported = self._ranks.has_reported_failure
-            event, seconds = time_left(client, has_reported_failure=reported)
-            if event and time.monotonic() - event.since >= seconds:
+            if event := overdue(client, has_reported_failure=reported):
                 self._ranks.end(grace=0, turn=self._turn)
                 if self._ranks.has_reported_failure:
                     return self._report(self._ranks.failures(self._ranks.poll()))
@@ -314,6 +312,8 @@ class Supervisor:
     def _wait_for_last_node(self, ending: Exit) -> None:
         """End the server once the other nodes, which may be a little later, have finished, too."""
         if (server := self._meeting.server) is not None:
-            if ending == Exit.DONE:
-                wait_for_last_node(server, lambda: bool(self._renew_health() or self._signals))
+            end = time.monotonic() + (_LAST_NODE if ending == Exit.DONE else 0)
+            while server.present and not self._signals and time.monotonic() < end:
+                self._renew_health()
+                time.sleep(_LAST_TURN)
             server.close()

@@ -223,19 +223,17 @@ class RendezvousClient:
             silence = now - connection.last_received
             if connection.closed or silence > limit:
                 how = "is gone" if connection.closed else f"has been silent for {silence:.1f} s"
-                self._lose_server(how, silent=not connection.closed)
+                reason = f"node 0 at {self._contract.endpoint} {how}"
+                with self._changed:
+                    if not self._is_over():
+                        is_silent = not connection.closed
+                        self.peer_lost = MembershipEvent(reason, True, now, is_silent)
+                    self._changed.notify_all()
                 return
             if now >= next_heartbeat:
                 next_heartbeat = now + limit / HEARTBEATS_PER_SILENCE
                 with self._changed:
                     self._send("heartbeat")
-
-    def _lose_server(self, how: str, *, silent: bool) -> None:
-        reason = f"node 0 at {self._contract.endpoint} {how}"
-        with self._changed:
-            if not self._is_over():
-                self.peer_lost = MembershipEvent(reason, True, time.monotonic(), silent)
-            self._changed.notify_all()
 
     def _handle(self, message: Message) -> None:
         """Note what the server says. The caller holds the lock."""

@@ -42,7 +42,23 @@ def run(server: ForkServer | None, *, name: str, command: Sequence[str]) -> int:
         offset, secret = _retry_offset(os.environ), secret_from(os.environ)
         contract, options, program = _trainer(server) if server else _command(name, command)
         meeting = Meeting(contract, options.rules(contract), secret=secret)
-        return _supervise(contract, options, meeting, program=program, retry_offset=offset)
+        with log_to_file(Path(options.run_folder) / "logs") as path:
+            _log.info("this node's place\n%s", table(contract))
+            if path:
+                _log.info("the output of this node is also written to %s", path)
+            if program.note:
+                _log.info(program.note)
+            try:
+                supervisor = Supervisor(contract, options, meeting, program=program)
+                for number in (*STOP_SIGNALS, PROFILE_SIGNAL):
+                    signal.signal(number, supervisor.note_signal)
+                code = supervisor.run()
+            except Fault as fault:
+                _log.error("%s", fault)
+                code = fault.code
+            final = reported(code, offset)
+            _log.info("exit %d%s", final, f" (that is {code})" if final != code else "")
+        return final
 
 
 def _trainer(server: ForkServer) -> tuple[Contract, Options, Program]:
@@ -87,29 +103,6 @@ def _command(name: str, command: Sequence[str]) -> tuple[Contract, Options, Prog
 
     start = partial(start_command, command)
     return contract, options, Program(start, variables, False, None, reason, events)
-
-
-def _supervise(
-    contract: Contract, options: Options, meeting: Meeting, *, program: Program, retry_offset: int
-) -> int:
-    """Supervise the ranks, with their output kept in the run folder."""
-    with log_to_file(Path(options.run_folder) / "logs") as path:
-        _log.info("this node's place\n%s", table(contract))
-        if path:
-            _log.info("the output of this node is also written to %s", path)
-        if program.note:
-            _log.info(program.note)
-        try:
-            supervisor = Supervisor(contract, options, meeting, program=program)
-            for number in (*STOP_SIGNALS, PROFILE_SIGNAL):
-                signal.signal(number, supervisor.note_signal)
-            code = supervisor.run()
-        except Fault as fault:
-            _log.error("%s", fault)
-            code = fault.code
-        final = reported(code, retry_offset)
-        _log.info("exit %d%s", final, f" (that is {code})" if final != code else "")
-    return final
 
 
 def reported(code: Exit, retry_offset: int) -> int:

@@ -7,6 +7,7 @@ Everything here is done by the main thread; a signal is only noted, and acted on
 """
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -84,7 +85,6 @@ class Supervisor:
         self._kill_at = float("inf")
         self._ranks = Ranks()
         self._store: Process | None = None
-        self._interface: dict[str, str] | None = None
 
     def note_signal(self, number: int, _: FrameType | None) -> None:
         """Note a signal. The first stops the ranks, a second Ctrl-C kills them.
@@ -177,7 +177,7 @@ class Supervisor:
             ranks=contract.ranks_per_node,
             variables={
                 **program.variables(place, folder),
-                **self._choose_interface(),
+                **self._interface,
                 "TORCHELASTIC_RUN_ID": contract.rendezvous_id,
                 "TORCHELASTIC_RESTART_COUNT": str(restarts),
                 "TORCHELASTIC_MAX_RESTARTS": str(contract.max_restarts),
@@ -189,14 +189,14 @@ class Supervisor:
             exit_codes=self._options.exit_codes,
         )
 
-    def _choose_interface(self) -> dict[str, str]:
-        """Return the variables of the network interface; the master's name resolves by now."""
-        if self._interface is None:
-            self._interface, reason = choose_interface(self._contract, os.environ)
-            if self._interface:
-                text = ", ".join(f"{name}={value}" for name, value in self._interface.items())
-                _log.info("%s: %s", text, reason)
-        return self._interface
+    @functools.cached_property
+    def _interface(self) -> dict[str, str]:
+        """The variables of the network interface; the master's name resolves by now."""
+        variables, reason = choose_interface(self._contract, os.environ)
+        if variables:
+            text = ", ".join(f"{name}={value}" for name, value in variables.items())
+            _log.info("%s: %s", text, reason)
+        return variables
 
     def _watch(self, *, can_restart: bool) -> Exit | NextRound:
         """Watch the ranks until they have ended, or have to; return what follows. Raises Fault."""

@@ -201,7 +201,7 @@ class Supervisor:
     def _watch(self, *, can_restart: bool) -> Exit | NextRound:
         """Watch the ranks until they have ended, or have to; return what follows. Raises Fault."""
         client = self._client
-        stall = Stall(self._options.stall, output=lambda: self._output.bytes)
+        stall = Stall(self._options.stall)
         while True:
             failed = any(self._ranks.poll().values())
             if code_sync.is_due(os.environ, failed=failed) and not self._signals:
@@ -220,12 +220,12 @@ class Supervisor:
                 if self._ranks.has_reported_failure:
                     return self._report(self._ranks.failures(self._ranks.poll()))
                 raise Fault(Exit.PEER, f"lost a peer: {event.reason}")
-            if stall.limit and stall.seconds(self._ranks.processes) >= stall.limit:
+            if stall.found(self._ranks.processes, self._output.bytes):
                 # faulthandler, where the program has it on, writes the stacks.
                 self._ranks.end(grace=_ABORT_GRACE, turn=self._turn, number=signal.SIGABRT)
                 raise Fault(
                     Exit.PEER,
-                    f"the ranks hang: no output and no processor time for {stall.limit:.0f} s "
+                    f"the ranks hang: no output and no processor time for {self._options.stall:.0f} s "
                     "(run.stall, MUSTER_STALL)",
                 )
             self._turn()

@@ -9,7 +9,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from trainer.launcher.fork_server import ForkServer
 from trainer.launcher.hardware import count_devices, share_cores
 from trainer.launcher.output.log_file import log_to_file
 from trainer.launcher.output.run_events import RunEvents
-from trainer.launcher.program.options import Options, from_environment
+from trainer.launcher.program.options import Options, from_environment, whole
 from trainer.launcher.ranks import Program, start_command
 from trainer.launcher.supervisor import Supervisor
 from trainer.rendezvous.events import Round
@@ -39,7 +39,8 @@ _log = logging.getLogger("launch")
 def run(server: ForkServer | None, *, name: str, command: Sequence[str]) -> int:
     """Run a command's ranks, or our trainer's forked by `server`; return the exit code. Raises Fault."""
     with closing(server) if server else nullcontext():
-        offset, secret = _retry_offset(os.environ), secret_from(os.environ)
+        offset = whole(os.environ, "MUSTER_RETRY_EXIT_OFFSET", most=128, wanted="0 to 128")
+        secret = secret_from(os.environ)
         contract, options, program = _trainer(server) if server else _command(name, command)
         meeting = Meeting(contract, options.rules(contract), secret=secret)
         with log_to_file(Path(options.run_folder) / "logs") as path:
@@ -111,10 +112,3 @@ def reported(code: Exit, retry_offset: int) -> int:
     PyTorchJob's ExitCode takes 1-127 for permanent and retries 128-255: codes to retry are moved by 128.
     """
     return code + retry_offset if code in _MOVED_CODES else int(code)
-
-
-def _retry_offset(environment: Mapping[str, str]) -> int:
-    text = environment.get("MUSTER_RETRY_EXIT_OFFSET") or "0"
-    if not text.isdecimal() or int(text) > 128:
-        raise Fault(Exit.CONFIG, f"MUSTER_RETRY_EXIT_OFFSET={text!r}: must be 0 to 128")
-    return int(text)

@@ -80,7 +80,10 @@ def _listen(address: str, port: int, *, own: str | None) -> socket.socket:
     """
     if address == "127.0.0.1":
         return socket.create_server((address, port))
-    resolved = _addresses(address)
+    resolved = []
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+        resolved = [one[4][0] for one in found]
     if own is not None and (own in resolved or not resolved) and _has_address(own):
         family = socket.AF_INET6 if ":" in own else socket.AF_INET
         return socket.create_server((own, port), family=family)
@@ -88,13 +91,6 @@ def _listen(address: str, port: int, *, own: str | None) -> socket.socket:
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
-
-
-def _addresses(host: str) -> list[str]:
-    """Return the addresses of a name, none for one that does not resolve."""
-    with contextlib.suppress(OSError):
-        return [str(found[4][0]) for found in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)]
-    return []
 
 
 def _has_address(host: str) -> bool:

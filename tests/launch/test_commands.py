@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, clean_environment
+from tests.launch.test_nodes import node
 from tests.ranks import free_port
 
 pytestmark = pytest.mark.slow
@@ -257,38 +258,32 @@ SECRET = {"MUSTER_RENDEZVOUS_SECRET": "shared"}
 
 
 def test_two_nodes_of_any_command_meet(start: Any) -> None:
-    port = free_port()
-    variables = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
+    place = node(0, free_port())  # which the option changes
+    command = ("--", sys.executable, "-c", SHOW)
     nodes = [
-        start(
-            "-m", "trainer.launch", "--node-rank", str(number), "--", sys.executable, "-c", SHOW,
-            PET_NPROC_PER_NODE="1", **variables, **SECRET,
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    for node in nodes:
-        assert node.process.wait(60) == 0, node.read(node.stderr)
-    ranks = shown("".join(node.read(node.out) for node in nodes))
+        start("-m", "trainer.launch", "--node-rank", number, *command, **place, **SECRET)
+        for number in ("0", "1")
+    ]
+    for one in nodes:
+        assert one.process.wait(60) == 0, one.read(one.stderr)
+    ranks = shown("".join(one.read(one.out) for one in nodes))
     assert [rank["variables"]["GROUP_RANK"] for rank in ranks] == ["0", "1"]
     places = {
         (rank["variables"]["MASTER_ADDR"], rank["variables"]["MASTER_PORT"]) for rank in ranks
     }
     assert len(places) == 1
     assert "MUSTER_RENDEZVOUS_SECRET" not in ranks[0]["variables"]
-    assert "shared" not in "".join(node.read(node.stderr) for node in nodes)
+    assert "shared" not in "".join(one.read(one.stderr) for one in nodes)
 
 
 def test_nodes_with_different_secrets_do_not_meet(start: Any) -> None:
     port = free_port()
-    variables = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
-    nodes = [
-        start(
-            "-m", "trainer.launch", "--node-rank", str(number), "--", "true",
-            PET_NPROC_PER_NODE="1", MUSTER_RENDEZVOUS_SECRET=f"secret {number}",
-            TRAINER_RENDEZVOUS_TIMEOUT="3", **variables,
-        )
+    own = [
+        node(number, port, TRAINER_RENDEZVOUS_TIMEOUT="3")
+        | {"MUSTER_RENDEZVOUS_SECRET": f"secret {number}"}
         for number in range(2)
-    ]  # fmt: skip
-    assert [node.process.wait(60) for node in nodes] == [69, 69]
+    ]
+    nodes = [start("-m", "trainer.launch", "--", "true", **variables) for variables in own]
+    assert [one.process.wait(60) for one in nodes] == [69, 69]
     assert "another job, attempt, or secret" in nodes[1].read(nodes[1].stderr)
     assert "only 1 of 2 nodes came" in nodes[0].read(nodes[0].stderr)

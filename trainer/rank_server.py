@@ -16,8 +16,8 @@ from typing import NoReturn
 from trainer.config.contract import resolve
 from trainer.config.ending import exit_process
 from trainer.config.environment import from_environment, variable
-from trainer.config.exits import Fault
-from trainer.launcher.forking import block_signals, name_process, send, serve
+from trainer.config.exits import STOP_SIGNALS, Fault
+from trainer.launcher.forking import name_process, send, serve
 from trainer.launcher.hardware import count_devices, share_cores
 from trainer.launcher.orphans import die_with_parent
 from trainer.plan import auto
@@ -29,7 +29,8 @@ _PRELOADED = ("trainer.engine.loop", "trainer.__main__")
 
 def main() -> NoReturn:
     """Answer with the facts, then fork as long as the launcher lives."""
-    block_signals()
+    # They are for the ranks, each of which has its own handlers soon.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     die_with_parent(int(sys.argv[2]))
     name_process("fork server")
     connection = socket.socket(fileno=int(sys.argv[1]))

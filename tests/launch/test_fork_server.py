@@ -21,10 +21,11 @@ pytestmark = [
 SERVER = """
 import json, os, signal, socket, sys, time
 import numpy
-from trainer.launcher.forking import block_signals, name_process, serve
+from trainer.config.exits import STOP_SIGNALS
+from trainer.launcher.forking import serve
 from trainer.launcher.orphans import die_with_parent
 
-block_signals()
+signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 die_with_parent(int(sys.argv[2]))
 connection = socket.socket(fileno=int(sys.argv[1]))
 serve(connection)

@@ -3,7 +3,6 @@
 It is single-threaded, since a fork loses threads with the locks they hold, and never touches a device,
 since a GPU driver in use does not survive a fork.
 
-    block_signals()
     what = serve(connection)        # returns in each forked process: "rank" or "store"
 """
 
@@ -22,11 +21,6 @@ from trainer.launcher.orphans import die_with_parent
 
 _PR_SET_NAME = 15  # linux/prctl.h
 _CHUNK = 65536
-
-
-def block_signals() -> None:
-    """Let signals wait: they are for the ranks, each of which has its own handlers soon."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def serve(connection: socket.socket) -> str:

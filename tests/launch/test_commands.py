@@ -134,11 +134,10 @@ main()
 
 
 def test_the_rank_that_failed_is_shown_with_its_traceback_and_the_others_are_ended(
-    start: Any, tmp_path: Path
+    start: Any,
 ) -> None:
-    script = tmp_path / "raises.py"
-    script.write_text(RAISES, encoding="utf-8")
-    code, _, error = launch(start, "--nproc-per-node=2", str(script))
+    command = ("--", sys.executable, "-c", RAISES)
+    code, _, error = launch(start, "--nproc-per-node=2", *command)
     assert code == 70
     assert "launch: rank 1: ValueError: out of order with its own code 1 (exit 70)" in error
     assert "rank 0:" not in error  # ended by the launcher, which is no failure

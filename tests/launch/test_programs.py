@@ -48,12 +48,10 @@ sys.exit("the cause")
 
 
 def test_the_rank_that_failed_first_is_shown_with_its_last_lines_and_the_other_as_its_victim(
-    start: Any, tmp_path: Path
+    start: Any,
 ) -> None:
-    script = tmp_path / "fails.py"
-    script.write_text(FAILS, encoding="utf-8")
-    wait = {"PET_SHUTDOWN_TIMEOUT": "5"}
-    code, _, error = launch(start, "--nproc-per-node", "2", str(script), **wait)
+    variables = {"PET_NPROC_PER_NODE": "2", "PET_SHUTDOWN_TIMEOUT": "5"}
+    code, _, error = launch(start, "--", sys.executable, "-c", FAILS, **variables)
     assert code == 70
     lines = error.splitlines()
     shown = lines.index("launch: rank 1 failed first; its last lines:")
@@ -200,11 +198,10 @@ raise ValueError("the cause")
 
 
 def test_a_rank_that_raised_first_is_the_cause_though_it_takes_longer_to_end(
-    start: Any, tmp_path: Path
+    start: Any,
 ) -> None:
-    script = tmp_path / "slow.py"
-    script.write_text(SLOW_TO_END, encoding="utf-8")
-    code, _, error = launch(start, "--nproc-per-node", "2", str(script))
+    command = ("--", sys.executable, "-c", SLOW_TO_END)
+    code, _, error = launch(start, *command, PET_NPROC_PER_NODE="2")
     assert code == 70
     assert "launch: rank 1: raised, and was ended before it had exited (exit 70)" in error
     assert "launch: rank 0: ended with its own code 1, after rank 1 had failed (exit 70)" in error
@@ -227,11 +224,9 @@ sys.exit("the cause")
 
 
 def test_a_rank_that_ends_after_its_victim_has_failed_too(start: Any, tmp_path: Path) -> None:
-    script = tmp_path / "unseen.py"
-    script.write_text(UNSEEN, encoding="utf-8")
     run = tmp_path / "run"
-    command = ("--nproc-per-node", "2", str(script))
-    code, _, error = launch(start, *command, TRAINER_OUT=str(run))
+    variables = {"PET_NPROC_PER_NODE": "2", "TRAINER_OUT": str(run)}
+    code, _, error = launch(start, "--", sys.executable, "-c", UNSEEN, **variables)
     assert code == 70
     assert "launch: rank 1: ended with its own code 1, after rank 0 had failed (exit 70)" in error
     assert "evidence  the cause [" in "\n".join(why(read(run)))

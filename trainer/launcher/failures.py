@@ -96,6 +96,6 @@ def report_failures(failures: Mapping[int, Failure]) -> Exit:
                 _log.error("rank %d failed first; its last lines:", rank)
             for line in failure.last_lines or failure.traceback.splitlines():
                 print(rank_prefix(rank) + line, file=sys.stderr, flush=True)
-        after = "" if rank == first or first is None else f", after rank {first} had failed"
+        after = "" if rank == first else f", after rank {first} had failed"
         _log.error("rank %d: %s%s (exit %d)", rank, failure.message, after, failure.code)
     return code

@@ -247,8 +247,7 @@ class RendezvousServer:
     def _send(self, nodes: Iterable[Node], kind: str, /, **fields: object) -> None:
         lines = encode(kind, **fields)
         for node in nodes:
-            if node in self._peers:
-                self._write(self._peers[node], lines)
+            self._write(self._peers[node], lines)
 
     def _write(self, peer: _Peer, lines: bytes) -> None:
         connection, waited = peer.connection, bool(peer.connection.unsent)

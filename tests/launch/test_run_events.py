@@ -116,7 +116,7 @@ def test_a_run_that_failed_and_went_on_and_one_that_failed_for_good(
     start: Any, script: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    variables = {"TRAINER_OUT": str(run), "PET_NPROC_PER_NODE": "1", "PET_MAX_RESTARTS": "1"}
+    variables = {"TRAINER_OUT": str(run), "PET_MAX_RESTARTS": "1"}
     code, _, error = launch(start, str(script), "15", "14", **variables)
     assert code == 0, error
     history = read(run)

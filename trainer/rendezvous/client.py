@@ -133,7 +133,7 @@ class RendezvousClient:
     def leave(self, ending: Exit) -> None:
         """Disconnect: in order when the ranks have finished or were stopped, else as a lost node."""
         with self._changed:
-            if not self._left and self.joined and ending in (Exit.DONE, Exit.STOPPED):
+            if self.joined and ending in (Exit.DONE, Exit.STOPPED):
                 self._send("leave", done=ending == Exit.DONE)
             self._left = True
             self._changed.notify_all()
@@ -259,8 +259,6 @@ class RendezvousClient:
 
     def _raise_if_over(self, turn: Callable[[], None]) -> None:
         turn()
-        if self._left:
-            raise Fault(Exit.STOPPED, "stopped before any rank was started")
         if self.failure:
             raise self.failure
         if event := self.peer_lost or self.peer_finished:

@@ -33,7 +33,7 @@ def main() -> int:
             from trainer.launcher.program.code_archive import unpack  # noqa: PLC0415  # rarely needed
 
             folder = unpack(os.environ)
-            if folder and has_command:
+            if has_command:
                 os.chdir(folder)
         if has_command:
             from trainer.launcher.program.command_line import parse  # noqa: PLC0415  # often not needed

@@ -16,9 +16,9 @@ from typing import NoReturn
 from trainer.config.contract import resolve
 from trainer.config.ending import exit_process
 from trainer.config.environment import from_environment, variable
-from trainer.config.exits import Exit, Fault
-from trainer.launcher.cores import share_cores
-from trainer.launcher.forking import block_signals, name_process, send, serve
+from trainer.config.exits import STOP_SIGNALS, Fault
+from trainer.launcher.forking import name_process, send, serve
+from trainer.launcher.hardware import count_devices, share_cores
 from trainer.launcher.orphans import die_with_parent
 from trainer.plan import auto
 from trainer.plan.sizing import size
@@ -29,7 +29,8 @@ _PRELOADED = ("trainer.engine.loop", "trainer.__main__")
 
 def main() -> NoReturn:
     """Answer with the facts, then fork as long as the launcher lives."""
-    block_signals()
+    # They are for the ranks, each of which has its own handlers soon.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     die_with_parent(int(sys.argv[2]))
     name_process("fork server")
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -61,7 +62,7 @@ def main() -> NoReturn:
 def _check() -> tuple[str, dict[str, object]]:
     """Refuse here, once, what every rank would refuse; return the mode, and what the launcher needs."""
     settings = from_environment()
-    contract = resolve(os.environ, devices=_count_devices)
+    contract = resolve(os.environ, devices=count_devices)
     sizings = [
         size(
             settings,
@@ -91,32 +92,6 @@ def _check() -> tuple[str, dict[str, object]]:
         "reason": reason,
         "options": options,
     }
-
-
-def _count_devices() -> int:
-    """Count accelerators; on Linux in a child, since a driver that was used does not survive a fork."""
-    from trainer.distributed.devices import count  # noqa: PLC0415  # needs torch
-
-    if sys.platform != "linux":
-        return count()
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write_end, str(count()).encode())
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, encoding="ascii") as answer:
-        counted = answer.read()
-    os.waitpid(child, 0)
-    if not counted:
-        raise Fault(
-            Exit.MACHINE,
-            "the accelerators of this node cannot be counted: the driver ended the process that "
-            "called it; set PET_NPROC_PER_NODE to the number of ranks",
-        )
-    return int(counted)
 
 
 def _keep_store(connection: socket.socket) -> NoReturn:

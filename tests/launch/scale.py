@@ -19,7 +19,13 @@ from tests.conftest import ROOT, clean_environment
 from tests.launch.strangers import connect, raise_file_limit
 from trainer.rendezvous.connection import Connection
 from trainer.rendezvous.membership import Rules
-from trainer.rendezvous.messages import FROM_SERVER, decode, encode, heartbeat_interval, proof
+from trainer.rendezvous.messages import (
+    FROM_SERVER,
+    HEARTBEATS_PER_SILENCE,
+    decode,
+    encode,
+    proof,
+)
 from trainer.rendezvous.server import RendezvousServer
 
 PROCESSES = 2
@@ -176,7 +182,7 @@ class _Nodes:
                     node, encode("join", number=node.number, ranks=8, nonce=node.nonce, proof=ours)
                 )
             case "welcome":
-                self._interval = heartbeat_interval(message["silence"])
+                self._interval = message["silence"] / HEARTBEATS_PER_SILENCE
             case "heartbeat" if not node.joined:
                 node.joined = True
                 self._send(node, encode("ready", clean=True, port=1))

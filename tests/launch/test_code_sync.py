@@ -123,7 +123,6 @@ def test_all_nodes_take_it_together_and_no_restart_is_counted(start: Any, tmp_pa
 def test_what_is_wrong_is_refused_and_nothing_waits(tmp_path: Path) -> None:
     variables = carried(tmp_path, {"train.py": "1", "folder/file": "1"})
     folder = unpack(variables)
-    assert folder is not None
     code, text = put(variables, {"train.py": "2"}, sha256="0" * 64)
     assert (code, "came with the hash" in text) == (65, True)
     code, text = put(variables, {"other.py": "2"})
@@ -159,7 +158,6 @@ def test_a_new_container_begins_with_the_code_of_its_manifest(tmp_path: Path) ->
     assert put(variables, {"train.py": "2"}) == (0, "put")
     assert step(variables, "commit")[0] == 0
     folder = unpack(variables)
-    assert folder is not None
     assert not code_sync.is_due(variables, failed=True)
     assert (folder / "train.py").read_text() == "1"
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, clean_environment
+from tests.launch.test_nodes import node
 from tests.ranks import free_port
 
 pytestmark = pytest.mark.slow
@@ -37,16 +38,18 @@ def shown(text: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: int(one["variables"]["RANK"]))
 
 
-def launch(start: Any, *arguments: str, **variables: str) -> Any:
-    started = start("-m", "trainer.launch", *arguments, PYTHONPATH=str(ROOT), **variables)
-    ended = started.process.wait(60)
-    return ended, started.read(started.out), started.read(started.stderr), started
+def launch(start: Any, *arguments: str, **variables: str) -> tuple[int, str, str]:
+    """Return the exit code, the standard output and the standard error; of one rank unless told."""
+    known = {"PET_NPROC_PER_NODE": "1", "PYTHONPATH": str(ROOT)}  # else torch counts accelerators
+    started = start("-m", "trainer.launch", *arguments, **(known | variables))
+    code = started.process.wait(60)
+    return code, started.read(started.out), started.read(started.stderr)
 
 
 def test_a_rank_of_any_program_gets_what_torchrun_gives(start: Any, tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(SHOW, encoding="utf-8")
-    code, out, error, _ = launch(
+    code, out, error = launch(
         start, "--nproc-per-node", "2", "--max_restarts=3", str(script), "--lr", "1"
     )
     assert code == 0, error
@@ -111,9 +114,9 @@ def test_it_runs_on_the_standard_library_alone(python: str, tmp_path: Path) -> N
 
 
 def test_without_a_number_of_ranks_there_is_one_for_each_accelerator_or_one(start: Any) -> None:
-    code, out, error, _ = launch(start, "--", sys.executable, "-c", SHOW)
-    assert code == 0, error
-    assert [rank["variables"]["WORLD_SIZE"] for rank in shown(out)] == ["1"]
+    ended = start("-m", "trainer.launch", "--", sys.executable, "-c", SHOW).end()
+    assert ended.code == 0, ended.stderr
+    assert [rank["variables"]["WORLD_SIZE"] for rank in ended.events] == ["1"]
 
 
 RAISES = """
@@ -131,11 +134,10 @@ main()
 
 
 def test_the_rank_that_failed_is_shown_with_its_traceback_and_the_others_are_ended(
-    start: Any, tmp_path: Path
+    start: Any,
 ) -> None:
-    script = tmp_path / "raises.py"
-    script.write_text(RAISES, encoding="utf-8")
-    code, _, error, _ = launch(start, "--nproc-per-node=2", str(script))
+    command = ("--", sys.executable, "-c", RAISES)
+    code, _, error = launch(start, "--nproc-per-node=2", *command)
     assert code == 70
     assert "launch: rank 1: ValueError: out of order with its own code 1 (exit 70)" in error
     assert "rank 0:" not in error  # ended by the launcher, which is no failure
@@ -155,7 +157,7 @@ CODES = [
 @pytest.mark.parametrize(("script", "code"), CODES, ids=[text[11:40] for text, _ in CODES])
 def test_its_exit_code_is_one_of_the_table(script: str, code: int, start: Any) -> None:
     means = {"MUSTER_EXIT_CODES": "4=65,5=0"}
-    found, _, error, _ = launch(start, "--", sys.executable, "-c", script, **means)
+    found, _, error = launch(start, "--", sys.executable, "-c", script, **means)
     assert found == code, error
 
 
@@ -171,7 +173,7 @@ def test_failed_ranks_are_restarted_in_place_as_often_as_allowed(
     needed: int, code: int, attempts: int, start: Any
 ) -> None:
     command = ("--max-restarts", "3", "--", sys.executable, "-c", COUNTS, str(needed))
-    found, out, error, _ = launch(start, *command)
+    found, out, error = launch(start, *command)
     assert found == code, error
     assert out.splitlines() == [f"attempt {number}" for number in range(attempts)]
     assert "restarting the ranks, 2 of 3 times" in error
@@ -180,7 +182,7 @@ def test_failed_ranks_are_restarted_in_place_as_often_as_allowed(
 def test_ranks_that_would_fail_again_are_not_restarted(start: Any) -> None:
     final = (sys.executable, "-c", "import sys; sys.exit(3)")
     means = {"MUSTER_EXIT_CODES": "3=65"}
-    code, _, error, _ = launch(start, "--max-restarts", "3", "--", *final, **means)
+    code, _, error = launch(start, "--max-restarts", "3", "--", *final, **means)
     assert code == 65
     assert "restarting" not in error
 
@@ -232,6 +234,7 @@ REFUSED = [
     (("MUSTER_PATTERNS=[]",), "MUSTER_PATTERNS='[]': "),
     (('MUSTER_PATTERNS={"loss": "("}',), "MUSTER_PATTERNS=.*unterminated|missing )"),
     (('MUSTER_PATTERNS={"loss": "x"}',), "MUSTER_PATTERNS: loss='x': must be one of step, loss"),
+    (("TRAINER_METRICS_PORT=70000",), "TRAINER_METRICS_PORT='70000': must be a port, 1 to 65535"),
     (("MUSTER_CODE=/none",), "set MUSTER_CODE_SHA256 and MUSTER_CODE_FOLDER, too"),
 ]
 
@@ -242,9 +245,9 @@ def test_a_wrong_command_line_is_64_in_one_line(
 ) -> None:
     name, _, value = arguments[0].partition("=")
     if value:
-        code, _, error, _ = launch(start, "--", "true", **{name: value})
+        code, _, error = launch(start, "--", "true", **{name: value})
     else:
-        code, _, error, _ = launch(start, *arguments)
+        code, _, error = launch(start, *arguments)
     assert code == 64
     assert any(part in error for part in reason.split("|")), error
     assert "Traceback" not in error
@@ -254,38 +257,32 @@ SECRET = {"MUSTER_RENDEZVOUS_SECRET": "shared"}
 
 
 def test_two_nodes_of_any_command_meet(start: Any) -> None:
-    port = free_port()
-    variables = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
+    place = node(0, free_port())  # which the option changes
+    command = ("--", sys.executable, "-c", SHOW)
     nodes = [
-        start(
-            "-m", "trainer.launch", "--node-rank", str(number), "--", sys.executable, "-c", SHOW,
-            PET_NPROC_PER_NODE="1", **variables, **SECRET,
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    for node in nodes:
-        assert node.process.wait(60) == 0, node.read(node.stderr)
-    ranks = shown("".join(node.read(node.out) for node in nodes))
+        start("-m", "trainer.launch", "--node-rank", number, *command, **place, **SECRET)
+        for number in ("0", "1")
+    ]
+    for one in nodes:
+        assert one.process.wait(60) == 0, one.read(one.stderr)
+    ranks = shown("".join(one.read(one.out) for one in nodes))
     assert [rank["variables"]["GROUP_RANK"] for rank in ranks] == ["0", "1"]
     places = {
         (rank["variables"]["MASTER_ADDR"], rank["variables"]["MASTER_PORT"]) for rank in ranks
     }
     assert len(places) == 1
     assert "MUSTER_RENDEZVOUS_SECRET" not in ranks[0]["variables"]
-    assert "shared" not in "".join(node.read(node.stderr) for node in nodes)
+    assert "shared" not in "".join(one.read(one.stderr) for one in nodes)
 
 
 def test_nodes_with_different_secrets_do_not_meet(start: Any) -> None:
     port = free_port()
-    variables = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
-    nodes = [
-        start(
-            "-m", "trainer.launch", "--node-rank", str(number), "--", "true",
-            PET_NPROC_PER_NODE="1", MUSTER_RENDEZVOUS_SECRET=f"secret {number}",
-            TRAINER_RENDEZVOUS_TIMEOUT="3", **variables,
-        )
+    own = [
+        node(number, port, TRAINER_RENDEZVOUS_TIMEOUT="3")
+        | {"MUSTER_RENDEZVOUS_SECRET": f"secret {number}"}
         for number in range(2)
-    ]  # fmt: skip
-    assert [node.process.wait(60) for node in nodes] == [69, 69]
+    ]
+    nodes = [start("-m", "trainer.launch", "--", "true", **variables) for variables in own]
+    assert [one.process.wait(60) for one in nodes] == [69, 69]
     assert "another job, attempt, or secret" in nodes[1].read(nodes[1].stderr)
     assert "only 1 of 2 nodes came" in nodes[0].read(nodes[0].stderr)

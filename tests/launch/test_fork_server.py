@@ -21,10 +21,11 @@ pytestmark = [
 SERVER = """
 import json, os, signal, socket, sys, time
 import numpy
-from trainer.launcher.forking import block_signals, name_process, serve
+from trainer.config.exits import STOP_SIGNALS
+from trainer.launcher.forking import serve
 from trainer.launcher.orphans import die_with_parent
 
-block_signals()
+signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 die_with_parent(int(sys.argv[2]))
 connection = socket.socket(fileno=int(sys.argv[1]))
 serve(connection)
@@ -215,13 +216,14 @@ def test_no_process_uses_the_gpu_driver_before_the_ranks_are_forked(
     assert not asked & {launcher.pid, server.pid}
 
 
+@pytest.mark.parametrize("command", [(), ("--", "true")], ids=["trainer", "command"])
 def test_a_driver_that_crashes_while_devices_are_counted_is_71(
-    start: Any, driver: dict[str, str]
+    command: tuple[str, ...], start: Any, driver: dict[str, str]
 ) -> None:
-    ended = start("-m", "trainer.launch", **(QUICK | driver), DRIVER_BROKEN="1").end()
+    ended = start("-m", "trainer.launch", *command, **(QUICK | driver), DRIVER_BROKEN="1").end()
     assert ended.code == 71
-    assert "cannot be counted" in ended.stderr
-    assert "PET_NPROC_PER_NODE" in ended.stderr
+    problem = "the accelerators of this node cannot be counted: the driver ended the process that"
+    assert f"launch: {problem} called it; set PET_NPROC_PER_NODE to" in ended.stderr
 
 
 REUSED = """

@@ -62,11 +62,16 @@ def test_plain_torchrun_reads_the_same_contract(start: Any) -> None:
     assert [json.loads(line) for line in file.read_text().splitlines()] == ended.events
 
 
+def quick(folder: Path, source: str, **more: str) -> dict[str, str]:
+    """Return the variables of a quick job of the task `Own` with this source, and more variables."""
+    (folder / "own.py").write_text(source, encoding="utf-8")
+    return QUICK | {"TRAINER_TASK": "own:Own", "PYTHONPATH": f"{folder}:{ROOT}"} | more
+
+
 def start_failing(start: Any, folder: Path, source: str) -> Started:
     """Start two ranks of a task with this source, of which rank 1 raises."""
-    (folder / "own.py").write_text(source, encoding="utf-8")
-    own = {"TRAINER_TASK": "own:Own", "PYTHONPATH": f"{folder}:{ROOT}", "FAILING_RANK": "1"}
-    started: Started = start("-m", "trainer.launch", **(QUICK | own), PET_NPROC_PER_NODE="2")
+    own = quick(folder, source, FAILING_RANK="1", PET_NPROC_PER_NODE="2")
+    started: Started = start("-m", "trainer.launch", **own)
     return started
 
 
@@ -108,10 +113,8 @@ def test_a_rank_that_raises_is_the_cause_though_its_peer_ends_first(
 def test_codes_that_may_be_retried_are_shifted_where_a_controller_judges_by_range(
     start: Any, tmp_path: Path
 ) -> None:
-    (tmp_path / "own.py").write_text(OWN_TASK, encoding="utf-8")
-    own = {"TRAINER_TASK": "own:Own", "PYTHONPATH": f"{tmp_path}:{ROOT}", "FAILING_RANK": "0"}
-    own |= {"MUSTER_RETRY_EXIT_OFFSET": "128"}
-    alone = start("-m", "trainer.launch", **(QUICK | own)).end()
+    own = quick(tmp_path, OWN_TASK, FAILING_RANK="0", MUSTER_RETRY_EXIT_OFFSET="128")
+    alone = start("-m", "trainer.launch", **own).end()
     assert alone.code == 198
     assert "\nI am 0\n" in alone.stderr  # a job of one rank needs no prefix
 
@@ -196,7 +199,7 @@ import time
 import torch
 from trainer.tasks.synthetic import Task
 
-class Slow(Task):
+class Own(Task):
     def loss(self, *arguments):
         time.sleep(600 if torch.is_grad_enabled() else 0)
         return super().loss(*arguments)
@@ -210,7 +213,7 @@ class Slowly(list):
         time.sleep(0.005)
         return super().__getitem__(index)
 
-class Parted(Task):
+class Own(Task):
     def data(self, *, train):
         whole = super().data(train=train)
         return Slowly(zip(whole.inputs, whole.targets))
@@ -219,16 +222,9 @@ class Parted(Task):
 
 def test_loader_workers_outlive_a_sigterm_to_their_whole_group(start: Any, tmp_path: Path) -> None:
     """torchrun signals the group, and the ranks still need a batch to agree on where to stop."""
-    (tmp_path / "parted.py").write_text(PARTED_TASK, encoding="utf-8")
-    own = {
-        "TRAINER_TASK": "parted:Parted",
-        "TRAINER_WORKERS": "2",
-        "PYTHONPATH": f"{tmp_path}:{ROOT}",
-    }
+    own = quick(tmp_path, PARTED_TASK, TRAINER_WORKERS="2", TRAINER_STEPS="100000")
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trainer")
-    started = start(
-        *launcher, PET_MASTER_PORT=str(free_port()), **(QUICK | own | {"TRAINER_STEPS": "100000"})
-    )
+    started = start(*launcher, PET_MASTER_PORT=str(free_port()), **own)
     started.wait_for('"step": 5,')
     family = started.family()
     assert len(family) > 2 * (1 + 2)
@@ -242,13 +238,7 @@ def test_loader_workers_outlive_a_sigterm_to_their_whole_group(start: Any, tmp_p
 
 def test_a_killed_process_leaves_no_loader_behind(start: Any, tmp_path: Path) -> None:
     """The launcher kills what a rank leaves; where it is gone itself, workers end with their rank."""
-    (tmp_path / "parted.py").write_text(PARTED_TASK, encoding="utf-8")
-    own = {
-        "TRAINER_TASK": "parted:Parted",
-        "TRAINER_WORKERS": "1",
-        "PYTHONPATH": f"{tmp_path}:{ROOT}",
-    }
-    endless = QUICK | own | {"TRAINER_STEPS": "100000"}
+    endless = quick(tmp_path, PARTED_TASK, TRAINER_WORKERS="1", TRAINER_STEPS="100000")
     runs = {
         killed: start("-m", "trainer.launch", **endless)
         for killed in ("rank 0", "fork server", "launcher")
@@ -266,8 +256,7 @@ def test_a_killed_process_leaves_no_loader_behind(start: Any, tmp_path: Path) ->
 
 def test_a_run_in_a_long_step_can_be_ended(start: Any, tmp_path: Path) -> None:
     """By Ctrl-C twice, under the launcher and without it, and by SIGTERM after the time to stop."""
-    (tmp_path / "slow.py").write_text(SLOW_TASK, encoding="utf-8")
-    own = QUICK | {"TRAINER_TASK": "slow:Slow", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    own = quick(tmp_path, SLOW_TASK)
     launched = start("-m", "trainer.launch", **own)
     alone = start("-m", "trainer", **own)
     stopped = start("-m", "trainer.launch", PET_SHUTDOWN_TIMEOUT="1", **own)

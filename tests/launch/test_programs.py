@@ -1,18 +1,16 @@
 """What the launcher adds to a program of any kind: where to save, events, hangs, code that travels."""
 
-import gzip
 import hashlib
-import io
 import json
 import signal
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launch.test_commands import launch
+from tests.launch.test_code_sync import carried
+from tests.launch.test_commands import STAYS, launch
 from trainer.report.history import read
 from trainer.why import why
 
@@ -33,7 +31,7 @@ def test_a_program_knows_where_to_save_and_whether_something_is_there(
     out = tmp_path / "run"
     for said in ("restart 0 []", "restart 1 ['one']"):
         command = ("--", sys.executable, "-c", SAVES)
-        code, written, error, _ = launch(start, *command, TRAINER_OUT=str(out))
+        code, written, error = launch(start, *command, TRAINER_OUT=str(out))
         assert code == 0, error
         assert written.splitlines() == [said, f"out {out}"]
 
@@ -50,12 +48,10 @@ sys.exit("the cause")
 
 
 def test_the_rank_that_failed_first_is_shown_with_its_last_lines_and_the_other_as_its_victim(
-    start: Any, tmp_path: Path
+    start: Any,
 ) -> None:
-    script = tmp_path / "fails.py"
-    script.write_text(FAILS, encoding="utf-8")
-    wait = {"PET_SHUTDOWN_TIMEOUT": "5"}
-    code, _, error, _ = launch(start, "--nproc-per-node", "2", str(script), **wait)
+    variables = {"PET_NPROC_PER_NODE": "2", "PET_SHUTDOWN_TIMEOUT": "5"}
+    code, _, error = launch(start, "--", sys.executable, "-c", FAILS, **variables)
     assert code == 70
     lines = error.splitlines()
     shown = lines.index("launch: rank 1 failed first; its last lines:")
@@ -84,8 +80,7 @@ def test_events_are_read_out_of_the_lines_of_rank_0(start: Any, tmp_path: Path) 
     script.write_text(TRAINS, encoding="utf-8")
     variables = {"MUSTER_PATTERNS": json.dumps(PATTERNS), "TRAINER_OUT": str(tmp_path / "run")}
     for ranks in ("1", "2"):
-        ended = launch(start, "--nproc-per-node", ranks, str(script), **variables)
-        code, out, error, _ = ended
+        code, out, error = launch(start, "--nproc-per-node", ranks, str(script), **variables)
         assert code == 0, error
         events = [json.loads(line) for line in out.splitlines() if line.startswith('{"event"')]
         kept = (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -104,15 +99,6 @@ def test_events_are_read_out_of_the_lines_of_rank_0(start: Any, tmp_path: Path) 
             [*steps, {"event": "checkpoint", "action": "saved", "path": "/out/three"}], key=str
         )
         assert "step=3" in error  # the lines themselves are there, too
-
-
-STAYS = """
-import signal, time
-signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
-print("ready", flush=True)
-while True:
-    time.sleep(60)
-"""
 
 
 def test_a_second_sigterm_kills(start: Any) -> None:
@@ -142,7 +128,7 @@ while time.monotonic() < end:
 
 
 def test_ranks_that_hang_are_69_with_their_stacks(start: Any) -> None:
-    code, _, error, _ = launch(start, "--", sys.executable, "-c", HANGS, MUSTER_STALL="2")
+    code, _, error = launch(start, "--", sys.executable, "-c", HANGS, MUSTER_STALL="2")
     assert code == 69, error
     assert "in wait_for_nothing" in error
     assert "the ranks hang: no output and no processor time for 2 s" in error
@@ -151,35 +137,19 @@ def test_ranks_that_hang_are_69_with_their_stacks(start: Any) -> None:
 @pytest.mark.parametrize("work", ["pass", "print(1, flush=True); time.sleep(0.5)"])
 def test_who_computes_or_writes_does_not_hang(work: str, start: Any) -> None:
     command = ("--", sys.executable, "-c", WORKS.format(work))
-    code, _, error, _ = launch(start, *command, MUSTER_STALL="2")
+    code, _, error = launch(start, *command, MUSTER_STALL="2")
     assert code == 0, error
 
 
-def archive(files: dict[str, str]) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(text)
-            tar.addfile(entry, io.BytesIO(text.encode()))
-    return gzip.compress(made.getvalue())
-
-
 def test_code_that_travelled_is_unpacked_where_it_runs(start: Any, tmp_path: Path) -> None:
-    file, folder = tmp_path / "code.tar.gz", tmp_path / "code"
-    data = archive({"package/__init__.py": "", "package/own.py": "print('from afar')"})
-    file.write_bytes(data)
-    variables = {
-        "MUSTER_CODE": str(file),
-        "MUSTER_CODE_SHA256": hashlib.sha256(data).hexdigest(),
-        "MUSTER_CODE_FOLDER": str(folder),
-    }
+    files = {"package/__init__.py": "", "package/own.py": "print('from afar')"}
+    variables = carried(tmp_path, files)
     for _ in range(2):  # a container that starts again finds it there
-        code, out, error, _ = launch(start, "-m", "package.own", **variables)
+        code, out, error = launch(start, "-m", "package.own", **variables)
         assert code == 0, error
         assert out == "from afar\n"
-    file.write_bytes(archive({"package/own.py": "print('another')"}))
-    code, out, error, _ = launch(start, "-m", "package.own", **variables)
+    carried(tmp_path, {"package/own.py": "print('another')"})
+    code, out, error = launch(start, "-m", "package.own", **variables)
     assert code == 65
     assert "has the hash" in error
     assert out == ""
@@ -200,7 +170,7 @@ def test_an_archive_that_is_none_is_65(
         "MUSTER_CODE_SHA256": hashlib.sha256(content or b"").hexdigest(),
         "MUSTER_CODE_FOLDER": str(tmp_path / "code"),
     }
-    code, _, error, _ = launch(start, "--", "true", **variables)
+    code, _, error = launch(start, "--", "true", **variables)
     assert code == 65, error
     assert reason in error
     assert "Traceback" not in error
@@ -228,11 +198,10 @@ raise ValueError("the cause")
 
 
 def test_a_rank_that_raised_first_is_the_cause_though_it_takes_longer_to_end(
-    start: Any, tmp_path: Path
+    start: Any,
 ) -> None:
-    script = tmp_path / "slow.py"
-    script.write_text(SLOW_TO_END, encoding="utf-8")
-    code, _, error, _ = launch(start, "--nproc-per-node", "2", str(script))
+    command = ("--", sys.executable, "-c", SLOW_TO_END)
+    code, _, error = launch(start, *command, PET_NPROC_PER_NODE="2")
     assert code == 70
     assert "launch: rank 1: raised, and was ended before it had exited (exit 70)" in error
     assert "launch: rank 0: ended with its own code 1, after rank 1 had failed (exit 70)" in error
@@ -255,11 +224,9 @@ sys.exit("the cause")
 
 
 def test_a_rank_that_ends_after_its_victim_has_failed_too(start: Any, tmp_path: Path) -> None:
-    script = tmp_path / "unseen.py"
-    script.write_text(UNSEEN, encoding="utf-8")
     run = tmp_path / "run"
-    command = ("--nproc-per-node", "2", str(script))
-    code, _, error, _ = launch(start, *command, TRAINER_OUT=str(run))
+    variables = {"PET_NPROC_PER_NODE": "2", "TRAINER_OUT": str(run)}
+    code, _, error = launch(start, "--", sys.executable, "-c", UNSEEN, **variables)
     assert code == 70
     assert "launch: rank 1: ended with its own code 1, after rank 0 had failed (exit 70)" in error
     assert "evidence  the cause [" in "\n".join(why(read(run)))

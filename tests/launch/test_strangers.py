@@ -1,13 +1,11 @@
 """Strangers at the rendezvous while a job starts, runs and recovers: it fares as without them."""
 
 import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, Ended, clean_environment
+from tests.conftest import Ended
 from tests.launch.test_nodes import elastic, node, wait_until_served
 from tests.ranks import free_port
 
@@ -26,30 +24,14 @@ JOB = {
 }
 
 
-class Attack:
-    """The attacks of strangers.py, from a process of their own."""
-
-    def __init__(self, port: int, seconds: float) -> None:
-        command = [sys.executable, "-m", "tests.launch.strangers", "127.0.0.1", str(port)]
-        self._process = subprocess.Popen(
-            [*command, str(seconds)],
-            cwd=ROOT,
-            env=clean_environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def end(self) -> str:
-        return self._process.communicate(timeout=120)[0]
-
-
 def train(start: Any, kind: str, *, attacked: bool, killed: bool) -> list[Ended]:
     """Run two nodes to their end, perhaps under attack, perhaps with a rank killed on the way."""
     port = free_port()
     places = [elastic("2:2", port) if kind == "elastic" else node(n, port) for n in range(2)]
     first = start("-m", "trainer.launch", **(places[0] | JOB))
     wait_until_served(port)
-    attack = Attack(port, 8) if attacked else None
+    if attacked:
+        attack = start("-m", "tests.launch.strangers", "127.0.0.1", str(port), "8")
     second = start("-m", "trainer.launch", **(places[1] | JOB))
     nodes = [first, second]
     if killed:
@@ -57,8 +39,9 @@ def train(start: Any, kind: str, *, attacked: bool, killed: bool) -> list[Ended]
         (rank,) = [one for one in second.family() if one.name().startswith("rank ")]
         rank.send_signal(signal.SIGKILL)
     endings = [one.end(timeout=120) for one in nodes]
-    if attack:
-        said = attack.end()
+    if attacked:
+        assert attack.process.wait(120) == 0, attack.read(attack.stderr)
+        said = attack.read(attack.out)
         assert "huge_numbers" in said, said
         assert "no_line_end" in said, said
     return endings

@@ -43,7 +43,7 @@ def test_a_script_that_fails_on_one_rank(cause: str, start: Any, tmp_path: Path)
     script = tmp_path / "train.py"
     script.write_text(SCRIPTS[cause].text, encoding="utf-8")
     command = ("--nproc-per-node", "2", str(script), *SCRIPTS[cause].arguments)
-    code, _, error, _ = launch(start, *command, TRAINER_OUT=str(tmp_path / "run"))
+    code, _, error = launch(start, *command, TRAINER_OUT=str(tmp_path / "run"))
     assert code != 0
     ends_with(told(tmp_path / "run"), cause, "rank 1 ", SCRIPTS[cause].evidence)
 

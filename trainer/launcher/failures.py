@@ -34,23 +34,20 @@ class Failure:
     last_lines: tuple[str, ...] = ()
 
 
-def read_failure(
-    code: int, error_file: Path, *, now: float, own_code: int | None = None
-) -> Failure:
+def read_failure(code: int, error_file: Path, *, now: float, own_code: int) -> Failure:
     """Return what a rank has written about its failure, or what its exit code shows.
 
-    `own_code` is the program's own, which means `code`; None: the same.
+    `own_code` is the program's own, which means `code`.
 
     The file has the form of torch.distributed.elastic.multiprocessing.errors.record; the trainer adds
     its exit code to it (trainer/config/ending.py).
     """
+    own = f" with its own code {own_code}" if own_code != code else ""
     try:
         report = json.loads(error_file.read_text(encoding="utf-8"))["message"]
-        more = report["extraInfo"]
-        reported = int(report.get("errorCode", code)) if own_code in (None, code) else code
+        trace = str(report["extraInfo"].get("py_callstack", ""))
+        reported = code if own else int(report.get("errorCode", code))
         when = error_file.stat().st_mtime
-        trace = str(more.get("py_callstack", ""))
-        own = "" if own_code in (None, code) else f" with its own code {own_code}"
         return Failure(reported, str(report["message"]) + own, trace, when, has_reason=True)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         if code == -signal.SIGTERM:  # it had no handler yet, so no step to save
@@ -58,8 +55,7 @@ def read_failure(
         if own_code == -signal.SIGTERM:
             return Failure(code, "raised, and was ended before it had exited", "", now)
         how = f"Signal {-code} ({signal.Signals(-code).name})" if code < 0 else "ended"
-        how += f" with its own code {own_code}" if own_code not in (None, code) else ""
-        return Failure(code, how, "", now)
+        return Failure(code, how + own, "", now)
 
 
 def find_cause(failures: Mapping[int, Failure]) -> tuple[Exit, int | None]:
@@ -83,8 +79,7 @@ def explain(
     explained = {}
     for rank, failure in failures.items():
         oom = explain_sigkill(oom_kills_before) if failure.code == -signal.SIGKILL else ""
-        has_reason = failure.has_reason or bool(failure.traceback)
-        lines = () if has_reason else tuple(last_lines(rank))
+        lines = () if failure.has_reason else tuple(last_lines(rank))
         explained[rank] = replace(failure, message=failure.message + oom, last_lines=lines)
     return explained
 
@@ -101,6 +96,6 @@ def report_failures(failures: Mapping[int, Failure]) -> Exit:
                 _log.error("rank %d failed first; its last lines:", rank)
             for line in failure.last_lines or failure.traceback.splitlines():
                 print(rank_prefix(rank) + line, file=sys.stderr, flush=True)
-        after = "" if rank == first or first is None else f", after rank {first} had failed"
+        after = "" if rank == first else f", after rank {first} had failed"
         _log.error("rank %d: %s%s (exit %d)", rank, failure.message, after, failure.code)
     return code

@@ -50,21 +50,14 @@ class ForkServer:
 
     def facts(self) -> dict[str, Any]:
         """Wait until the settings are checked; return what the launcher needs of them. Raises Fault."""
-        facts = self._answer(timeout=None)
-        if facts is None:
-            raise Fault(
-                Exit.CODE, f"the process that checks the settings ended with {self._process.wait()}"
-            )
+        facts = self._prepared("checks the settings")
         if "fault" in facts:
             raise Fault(Exit(facts["fault"]), facts["message"])
         return facts
 
     def wait_until_imported(self) -> None:
         """Wait until torch is imported, however slow its disk. Raises Fault(70)."""
-        if self._answer(timeout=None) is None:
-            raise Fault(
-                Exit.CODE, f"the process that imports torch ended with {self._process.wait()}"
-            )
+        self._prepared("imports torch")
 
     def fork(self, environment: Mapping[str, str], *, stdout: int, stderr: int) -> "ForkedProcess":
         """Fork a rank with this environment and output. Raises Fault(70) when the server is gone."""
@@ -90,14 +83,19 @@ class ForkServer:
     def close(self) -> None:
         """End the server and all that it has forked, and wait until they have ended."""
         if self._has_forked:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 self._socket.shutdown(socket.SHUT_WR)
-            end = time.monotonic() + _CLOSE_TIMEOUT
-            while not self._gone and time.monotonic() < end:
-                self._receive(timeout=1)
+                self._process.wait(_CLOSE_TIMEOUT)
         self._process.kill()
         self._process.wait()
         self._socket.close()
+
+    def _prepared(self, task: str) -> dict[str, Any]:
+        """Wait for what the process does before it forks, however long that takes. Raises Fault(70)."""
+        answer = self._answer(timeout=float("inf"))
+        if answer is None:
+            raise Fault(Exit.CODE, f"the process that {task} ended with {self._process.wait()}")
+        return answer
 
     def _started(self) -> dict[str, Any]:
         self._has_forked = True
@@ -108,9 +106,9 @@ class ForkServer:
             raise Fault(Exit.MACHINE, "the process that forks the ranks does not answer")
         return answer
 
-    def _answer(self, *, timeout: float | None) -> dict[str, Any] | None:
+    def _answer(self, *, timeout: float) -> dict[str, Any] | None:
         """Return the next answer; None when the server is gone or `timeout` seconds have passed."""
-        end = time.monotonic() + (timeout if timeout is not None else float("inf"))
+        end = time.monotonic() + timeout
         while not self._answers and not self._gone and time.monotonic() < end:
             self._receive(timeout=1)
         return self._answers.pop(0) if self._answers else None

@@ -3,7 +3,6 @@
 It is single-threaded, since a fork loses threads with the locks they hold, and never touches a device,
 since a GPU driver in use does not survive a fork.
 
-    block_signals()
     what = serve(connection)        # returns in each forked process: "rank" or "store"
 """
 
@@ -15,7 +14,6 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from typing import NoReturn
 
 from trainer.config.exits import STOP_SIGNALS
@@ -23,11 +21,6 @@ from trainer.launcher.orphans import die_with_parent
 
 _PR_SET_NAME = 15  # linux/prctl.h
 _CHUNK = 65536
-
-
-def block_signals() -> None:
-    """Let signals wait: they are for the ranks, each of which has its own handlers soon."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def serve(connection: socket.socket) -> str:
@@ -42,9 +35,12 @@ def serve(connection: socket.socket) -> str:
         ready, _, _ = select.select(inputs, [], [])
         if wakeup in ready:
             os.read(wakeup, _CHUNK)
-            for ended, code in _ended():
+            while running:
+                ended, status = os.waitpid(-1, os.WNOHANG)
+                if ended == 0:
+                    break
                 running.discard(ended)
-                send(connection, ended=ended, code=code)
+                send(connection, ended=ended, code=os.waitstatus_to_exitcode(status))
         if connection in ready:
             request, files = _receive(connection)
             if not request:
@@ -84,16 +80,6 @@ def _receive(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
         more = connection.recv(_CHUNK)
         data = data + more if more else b""
     return (json.loads(data), files) if data else ({}, files)
-
-
-def _ended() -> Iterator[tuple[int, int]]:
-    """Yield the processes that have ended, and their codes."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            yield pid, os.waitstatus_to_exitcode(status)
 
 
 def _end(running: set[int]) -> NoReturn:

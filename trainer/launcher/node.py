@@ -6,30 +6,27 @@ code = run(None, name="train", command=["python", "train.py"])
 
 import logging
 import os
-import pkgutil
 import shlex
 import signal
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
 from trainer.config.contract import Contract, resolve, table
 from trainer.config.exits import PROFILE_SIGNAL, STOP_SIGNALS, Action, Exit, Fault, codes_for
-from trainer.launcher.cores import share_cores
 from trainer.launcher.fork_server import ForkServer
+from trainer.launcher.hardware import count_devices, share_cores
 from trainer.launcher.output.log_file import log_to_file
 from trainer.launcher.output.run_events import RunEvents
-from trainer.launcher.program.options import Options, from_environment
+from trainer.launcher.program.options import Options, from_environment, whole
 from trainer.launcher.ranks import Program, start_command
 from trainer.launcher.supervisor import Supervisor
 from trainer.rendezvous.events import Round
 from trainer.rendezvous.meeting import Meeting, secret_from
 
 _LONGEST = 4000  # characters of a command in the launch event
-_COUNT_TIMEOUT = 120.0  # seconds; it imports torch
 
 # The codes that MUSTER_RETRY_EXIT_OFFSET moves. 143 with 128 added would reach a controller as 15.
 _MOVED_CODES = set(
@@ -42,10 +39,27 @@ _log = logging.getLogger("launch")
 def run(server: ForkServer | None, *, name: str, command: Sequence[str]) -> int:
     """Run a command's ranks, or our trainer's forked by `server`; return the exit code. Raises Fault."""
     with closing(server) if server else nullcontext():
-        offset, secret = _retry_offset(os.environ), secret_from(os.environ)
+        offset = whole(os.environ, "MUSTER_RETRY_EXIT_OFFSET", most=128, wanted="0 to 128")
+        secret = secret_from(os.environ)
         contract, options, program = _trainer(server) if server else _command(name, command)
         meeting = Meeting(contract, options.rules(contract), secret=secret)
-        return _supervise(contract, options, meeting, program=program, retry_offset=offset)
+        with log_to_file(Path(options.run_folder) / "logs") as path:
+            _log.info("this node's place\n%s", table(contract))
+            if path:
+                _log.info("the output of this node is also written to %s", path)
+            if program.note:
+                _log.info(program.note)
+            try:
+                supervisor = Supervisor(contract, options, meeting, program=program)
+                for number in (*STOP_SIGNALS, PROFILE_SIGNAL):
+                    signal.signal(number, supervisor.note_signal)
+                code = supervisor.run()
+            except Fault as fault:
+                _log.error("%s", fault)
+                code = fault.code
+            final = reported(code, offset)
+            _log.info("exit %d%s", final, f" (that is {code})" if final != code else "")
+        return final
 
 
 def _trainer(server: ForkServer) -> tuple[Contract, Options, Program]:
@@ -63,7 +77,7 @@ def _trainer(server: ForkServer) -> tuple[Contract, Options, Program]:
 
 def _command(name: str, command: Sequence[str]) -> tuple[Contract, Options, Program]:
     """Return what is needed to run any other program."""
-    contract = resolve(os.environ, devices=_count_devices)
+    contract = resolve(os.environ, devices=count_devices)
     options = from_environment(os.environ, name=name)
     reason = share_cores(contract.ranks_per_node)
     out = Path(options.run_folder).absolute()
@@ -92,57 +106,9 @@ def _command(name: str, command: Sequence[str]) -> tuple[Contract, Options, Prog
     return contract, options, Program(start, variables, False, None, reason, events)
 
 
-def _supervise(
-    contract: Contract, options: Options, meeting: Meeting, *, program: Program, retry_offset: int
-) -> int:
-    """Supervise the ranks, with their output kept in the run folder."""
-    with log_to_file(Path(options.run_folder) / "logs") as path:
-        _log.info("this node's place\n%s", table(contract))
-        if path:
-            _log.info("the output of this node is also written to %s", path)
-        if program.note:
-            _log.info(program.note)
-        try:
-            supervisor = Supervisor(contract, options, meeting, program=program)
-            for number in (*STOP_SIGNALS, PROFILE_SIGNAL):
-                signal.signal(number, supervisor.note_signal)
-            code = supervisor.run()
-        except Fault as fault:
-            _log.error("%s", fault)
-            code = fault.code
-        final = reported(code, retry_offset)
-        _log.info("exit %d%s", final, f" (that is {code})" if final != code else "")
-    return final
-
-
 def reported(code: Exit, retry_offset: int) -> int:
     """Return the exit code for a controller that judges by range.
 
     PyTorchJob's ExitCode takes 1-127 for permanent and retries 128-255: codes to retry are moved by 128.
     """
     return code + retry_offset if code in _MOVED_CODES else int(code)
-
-
-def _retry_offset(environment: Mapping[str, str]) -> int:
-    text = environment.get("MUSTER_RETRY_EXIT_OFFSET") or "0"
-    if not text.isdecimal() or int(text) > 128:
-        raise Fault(Exit.CONFIG, f"MUSTER_RETRY_EXIT_OFFSET={text!r}: must be 0 to 128")
-    return int(text)
-
-
-def _count_devices() -> int:
-    """Count the accelerators, in another process; 0 where there is no torch."""
-    # By its source, since this package may be a zip.
-    source = pkgutil.get_data("trainer.distributed", "devices.py") or b""
-    command = [sys.executable, "-c", source.decode()]
-    try:
-        counted = subprocess.run(
-            command, stdout=subprocess.PIPE, timeout=_COUNT_TIMEOUT, check=True, text=True
-        )
-    except (subprocess.SubprocessError, OSError) as error:
-        raise Fault(
-            Exit.MACHINE,
-            f"the accelerators of this node cannot be counted: {error}; set PET_NPROC_PER_NODE to "
-            "the number of ranks",
-        ) from None
-    return int(counted.stdout)

@@ -54,11 +54,6 @@ class Program:
     note: str = ""  # a choice made for it, for the log
     events: RunEvents | None = None  # None: it writes them itself
 
-    def end(self, code: Exit, reason: str) -> None:
-        """Report how it ended, where it does not itself."""
-        if self.events:
-            self.events.end(code, reason)
-
 
 class Ranks:
     """This node's ranks in a round. Without any, everything has ended."""
@@ -92,7 +87,8 @@ class Ranks:
         files = output.files(place.first_rank, place.world_size)
         for local in range(ranks):
             error_file = folder / f"round-{place.number}-rank-{local}.json"
-            environment = {**os.environ, **variables, **_variables(place, local, ranks)}
+            given = {**variables, **_variables(place, local, ranks)}
+            environment = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **os.environ, **given}
             environment["TORCHELASTIC_ERROR_FILE"] = str(error_file)
             if "MUSTER_EVENTS" in variables and place.first_rank + local > 0:
                 environment["MUSTER_EVENTS"] = os.devnull
@@ -200,13 +196,11 @@ class Ranks:
         """Ask the ranks to end, kill them after `grace` seconds; call `turn` meanwhile."""
         self.signal_groups(signal.SIGCONT)  # a suspended one would not notice the signal
         self.send(number)
-        deadline = time.monotonic() + grace
-        while self.running and time.monotonic() < deadline:
-            turn()
-        self.kill()
-        deadline = time.monotonic() + _KILL_TIMEOUT
-        while self.running and time.monotonic() < deadline:
-            turn()
+        for limit in (grace, _KILL_TIMEOUT):
+            deadline = time.monotonic() + limit
+            while self.running and time.monotonic() < deadline:
+                turn()
+            self.kill()
 
 
 def start_command(

@@ -1,7 +1,7 @@
 """Finds ranks that hang: for so long no output, and hardly any processor time.
 
-    stall = Stall(600, output=lambda: output.bytes)
-    stall.seconds([process.pid])        # since when; 0 while there is a sign of work
+    stall = Stall(600)
+    stall.found([process.pid], output.bytes)    # whether they hang; to be asked often
 
 Processor time is that of a rank and all it has started (Linux). A rank that waits for another in a
 collective of NCCL computes: it looks busy, and torch's own time-out is the one that finds it.
@@ -10,7 +10,7 @@ collective of NCCL computes: it looks busy, and torch's own time-out is the one 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 _BUSY = 0.01  # of a core: threads that only wait for something take less
@@ -20,24 +20,23 @@ _CHECKS = 20  # in the time allowed
 class Stall:
     """Judges the ranks of a node together: one that waits for another one here does not hang."""
 
-    def __init__(self, limit: float, *, output: Callable[[], int]) -> None:
-        self.limit = limit
-        self._output = output
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
         self._interval = max(limit / _CHECKS, 0.2)
         self._seen_output, self._seen_time = -1, 0.0
         self._checked = self._worked = time.monotonic()
 
-    def seconds(self, leaders: Collection[int]) -> float:
-        """Return for how long the sessions of these processes have shown no sign of work."""
+    def found(self, leaders: Collection[int], output: int) -> bool:
+        """Return whether these sessions, having written `output` bytes, hang; never at a limit of 0."""
         now = time.monotonic()
         passed = now - self._checked
-        if passed >= self._interval:
+        if self._limit and passed >= self._interval:
             self._checked = now
-            output, used = self._output(), _processor_time(leaders)
+            used = _processor_time(leaders)
             if output != self._seen_output or abs(used - self._seen_time) > _BUSY * passed:
                 self._worked = now
             self._seen_output, self._seen_time = output, used
-        return now - self._worked
+        return 0 < self._limit <= now - self._worked
 
 
 def _processor_time(leaders: Collection[int]) -> float:

@@ -7,6 +7,7 @@ Everything here is done by the main thread; a signal is only noted, and acted on
 """
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -24,7 +25,7 @@ from trainer.config.exits import PROFILE_SIGNAL, Action, Exit, Fault, codes_for
 from trainer.launcher.failures import Failure, explain, report_failures
 from trainer.launcher.output.attempt_log import AttemptLog
 from trainer.launcher.output.rank_output import RankOutput
-from trainer.launcher.peers import time_left, wait_for_last_node
+from trainer.launcher.peers import overdue
 from trainer.launcher.program import code_sync
 from trainer.launcher.program.options import Options
 from trainer.launcher.ranks import Process, Program, Ranks
@@ -40,6 +41,7 @@ _TURN = 0.03  # seconds
 _ABORT_GRACE = 5.0  # seconds to write the stacks
 _FAILING = 0.3  # seconds for the ranks of a program that fail at the same time, to be seen as such
 _RAISING = 30.0  # seconds that a rank may take from its traceback to its end
+_LAST_NODE, _LAST_TURN = 30.0, 0.003  # seconds; nodes end within seconds of each other
 
 # Exit codes after which restarting the ranks in place can not help.
 _FINAL = {*codes_for(Action.FAIL), int(Exit.STOPPED), -signal.SIGTERM}
@@ -83,7 +85,6 @@ class Supervisor:
         self._kill_at = float("inf")
         self._ranks = Ranks()
         self._store: Process | None = None
-        self._interface: dict[str, str] | None = None
 
     def note_signal(self, number: int, _: FrameType | None) -> None:
         """Note a signal. The first stops the ranks, a second Ctrl-C kills them.
@@ -115,7 +116,8 @@ class Supervisor:
             finally:
                 self._ranks.kill()  # loader workers that a killed rank left behind
                 self._output.drain()  # so that the launcher's own last lines come last
-                self._program.end(ending, reason or self._attempts.reason)
+                if self._program.events:
+                    self._program.events.end(ending, reason or self._attempts.reason)
                 self._attempts.write("ended", exit=int(ending), reason=reason)
                 self._client.leave(ending)
                 self._wait_for_last_node(ending)
@@ -175,14 +177,11 @@ class Supervisor:
             ranks=contract.ranks_per_node,
             variables={
                 **program.variables(place, folder),
-                **self._choose_interface(),
+                **self._interface,
                 "TORCHELASTIC_RUN_ID": contract.rendezvous_id,
                 "TORCHELASTIC_RESTART_COUNT": str(restarts),
                 "TORCHELASTIC_MAX_RESTARTS": str(contract.max_restarts),
                 "TORCHELASTIC_USE_AGENT_STORE": str(program.open_store is not None),
-                "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get(
-                    "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
-                ),
                 "MUSTER_LAUNCHER": str(os.getpid()),  # ranks leave it to us to report their errors
             },
             output=self._output,
@@ -190,19 +189,19 @@ class Supervisor:
             exit_codes=self._options.exit_codes,
         )
 
-    def _choose_interface(self) -> dict[str, str]:
-        """Return the variables of the network interface; the master's name resolves by now."""
-        if self._interface is None:
-            self._interface, reason = choose_interface(self._contract, os.environ)
-            if self._interface:
-                text = ", ".join(f"{name}={value}" for name, value in self._interface.items())
-                _log.info("%s: %s", text, reason)
-        return self._interface
+    @functools.cached_property
+    def _interface(self) -> dict[str, str]:
+        """The variables of the network interface; the master's name resolves by now."""
+        variables, reason = choose_interface(self._contract, os.environ)
+        if variables:
+            text = ", ".join(f"{name}={value}" for name, value in variables.items())
+            _log.info("%s: %s", text, reason)
+        return variables
 
     def _watch(self, *, can_restart: bool) -> Exit | NextRound:
         """Watch the ranks until they have ended, or have to; return what follows. Raises Fault."""
         client = self._client
-        stall = Stall(self._options.stall, output=lambda: self._output.bytes)
+        stall = Stall(self._options.stall)
         while True:
             failed = any(self._ranks.poll().values())
             if code_sync.is_due(os.environ, failed=failed) and not self._signals:
@@ -216,18 +215,17 @@ class Supervisor:
             if event and not self._signals:
                 return self._end_for_next_round(event)
             reported = self._ranks.has_reported_failure
-            event, seconds = time_left(client, has_reported_failure=reported)
-            if event and time.monotonic() - event.since >= seconds:
+            if event := overdue(client, has_reported_failure=reported):
                 self._ranks.end(grace=0, turn=self._turn)
                 if self._ranks.has_reported_failure:
                     return self._report(self._ranks.failures(self._ranks.poll()))
                 raise Fault(Exit.PEER, f"lost a peer: {event.reason}")
-            if stall.limit and stall.seconds(self._ranks.processes) >= stall.limit:
+            if stall.found(self._ranks.processes, self._output.bytes):
                 # faulthandler, where the program has it on, writes the stacks.
                 self._ranks.end(grace=_ABORT_GRACE, turn=self._turn, number=signal.SIGABRT)
                 raise Fault(
                     Exit.PEER,
-                    f"the ranks hang: no output and no processor time for {stall.limit:.0f} s "
+                    f"the ranks hang: no output and no processor time for {self._options.stall:.0f} s "
                     "(run.stall, MUSTER_STALL)",
                 )
             self._turn()
@@ -314,6 +312,8 @@ class Supervisor:
     def _wait_for_last_node(self, ending: Exit) -> None:
         """End the server once the other nodes, which may be a little later, have finished, too."""
         if (server := self._meeting.server) is not None:
-            if ending == Exit.DONE:
-                wait_for_last_node(server, lambda: bool(self._renew_health() or self._signals))
+            end = time.monotonic() + (_LAST_NODE if ending == Exit.DONE else 0)
+            while server.present and not self._signals and time.monotonic() < end:
+                self._renew_health()
+                time.sleep(_LAST_TURN)
             server.close()

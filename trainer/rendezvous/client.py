@@ -8,25 +8,24 @@ The thread does all that waits for the network, so that a signal is handled at o
 """
 
 import contextlib
+import hmac
 import logging
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 
 from trainer.config.contract import Contract
 from trainer.config.exits import Exit, Fault
-from trainer.rendezvous.connection import Connection, connect, readable
+from trainer.rendezvous.connection import Connection, connect
 from trainer.rendezvous.events import MembershipEvent, Round
 from trainer.rendezvous.messages import (
     FROM_SERVER,
+    HEARTBEATS_PER_SILENCE,
     Message,
     decode,
     encode,
-    equal,
-    heartbeat_interval,
     proof,
 )
 
@@ -96,7 +95,8 @@ class RendezvousClient:
                     self._round, reported = None, True
                     self._send("ready", clean=clean, port=port)
             with self._changed:
-                self._changed.wait_for(partial(self._can_go_on, reported), timeout=_TURN)
+                if not (self._round or self._is_over() or (self.joined and not reported)):
+                    self._changed.wait(_TURN)
                 found = self._round
             self._raise_if_over(turn)
             if found is not None:
@@ -133,7 +133,7 @@ class RendezvousClient:
     def leave(self, ending: Exit) -> None:
         """Disconnect: in order when the ranks have finished or were stopped, else as a lost node."""
         with self._changed:
-            if not self._left and self.joined and ending in (Exit.DONE, Exit.STOPPED):
+            if self.joined and ending in (Exit.DONE, Exit.STOPPED):
                 self._send("leave", done=ending == Exit.DONE)
             self._left = True
             self._changed.notify_all()
@@ -180,12 +180,7 @@ class RendezvousClient:
         nonce = secrets.token_hex(16)
         challenge, proven, problem = "", False, ""
         while time.monotonic() < end and not connection.closed and not self._left:
-            readable(connection, _TURN)
-            for line in connection.receive():
-                message = decode(line, FROM_SERVER)
-                if message is None:
-                    connection.closed = True
-                    break
+            for message in _messages(connection, _TURN):
                 match message["kind"]:
                     case "challenge" if not challenge:
                         challenge = message["nonce"]
@@ -194,7 +189,7 @@ class RendezvousClient:
                         connection.send(encode("join", **fields))
                     case "welcome":
                         theirs = proof(self._key, "welcome", challenge, nonce)
-                        proven = equal(message["proof"], theirs)
+                        proven = hmac.compare_digest(message["proof"], theirs)
                         self._silence = message["silence"]
                     case "refused":
                         problem = message["reason"]
@@ -218,13 +213,7 @@ class RendezvousClient:
         limit = self._silence
         last_turn = next_heartbeat = time.monotonic()
         while not self._left:
-            with contextlib.suppress(OSError, ValueError):  # closed by leave()
-                readable(connection, max(0.0, next_heartbeat - time.monotonic()))
-            for line in connection.receive():
-                message = decode(line, FROM_SERVER)
-                if message is None:
-                    connection.closed = True
-                    break
+            for message in _messages(connection, max(0.0, next_heartbeat - time.monotonic())):
                 with self._changed:
                     self._handle(message)
             now = time.monotonic()
@@ -234,19 +223,17 @@ class RendezvousClient:
             silence = now - connection.last_received
             if connection.closed or silence > limit:
                 how = "is gone" if connection.closed else f"has been silent for {silence:.1f} s"
-                self._lose_server(how, silent=not connection.closed)
+                reason = f"node 0 at {self._contract.endpoint} {how}"
+                with self._changed:
+                    if not self._is_over():
+                        is_silent = not connection.closed
+                        self.peer_lost = MembershipEvent(reason, True, now, is_silent)
+                    self._changed.notify_all()
                 return
             if now >= next_heartbeat:
-                next_heartbeat = now + heartbeat_interval(limit)
+                next_heartbeat = now + limit / HEARTBEATS_PER_SILENCE
                 with self._changed:
                     self._send("heartbeat")
-
-    def _lose_server(self, how: str, *, silent: bool) -> None:
-        reason = f"node 0 at {self._contract.endpoint} {how}"
-        with self._changed:
-            if not self._is_over():
-                self.peer_lost = MembershipEvent(reason, True, time.monotonic(), silent)
-            self._changed.notify_all()
 
     def _handle(self, message: Message) -> None:
         """Note what the server says. The caller holds the lock."""
@@ -266,17 +253,12 @@ class RendezvousClient:
                 self.peer_finished = MembershipEvent(reason, False, now)
         self._changed.notify_all()
 
-    def _can_go_on(self, reported: bool) -> bool:  # noqa: FBT001  # a condition's predicate
-        return bool(self._round or self._is_over() or (self.joined and not reported))
-
     def _is_over(self) -> bool:
         """Return whether this node takes part in no further round."""
         return bool(self._left or self.failure or self.peer_lost or self.peer_finished)
 
     def _raise_if_over(self, turn: Callable[[], None]) -> None:
         turn()
-        if self._left:
-            raise Fault(Exit.STOPPED, "stopped before any rank was started")
         if self.failure:
             raise self.failure
         if event := self.peer_lost or self.peer_finished:
@@ -292,6 +274,18 @@ class RendezvousClient:
     def _send(self, kind: str, /, **fields: object) -> None:
         if self._connection is not None:
             self._connection.send(encode(kind, **fields))
+
+
+def _messages(connection: Connection, seconds: float) -> Iterator[Message]:
+    """Wait, and yield what the server sent; a line that is no message ends the connection."""
+    with contextlib.suppress(OSError, ValueError):  # closed by leave()
+        connection.wait(seconds)
+    for line in connection.receive():
+        message = decode(line, FROM_SERVER)
+        if message is None:
+            connection.closed = True
+            return
+        yield message
 
 
 def _server_address(connected: socket.socket) -> str:

@@ -9,9 +9,9 @@ Nothing blocks but `connect`.
 import contextlib
 import os
 import select
+import selectors
 import socket
 import time
-from collections.abc import Collection
 
 from trainer.rendezvous.messages import MAX_LINE
 
@@ -30,8 +30,7 @@ def connect(host: str, port: int) -> socket.socket:
     problem: OSError = TimeoutError("timed out")
     end = time.monotonic() + _CONNECT_TIMEOUT
     to_try = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    pending = {}
-    with contextlib.ExitStack() as sockets:
+    with contextlib.ExitStack() as sockets, selectors.DefaultSelector() as pending:
         while True:
             for candidate in to_try:
                 family, kind, protocol, _, address = candidate
@@ -43,38 +42,22 @@ def connect(host: str, port: int) -> socket.socket:
                 except OSError as error:  # no route
                     problem = error
                 else:
-                    pending[attempt.fileno()] = attempt, candidate
+                    pending.register(attempt, selectors.EVENT_WRITE, (attempt, candidate))
             to_try = []
-            for number in _writable(pending):
-                attempt, candidate = pending.pop(number)
+            for key, _ in pending.select(_RETRY_INTERVAL) if pending.get_map() else ():
+                attempt, candidate = key.data
+                pending.unregister(attempt)
                 to_try.append(candidate)
                 code = attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code == 0:
-                    connected = attempt.dup()  # this block closes the others
+                    connected: socket.socket = attempt.dup()  # this block closes the others
                     connected.setblocking(True)
                     return connected
                 problem = OSError(code, os.strerror(code))
-            if not pending or time.monotonic() >= end:
+            if not pending.get_map() or time.monotonic() >= end:
                 raise problem
             if to_try:
                 time.sleep(_RETRY_INTERVAL)
-
-
-def _writable(numbers: Collection[int]) -> list[int]:
-    """Return those that can be written, or have failed; wait a moment for the first."""
-    poll = select.poll()  # select would end at descriptor 1,023
-    for number in numbers:
-        poll.register(number, select.POLLOUT)
-    return [number for number, _ in poll.poll(_RETRY_INTERVAL * 1000)] if numbers else []
-
-
-def readable(connection: "Connection", seconds: float) -> bool:
-    """Wait for something to receive."""
-    if connection.closed:
-        return False
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
 
 
 class Connection:
@@ -90,17 +73,9 @@ class Connection:
         self.unsent = b""
         self._incomplete = b""
 
-    def fileno(self) -> int:
-        """Return the descriptor, for a selector."""
-        return self.socket.fileno()
-
     def send(self, lines: bytes) -> None:
-        """Send, or keep for `flush` what the peer does not take at once."""
+        """Send, after what is unsent, and keep what the peer does not take; too much of it closes."""
         self.unsent += lines
-        self.flush()
-
-    def flush(self) -> None:
-        """Send more of what is kept. A peer that leaves too much unread counts as closed."""
         try:
             while self.unsent and not self.closed:
                 self.unsent = self.unsent[self.socket.send(self.unsent) :]
@@ -108,6 +83,12 @@ class Connection:
             self.closed = len(self.unsent) > _MAX_UNSENT
         except OSError:
             self.closed = True
+
+    def wait(self, seconds: float) -> None:
+        """Wait for something to receive."""
+        poll = select.poll()  # select would end at descriptor 1,023
+        poll.register(self.socket, select.POLLIN)
+        poll.poll(seconds * 1000)
 
     def receive(self) -> list[bytes]:
         """Return the lines that have arrived, without waiting, up to one buffer; a long one closes."""

@@ -37,28 +37,21 @@ class Meeting:
             here = _has_address(contract.address) if contract.elastic else contract.node_rank == 0
             self._serves = here
         if self._serves and self.server is None:
-            self.server = self._start()
-            if self.server is not None:
+            try:
+                listener = _listen(contract.address, contract.port, own=contract.local_address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                if not contract.elastic:
+                    problem = f"port {contract.port} is in use on this machine; set PET_MASTER_PORT"
+                    raise Fault(Exit.PEER, problem) from None
+                self._serves = False  # another launcher on this machine does
+            else:
+                self.server = RendezvousServer(
+                    listener, self._rules, job=contract.rendezvous_id, secret=self.secret
+                )
                 return self.server.own_socket
         return connect(contract.address, contract.port)
-
-    def _start(self) -> RendezvousServer | None:
-        """Start the server; None when another launcher on this machine has."""
-        contract = self._contract
-        try:
-            listener = _listen(contract.address, contract.port, own=contract.local_address)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            if contract.elastic:
-                self._serves = False
-                return None
-            raise Fault(
-                Exit.PEER, f"port {contract.port} is in use on this machine; set PET_MASTER_PORT"
-            ) from None
-        return RendezvousServer(
-            listener, self._rules, job=contract.rendezvous_id, secret=self.secret
-        )
 
 
 def secret_from(environment: MutableMapping[str, str]) -> str:
@@ -87,7 +80,10 @@ def _listen(address: str, port: int, *, own: str | None) -> socket.socket:
     """
     if address == "127.0.0.1":
         return socket.create_server((address, port))
-    resolved = _addresses(address)
+    resolved = []
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+        resolved = [one[4][0] for one in found]
     if own is not None and (own in resolved or not resolved) and _has_address(own):
         family = socket.AF_INET6 if ":" in own else socket.AF_INET
         return socket.create_server((own, port), family=family)
@@ -95,13 +91,6 @@ def _listen(address: str, port: int, *, own: str | None) -> socket.socket:
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
-
-
-def _addresses(host: str) -> list[str]:
-    """Return the addresses of a name, none for one that does not resolve."""
-    with contextlib.suppress(OSError):
-        return [str(found[4][0]) for found in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)]
-    return []
 
 
 def _has_address(host: str) -> bool:

@@ -47,14 +47,10 @@ class Node:
     port: int = 0
 
 
-# Sends a message to nodes: the kind, and its fields.
-Send = Callable[..., None]
-
-
 class Membership:
     """The nodes of a job and the state of its round; `send(nodes, kind, **fields)` informs them."""
 
-    def __init__(self, rules: Rules, send: Send) -> None:
+    def __init__(self, rules: Rules, send: Callable[..., None]) -> None:
         self.state = State.WAITING
         self.nodes: dict[Node, None] = {}  # in the order of joining
         self._rules = rules

@@ -18,7 +18,7 @@ MAX_LINE = 4096  # bytes
 
 MAX_RANKS = 4096  # of one node
 
-HEARTBEATS_PER_SILENCE = 6
+HEARTBEATS_PER_SILENCE = 6  # after which a peer is lost
 
 _MAX_TEXT = 1000  # characters
 
@@ -85,11 +85,6 @@ FROM_SERVER: Schema = {
 }
 
 
-def heartbeat_interval(silence: float) -> float:
-    """Return the seconds between heartbeats, where a peer is lost after `silence` seconds."""
-    return silence / HEARTBEATS_PER_SILENCE
-
-
 def encode(kind: str, /, **fields: object) -> bytes:
     """Return a message as a line."""
     return json.dumps({"kind": kind, **fields}).encode() + b"\n"
@@ -117,8 +112,3 @@ def proof(secret: str, *parts: object) -> str:
     """
     text = json.dumps([str(part) for part in parts])
     return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()
-
-
-def equal(left: str, right: str) -> bool:
-    """Compare two proofs in a time that does not tell where they differ."""
-    return hmac.compare_digest(left, right)

@@ -8,12 +8,14 @@ decides what follows. RENDEZVOUS.md describes the protocol.
     server.close()
 """
 
+import hmac
 import logging
 import os
 import resource
 import secrets
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -28,8 +30,6 @@ from trainer.rendezvous.messages import (
     Message,
     decode,
     encode,
-    equal,
-    heartbeat_interval,
     proof,
 )
 
@@ -74,7 +74,7 @@ class RendezvousServer:
         self._rules = rules
         self._key = f"{job}\n{secret}"
         self._silence = silence_limit(rules)
-        self._interval = heartbeat_interval(self._silence)
+        self._interval = self._silence / HEARTBEATS_PER_SILENCE
         self._max_strangers = _raise_file_limit(rules.max_nodes)
         self._listener = listener
         self._membership = Membership(rules, self._send)
@@ -128,7 +128,8 @@ class RendezvousServer:
                     self._accept(_ACCEPTED_WHEN_FULL)
                 self._drop_strangers(now)
                 wait = self._membership.start_if_ready(now)
-                self._drop_closed()
+                while self._closed:
+                    self._drop(self._closed.pop())
                 timeout = min(self._interval / 2, wait)
         finally:
             for peer in [*self._peers.values(), *self._strangers]:
@@ -197,7 +198,8 @@ class RendezvousServer:
 
     def _join(self, peer: _Peer, message: Message) -> bool:
         number, ranks, nonce = message["number"], message["ranks"], message["nonce"]
-        if not equal(message["proof"], proof(self._key, "join", peer.nonce, nonce, number, ranks)):
+        theirs = proof(self._key, "join", peer.nonce, nonce, number, ranks)
+        if not hmac.compare_digest(message["proof"], theirs):
             self._write(peer, encode("refused", reason="another job, attempt, or secret"))
             return False
         ours = proof(self._key, "welcome", peer.nonce, nonce)
@@ -207,8 +209,8 @@ class RendezvousServer:
             return False
         node = Node(number, ranks, f"node {number}", own=peer.own)
         if not peer.own:
-            self.address, theirs = _addresses(peer.connection.socket)
-            node.name += f" ({theirs})"
+            self.address, its_address = _addresses(peer.connection.socket)
+            node.name += f" ({its_address})"
         if refusal := self._membership.join(node, now=time.monotonic()):
             self._write(peer, encode("refused", reason=refusal))
             return False
@@ -232,13 +234,9 @@ class RendezvousServer:
                 return
             self._drop(oldest)
 
-    def _drop_closed(self) -> None:
-        while self._closed:
-            self._drop(self._closed.pop())
-
     def _drop(self, peer: _Peer, reason: str = "", *, silent: bool = False) -> None:
         self._strangers.pop(peer, None)
-        if peer.connection.fileno() >= 0:
+        if peer.connection.socket.fileno() >= 0:
             self._selector.unregister(peer.connection.socket)
             peer.connection.close()
         node, peer.node = peer.node, None
@@ -249,8 +247,7 @@ class RendezvousServer:
     def _send(self, nodes: Iterable[Node], kind: str, /, **fields: object) -> None:
         lines = encode(kind, **fields)
         for node in nodes:
-            if node in self._peers:
-                self._write(self._peers[node], lines)
+            self._write(self._peers[node], lines)
 
     def _write(self, peer: _Peer, lines: bytes) -> None:
         connection, waited = peer.connection, bool(peer.connection.unsent)
@@ -271,18 +268,17 @@ def _addresses(connected: socket.socket) -> tuple[str, str]:
 
 def _raise_file_limit(nodes: int) -> int:
     """Allow this process a descriptor for each node; return for how many strangers there are some."""
-    needed, strangers = nodes + _SPARE_FILES, max(_SPARE_FILES // 2, 2 * nodes)
+    needed = nodes + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    if most < needed:
         raise Fault(
             Exit.MACHINE,
             f"this process may open {hard} files, and {nodes} nodes need {needed}; raise the hard "
             "limit (ulimit -Hn), or run fewer nodes",
         )
-    if hard != resource.RLIM_INFINITY:
-        strangers = min(strangers, hard - needed + _SPARE_FILES // 2)
-    if soft not in (resource.RLIM_INFINITY, hard) and soft < needed + strangers:
-        wanted = needed + strangers
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    strangers = min(max(_SPARE_FILES // 2, 2 * nodes), most - needed + _SPARE_FILES // 2)
+    wanted = min(needed + strangers, most)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return strangers

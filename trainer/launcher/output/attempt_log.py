@@ -7,8 +7,8 @@ killed. Each node has a file of its own, since several cannot append to one file
     attempts.write("ended", exit=70)
 """
 
+import contextlib
 import json
-import os
 import socket
 import time
 from collections.abc import Mapping
@@ -37,17 +37,10 @@ class AttemptLog:
         """Append an event: launched, waiting, started, failed or ended, with what is known of it."""
         place = {"action": action, "host": self._host, "node": self._node}
         event = {"event": "attempt", "time": time.time(), **place, **fields}
-        try:
+        with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        except OSError:
-            return
-        try:
-            os.write(file, f"{json.dumps(event)}\n".encode())
-        except OSError:
-            return
-        finally:
-            os.close(file)
+            with self._path.open("ab", buffering=0) as file:
+                file.write(f"{json.dumps(event)}\n".encode())
 
     def write_start(self, place: Round, restarts: int) -> None:
         """Append that the ranks of a round have been started."""

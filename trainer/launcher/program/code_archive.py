@@ -19,11 +19,9 @@ from trainer.config.exits import Exit, Fault
 BESIDE = ".muster-sync"  # in the folder: code that was put there later (code_sync.py)
 
 
-def unpack(environment: Mapping[str, str]) -> Path | None:
-    """Unpack the archive and return its folder; None without one. Raises Fault(64), (65) or (71)."""
-    file = environment.get("MUSTER_CODE")
-    if not file:
-        return None
+def unpack(environment: Mapping[str, str]) -> Path:
+    """Unpack the archive and return its folder. Raises Fault(64), (65) or (71)."""
+    file = environment["MUSTER_CODE"]
     wanted, folder = environment.get("MUSTER_CODE_SHA256"), environment.get("MUSTER_CODE_FOLDER")
     if not wanted or not folder:
         raise Fault(

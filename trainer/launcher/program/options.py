@@ -6,7 +6,7 @@ options = from_environment(os.environ, name="train")
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from trainer.config.contract import Contract
 from trainer.config.exits import Exit, Fault
@@ -51,29 +51,32 @@ def from_environment(environment: Mapping[str, str], *, name: str) -> Options:
     `name` is the name of what runs, for its run folder.
     """
     numbers = {}
-    for option in fields(Options):
-        variable = f"TRAINER_{option.name.upper()}" if option.name != "stall" else "MUSTER_STALL"
-        text = environment.get(variable)
-        if text and option.name in _NUMBERS:
+    for option in _NUMBERS:
+        variable = f"TRAINER_{option.upper()}" if option != "stall" else "MUSTER_STALL"
+        if text := environment.get(variable):
             try:
-                numbers[option.name] = float(text)
+                numbers[option] = float(text)
             except ValueError:
-                numbers[option.name] = -1
-            if not 0 <= numbers[option.name] < float("inf"):
+                numbers[option] = -1
+            if not 0 <= numbers[option] < float("inf"):
                 raise Fault(Exit.CONFIG, f"{variable}={text!r}: must be a number, at least 0")
     return Options(
         **numbers,
         health=environment.get("TRAINER_HEALTH", ""),
         run_folder=environment.get("TRAINER_OUT") or f"runs/{name}",
-        metrics_port=_port(environment.get("TRAINER_METRICS_PORT") or "0"),
+        metrics_port=whole(
+            environment, "TRAINER_METRICS_PORT", most=65535, wanted="a port, 1 to 65535"
+        ),
         patterns=_patterns(environment.get("MUSTER_PATTERNS") or "{}"),
         exit_codes=_exit_codes(environment.get("MUSTER_EXIT_CODES") or ""),
     )
 
 
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise Fault(Exit.CONFIG, f"TRAINER_METRICS_PORT={text!r}: must be a port, 1 to 65535")
+def whole(environment: Mapping[str, str], variable: str, *, most: int, wanted: str) -> int:
+    """Return a number from 0 to `most`, 0 where none is set. Raises Fault(64)."""
+    text = environment.get(variable) or "0"
+    if not text.isdecimal() or int(text) > most:
+        raise Fault(Exit.CONFIG, f"{variable}={text!r}: must be {wanted}")
     return int(text)
 
 

@@ -43,10 +43,10 @@ def record(message: object, file: Path) -> Path:
 def test_what_a_rank_has_written_is_read(tmp_path: Path) -> None:
     more = {"py_callstack": "Traceback", "timestamp": "1"}
     file = record({"message": "ValueError: x", "extraInfo": more}, tmp_path / "error")
-    found = read_failure(1, file, now=5)
+    found = read_failure(1, file, now=5, own_code=1)
     assert (found.code, found.message, found.traceback) == (1, "ValueError: x", "Traceback")
     ours = {"message": "no such mode", "errorCode": 64, "extraInfo": more}
-    assert read_failure(1, record(ours, file), now=5).code == Exit.CONFIG
+    assert read_failure(1, record(ours, file), now=5, own_code=1).code == Exit.CONFIG
     own = read_failure(65, file, now=5, own_code=3)
     assert (own.code, own.message) == (65, "no such mode with its own code 3")
 
@@ -72,8 +72,9 @@ def test_without_a_report_the_last_lines_are_shown(
 def test_without_a_report_the_exit_code_tells(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "error"
     file.write_bytes(content)
-    assert read_failure(3, file, now=5) == Failure(3, "ended", "", 5)
-    killed = read_failure(-signal.SIGKILL, tmp_path / "none", now=5)
+    assert read_failure(3, file, now=5, own_code=3) == Failure(3, "ended", "", 5)
+    killed = read_failure(-signal.SIGKILL, tmp_path / "none", now=5, own_code=-signal.SIGKILL)
     assert killed == Failure(-9, "Signal 9 (SIGKILL)", "", 5)
     # before it had a handler, so with no step to save
-    assert read_failure(-signal.SIGTERM, tmp_path / "none", now=5).code == Exit.STOPPED
+    ended = read_failure(-signal.SIGTERM, tmp_path / "none", now=5, own_code=-signal.SIGTERM)
+    assert ended.code == Exit.STOPPED

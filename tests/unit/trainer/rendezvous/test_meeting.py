@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import free_port
 from tests.unit.trainer.rendezvous.joining import contract
 from trainer.config.exits import Exit, Fault
 from trainer.rendezvous.meeting import SECRET, Meeting, secret_from
@@ -42,8 +43,7 @@ def test_a_file_without_a_secret_is_refused(
 
 
 def test_node_0_serves_and_another_connects() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     first, second = (
         Meeting(contract(number, nodes=2, port=port), RULES, secret="") for number in (0, 1)
     )
@@ -81,8 +81,7 @@ def reached(meeting: Meeting, port: int) -> list[str]:
 def test_the_server_listens_where_the_nodes_meet(
     name: str, own: str | None, expected: list[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     given = replace(contract(0, nodes=2, port=port), address=name, local_address=own)
     assert reached(Meeting(given, RULES, secret=""), port) == expected
 

@@ -3,10 +3,13 @@
 events = run_ranks(2, tmp_path, task="digits", mode="ddp", steps="20")
 """
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.pool import carry_out, free_port, lend, start_server
 from tests.pool_rank import Case
@@ -41,6 +44,13 @@ def run_ranks(
     assert not wrong, "\n".join(wrong)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
+
+
+def is_there(pid: int) -> bool:
+    """Return whether a process is still there, and not only waits for its new parent to see its end."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def weights(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The ranks that tests share: one case leaves nothing to the next, and who fails is replaced."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -8,14 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.conftest import clean_environment
 from tests.faults.cluster import curve
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
-from tests.ranks import run_ranks
+from tests.ranks import is_there, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -112,13 +110,6 @@ def main():
 if __name__ == "__main__":
     main()
 """
-
-
-def is_there(pid: int) -> bool:
-    """Return whether a process is still there, and not only waits for its new parent to see its end."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def test_ranks_that_wait_do_not_outlive_a_process_of_tests_that_is_killed(tmp_path: Path) -> None:

@@ -192,6 +192,7 @@ lock: $(STAMP) ## compile the requirements files anew, with the newest versions
 	@$(UV) pip compile $(LOCK) -c docker/requirements-dev.txt --excludes docker/not-in-image.txt -o docker/requirements.txt pyproject.toml
 	@printf 'torch\ntorchvision\n' | \
 		$(UV) pip compile $(LOCK) -c docker/requirements.txt -o docker/requirements-torch.txt -
+	@printf 'huggingface_hub\n' | $(UV) pip compile $(LOCK) -o k8s/jobfile/hub.txt -
 LOCK = --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-emit-index-url \
 	--no-annotate --custom-compile-command 'make lock'
 

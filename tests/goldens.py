@@ -49,6 +49,7 @@ def stand_ins() -> Iterator[None]:
     with (
         patch("k8s.render.launch_zip.build", lambda: b"the launcher\n"),
         patch("k8s.render.payload.pack", packed),
+        patch("k8s.jobfile.code.hub_lock", lambda: "the lock\n"),
     ):
         yield
 

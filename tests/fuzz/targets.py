@@ -135,7 +135,9 @@ def _messages(data: bytes, _: Path) -> None:
 
 
 def _pickle(data: bytes, _: Path) -> None:
-    # What torch would raise of it ends in one fault of the checkpoint.
+    # What torch would raise of it ends in one fault of the checkpoint, and so does want of memory: a few
+    # bytes can ask for any. Where a BYTEARRAY8 gets none, CPython 3.11 prints a SystemError of "exported
+    # buffers": it looks at a count that it has not set. The object is empty; it is printed, and no more.
     with suppress(Exception):
         Restricted(io.BytesIO(data)).load()
 

@@ -235,6 +235,24 @@ users: [{name: me, user: {token: abc}}]
 contexts: [{name: c, context: {cluster: here, user: me, namespace: lab}}]
 current-context: c
 """
+_WITH_FILES = b"""apiVersion: v1
+kind: Config
+clusters:
+- name: here
+  cluster:
+    server: "https://127.0.0.1:9"
+    certificate-authority-data: LS0tCg==
+    proxy-url: "http://127.0.0.1:9"
+    tls-server-name: a
+users:
+- name: me
+  user: {username: a, password: b, client-certificate-data: LS0tCg==, client-key-data: LS0tCg==}
+- {name: you, user: {tokenFile: /dev/null, client-certificate: /dev/null, client-key: /dev/null}}
+contexts:
+- {name: c, context: {cluster: here, user: me, namespace: lab}}
+- {name: d, context: {cluster: here, user: you}}
+current-context: c
+"""
 
 
 def _files(pattern: str) -> list[bytes]:
@@ -325,7 +343,7 @@ TARGETS = {
     ),
     "archive": Target(_archives, _archive),
     "logs": Target(lambda: [json.dumps(one).encode() + b"\n[rank 1] x" for one in LOGGED], _logs),
-    "kubeconfig": Target(lambda: [_KUBECONFIG], _kubeconfig),
+    "kubeconfig": Target(lambda: [_KUBECONFIG, _WITH_FILES], _kubeconfig),
     "api answers": Target(_answers, _api),
     "environment": Target(
         lambda: [b"MODE=ddp\nMESH=dp_replicate=2\nLR=0.1\nTASK=digits\nEPOCHS=3\nMICRO_BATCH=4"],

@@ -186,12 +186,14 @@ docs: $(STAMP) ## write the pages' tables and the job file's schema anew from th
 # Two at a time, whatever the machine: most of a test's time is the start of a process with torch.
 PARALLEL = -n 2 --dist worksteal
 
-lock: $(STAMP) ## compile the requirements files anew, with the newest versions
+lock: $(STAMP) ## compile the requirements files anew, with the newest versions, and the images' digests where their registries answer
 	@printf 'uv\n' | $(UV) pip compile $(LOCK) -o docker/requirements-uv.txt -
 	@$(UV) pip compile $(LOCK) --all-extras -o docker/requirements-dev.txt pyproject.toml
 	@$(UV) pip compile $(LOCK) -c docker/requirements-dev.txt --excludes docker/not-in-image.txt -o docker/requirements.txt pyproject.toml
 	@printf 'torch\ntorchvision\n' | \
 		$(UV) pip compile $(LOCK) -c docker/requirements.txt -o docker/requirements-torch.txt -
+	@printf 'huggingface_hub\n' | $(UV) pip compile $(LOCK) -o k8s/jobfile/hub.txt -
+	-@$(PY) docker/digests.py docker/Dockerfile k8s/jobfile/code.py
 LOCK = --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-emit-index-url \
 	--no-annotate --custom-compile-command 'make lock'
 

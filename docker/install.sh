@@ -5,9 +5,9 @@
 #
 # UV is the uv command; by default that environment's. BACKEND is the source of torch and torchvision:
 #   locked   the lock file (default): on Linux the CUDA builds, which also run on a CPU
-#   cpu      PyTorch's CPU index, at the locked versions but without hashes, since the lock file has
-#            only those of the package index
-#   wheels   every wheel in the folder WHEELS, of any version
+#   cpu      PyTorch's CPU index, at the locked versions, with the hashes that this index gives, since the
+#            lock file has only those of the package index
+#   wheels   every wheel in the folder WHEELS, of any version: no index, so no hashes
 # cpu and wheels do not install the lock file's CUDA packages.
 set -eu
 

@@ -8,11 +8,29 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
+import yaml
+
 from k8s.cli import command
+from k8s.jobfile import load
 from k8s.render.archive import Archive, pack
-from tests.rendering import EVERYTHING, EXAMPLE, GOLDEN, LAUNCHERS, OWN_SCRIPT, ROOT, without
+from tests.frameworks.jobs import FRAMEWORKS, SCRIPTS, job_of
+from tests.rendering import (
+    CLUSTER,
+    EVERYTHING,
+    EXAMPLE,
+    GOLDEN,
+    LAUNCHERS,
+    OWN_SCRIPT,
+    ROOT,
+    everything,
+    render,
+    without,
+)
+from trainer.config.exits import Fault
 
 FEATURES = GOLDEN / "features"
 JOBS = {"digits-ddp": EXAMPLE, "everything": EVERYTHING, "plain": FEATURES / "plain.yaml"}
@@ -33,6 +51,7 @@ def stand_ins() -> Iterator[None]:
     with (
         patch("k8s.render.launch_zip.build", lambda: b"the launcher\n"),
         patch("k8s.render.payload.pack", packed),
+        patch("k8s.jobfile.code.hub_lock", lambda: "the lock\n"),
     ):
         yield
 
@@ -97,6 +116,33 @@ def index() -> str:
         rows.append(f"| [{name}]({name}.md) | {title.removeprefix('# ')} |")
     head = "# What a job file can say\n\nEach on every launcher, or refused with the reason.\n\n"
     return head + "\n".join(["| page | shows |", "|---|---|", *rows]) + "\n"
+
+
+def of_clusters() -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Yield a name, the job file's values, and what is rendered of them, of every cluster launcher.
+
+    The files of whole jobs are as they are written; then come the jobs of frameworks, and of the pages.
+    """
+    for path in sorted(GOLDEN.glob("*/*.yaml")):
+        if path.stem in CLUSTER and path.parent != FEATURES:
+            text = path.read_text(encoding="utf-8")
+            objects = tuple(yaml.load_all(text, yaml.CSafeLoader))
+            values = everything(path.stem, JOBS[path.parent.name])
+            made = SimpleNamespace(text=text, objects=objects)
+            yield f"{path.parent.name}/{path.name}", values, made
+    with contextlib.chdir(SCRIPTS):
+        for framework in FRAMEWORKS:
+            for launcher in CLUSTER:
+                values = job_of(framework)
+                yield f"{framework} on {launcher}", values, render(values, launcher)
+    for name in names_of_features():
+        options = options_of(name)
+        under = [load.profile(part) for part in options[1:] if options[0] == "--profile"]
+        files = [str(FEATURES / f"{part}.yaml") for part in ("plain", name)]
+        values = load.read([*under, *files]).values
+        for launcher in CLUSTER:
+            with contextlib.suppress(Fault):  # whose text is on the page
+                yield f"{name} on {launcher}", values, render(values, launcher)
 
 
 def write_jobs(folder: Path) -> None:

@@ -10,6 +10,7 @@ import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -153,8 +154,13 @@ _IMAGES = {
 }
 
 
-# The version, and of what it needs the newest at that date: what runs does not change unseen.
-_HUB = ("--exclude-newer", "2026-11-20", "--from", "huggingface_hub==2.4.0")
+# The packages come from the index, each with the hash that `make lock` has written down.
+HUB = """set -eu
+uv venv --quiet --clear /tmp/hub
+printenv HUB_LOCK | uv pip install --quiet --python /tmp/hub/bin/python --require-hashes -r -
+export PATH="/tmp/hub/bin:$PATH"
+exec "$@"
+"""
 # The commands may need the code before the launcher unpacks it.
 _UNPACK = (
     'echo "$MUSTER_CODE_SHA256  $MUSTER_CODE" | sha256sum -c',
@@ -196,6 +202,7 @@ def _clone(code: Code, repository: str, revision: str) -> Step:
 
 def _copy(pull: Pull, data: str) -> Step:
     scheme, _, rest = pull.source.partition("://")
+    environment = {"CLOUDSDK_CONFIG": "/tmp/gcloud"} if scheme == "gs" else {}  # noqa: S108
     if scheme == "s3":
         command = ["aws", "s3", "sync", "--only-show-errors", pull.source, data]
     elif scheme == "gs":
@@ -205,15 +212,21 @@ def _copy(pull: Pull, data: str) -> Step:
         command = ["hf", "download", name, "--repo-type", "dataset", "--local-dir", data]
         command += ["--revision", revision] if revision else []
         if pull.image is None:
-            command = ["uvx", *_HUB, *command]
+            command = ["sh", "-c", HUB, "sh", *command]
+            environment["HUB_LOCK"] = hub_lock()
     return Step(
         "data",
         pull.image or _IMAGES[scheme],
         tuple(command),
-        {"CLOUDSDK_CONFIG": "/tmp/gcloud"} if scheme == "gs" else {},  # noqa: S108
+        environment,
         ({"name": "data", "mountPath": data},),
         pull.secret,
     )
+
+
+def hub_lock() -> str:
+    """Return the locked packages of what downloads from hf://."""
+    return Path(__file__).with_name("hub.txt").read_text(encoding="ascii")
 
 
 def warnings(code: Code | None) -> Iterator[str]:

@@ -63,19 +63,24 @@ _DNS = [
 
 def _network_policy(spec: JobSpec) -> Extra:
     egress = [{"cidr": one.cidr, "ports": one.ports} for one in spec.network.egress]
-    fetches = set()
-    if spec.code is not None and not spec.code.travels:
-        fetches.add(22 if spec.code.ssh else 443)
-    if spec.data is not None and spec.data.pull is not None:
-        fetches.add(443)
-    if fetches:
+    if ports := sorted(set(_fetches(spec).values())):
         # A NetworkPolicy has networks only, no host names.
-        egress += ({"cidr": one, "ports": sorted(fetches)} for one in spec.network.fetch_from)
+        egress += ({"cidr": one, "ports": ports} for one in spec.network.fetch_from)
     dns = _DNS if spec.network.dns == "cluster" else None
     values: dict[str, Any] = {"egress": egress, "dns": dns, "metrics": None, "visitors": []}
     if spec.metrics is not None:
         values |= {"metrics": spec.metrics.port, "visitors": _visitors(spec.metrics.from_)}
     return Extra("networkpolicy", "", values)
+
+
+def _fetches(spec: JobSpec) -> dict[str, int]:
+    """Return the keys that have the pods fetch something, each with the port that it takes."""
+    found = {}
+    if spec.code is not None and not spec.code.travels:
+        found["code.git"] = 22 if spec.code.ssh else 443
+    if spec.data is not None and spec.data.pull is not None:
+        found["data.pull"] = 443
+    return found
 
 
 def _visitors(namespaces: list[str]) -> list[dict[str, Any]]:
@@ -115,10 +120,18 @@ def warnings(spec: JobSpec) -> Iterator[str]:
             "network.isolate: without it every pod that reaches the job's pods reaches the ports of "
             "gloo, NCCL and torch's store, which ask for no password"
         )
+    fetches = _fetches(spec)
     if spec.network.isolate and not spec.network.egress:
+        reached = ", ".join(["their peers", "DNS", *fetches])
         yield (
-            "network: the pods reach their peers and DNS, and nothing else; name what the task "
-            "downloads from in network.egress"
+            f"network: the pods reach {reached} and nothing else; name what the task downloads from "
+            "in network.egress"
+        )
+    if spec.network.isolate and fetches and "fetch_from" not in spec.network.model_fields_set:
+        ports = " and ".join(str(port) for port in sorted(set(fetches.values())))
+        yield (
+            f"network.fetchFrom: not set, so the pods reach every address at port {ports}, also once "
+            f"they train; name the networks of {' and '.join(fetches)}"
         )
     if spec.nccl.presets and not spec.resources.gpu:
         yield "nccl: ignored, since there is no GPU"

@@ -6,6 +6,7 @@ size of /dev/shm does not limit it. Ranks map it copy-on-write: a rank that writ
     training = once_per_machine(partial(task.data, train=True), runtime)
 """
 
+import fcntl
 import io
 import json
 import logging
@@ -31,6 +32,7 @@ log = logging.getLogger("trainer")
 
 _NAME = "muster-data"
 _WORD = 8  # bytes of the number that is the last: where the list of places begins
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _ALIGNMENT = 64  # bytes: a cache line, and more than any element needs
 
 
@@ -95,7 +97,7 @@ def _offer(data: Data, node: str) -> tuple[_Offer, int]:
             "data: every rank holds a copy of its own, since it cannot be pickled: %s", error
         )
         return _Offer(node), -1
-    memory = os.memfd_create(_NAME)
+    memory = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     places, start = [], 0
     with os.fdopen(memory, "wb", closefd=False) as file:
         for part in (pickled.getbuffer(), *(element.raw() for element in elements)):
@@ -105,21 +107,31 @@ def _offer(data: Data, node: str) -> tuple[_Offer, int]:
             start += math.ceil(part.nbytes / _ALIGNMENT) * _ALIGNMENT
         file.seek(start)
         file.write(json.dumps(places).encode() + start.to_bytes(_WORD, "big"))
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
     return _Offer(node, os.getpid(), memory), memory
 
 
 def _map(offer: _Offer) -> Data:
     with open_regular(Path(f"/proc/{offer.pid}/fd/{offer.descriptor}")) as file:
-        # Any rank of the group can send an offer. Memory of that name was made by a process of
-        # this machine, and a pickle that lies anywhere else is not read.
-        if not Path(f"/proc/self/fd/{file.fileno()}").readlink().match(f"/memfd:{_NAME} (deleted)"):
-            raise Fault(Exit.CODE, "data: what another rank offers is not memory of this machine")
+        # Any rank of the group can send an offer. Only memory that a process of this user on this
+        # machine has made for this, and can change no more, holds a pickle that is read.
+        name = str(Path(f"/proc/self/fd/{file.fileno()}").readlink())
+        mine = os.fstat(file.fileno()).st_uid == os.geteuid()
+        if name != f"/memfd:{_NAME} (deleted)" or not mine or not _sealed(file.fileno()):
+            raise Fault(Exit.CODE, "data: what another rank offers is not this user's memory here")
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     index = int.from_bytes(memory[-_WORD:], "big")
     places = json.loads(memory[index:-_WORD])
     pickled, *elements = (memoryview(memory)[start:end] for start, end in places)
     data: Data = pickle.loads(pickled, buffers=elements)  # noqa: S301  # of this machine's rank 0
     return data
+
+
+def _sealed(descriptor: int) -> bool:
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) == _SEALS
+    except OSError:  # no memory at all
+        return False
 
 
 class _Pickler(pickle.Pickler):

@@ -48,6 +48,9 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
     found = namespace or own
     if not found:
         raise config_error(f"{where} names no namespace; add --namespace NAME")
+    token = configuration.get_api_key_with_prefix("authorization") or ""
+    if not (token.isascii() and token.isprintable()):
+        raise config_error(f"{where}: its token has a character that no HTTP header can hold")
     if not configuration.verify_ssl:  # as the kubeconfig asks; urllib3 would warn at every request
         warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
     configuration.retries = False  # api.py has its own, bounded by the timeout

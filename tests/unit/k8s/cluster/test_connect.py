@@ -73,6 +73,18 @@ def test_what_is_no_kubeconfig_is_one_line_and_64(text: str, run: Run, tmp_path:
     assert "kubeconfig" in err or "kube-config" in err
 
 
+@pytest.mark.parametrize("token", ["ab\U0001f642c", "ab\r\nX-Other: c"])
+def test_a_token_that_no_header_can_hold_is_refused(token: str, run: Run, tmp_path: Path) -> None:
+    config = kubeconfig(tmp_path, "http://127.0.0.1:1")
+    values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    values["users"][0]["user"]["token"] = token
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
+    code, out, err = run(config, "list")
+    assert (code, out) == (64, "")
+    assert len(err.splitlines()) == 1, err
+    assert "context test: its token has a character that no HTTP header can hold" in err
+
+
 @pytest.mark.parametrize("checked", [True, False])
 def test_a_certificate_that_is_not_to_be_checked_is_not_warned_of_at_every_request(
     *, checked: bool, tmp_path: Path

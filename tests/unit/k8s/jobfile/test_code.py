@@ -1,7 +1,11 @@
 """What runs before the trainer: the scripts are run for real, and stop where a command fails."""
 
+import hashlib
 import os
+import re
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +137,7 @@ def test_steps_come_before_the_trainer_in_their_order(launcher: str) -> None:
         assert "PET_NNODES" not in setup
 
 
-HF = (
-    "uvx --exclude-newer 2026-11-20 --from huggingface_hub==2.4.0 hf download o/d --repo-type dataset "
-    "--local-dir /data --revision v2"
-)
+HF = "hf download o/d --repo-type dataset --local-dir /data --revision v2"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ HF = (
         ("gs://b/a", ["gcloud", "storage", "rsync", "--recursive", "gs://b/a", "/data"], "cloud"),
         (
             "hf://o/d@v2",
-            HF.split(),
+            ["sh", "-c", code.HUB.replace("$", "$$"), "sh", *HF.split()],
             "uv",
         ),
     ],
@@ -160,6 +161,54 @@ def test_data_is_pulled_with_the_tool_of_its_source(
     assert step["envFrom"] == [{"secretRef": {"name": "s"}}]
     volumes = pods(render(job(data={"pull": {"source": source, "size": "5Gi"}}), "job"))[0]["spec"]
     assert {"name": "data", "emptyDir": {"sizeLimit": "5Gi"}} in volumes["volumes"]
+
+
+@pytest.mark.parametrize(
+    ("pin", "code_and_words"),
+    [
+        ("huggingface_hub==1.0 --hash=sha256:{}", (0, f"{HF[3:]}\n")),
+        ("huggingface_hub==1.0 --hash=sha256:" + 64 * "0", (1, "Hash mismatch")),
+        ("huggingface_hub==1.0", (2, "--require-hashes")),
+    ],
+)
+def test_what_downloads_from_the_hub_has_the_hash_of_its_lock(
+    pin: str, code_and_words: tuple[int, str], tmp_path: Path
+) -> None:
+    """The script is run, with uv and a package of this name that prints what it is called with."""
+    wheel = tmp_path / "huggingface_hub-1.0-py3-none-any.whl"
+    about = {
+        "METADATA": "Metadata-Version: 2.1\nName: huggingface_hub\nVersion: 1.0\n",
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "entry_points.txt": "[console_scripts]\nhf = hub:main\n",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("hub.py", "import sys\ndef main(): print(*sys.argv[1:])\n")
+        for name, text in about.items():
+            archive.writestr(f"huggingface_hub-1.0.dist-info/{name}", text)
+    done = subprocess.run(
+        ["sh", "-c", code.HUB.replace("/tmp/hub", f"{tmp_path}/hub"), "sh", *HF.split()],
+        env={
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
+            "UV_OFFLINE": "1",
+            "UV_FIND_LINKS": str(tmp_path),
+            "HUB_LOCK": pin.format(hashlib.sha256(wheel.read_bytes()).hexdigest()),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    expected, words = code_and_words
+    assert done.returncode == expected, done
+    assert words in done.stdout + done.stderr
+
+
+def test_the_hubs_lock_has_a_hash_for_each_package() -> None:
+    packages = re.split(r"\n(?=\w)", code.hub_lock())[1:]
+    assert any(one.startswith("huggingface-hub==") for one in packages)
+    assert all(re.match(r"[\w-]+==\S+ .*--hash=sha256:", one, re.DOTALL) for one in packages)
+    assert "://" not in code.hub_lock()
 
 
 def test_a_variable_is_in_a_step_once() -> None:

@@ -73,6 +73,28 @@ def test_steps_reach_what_they_fetch_from(changes: dict[str, Any], ports: list[i
     assert [one["port"] for one in egress[-1]["ports"]] == ports
 
 
+def test_fetching_from_anywhere_is_said() -> None:
+    code = {"git": "git@h:a", "revision": "a" * 40, "secret": "s"}
+    data = {"pull": {"source": "s3://b/a", "size": "1Gi"}}
+    said = "network.fetchFrom: not set, so the pods reach every address at port "
+
+    def warned(**changes: Any) -> str:
+        return "\n".join(planned(alone(**changes)).warnings)
+
+    assert (
+        f"{said}22 and 443, also once they train; name the networks of code.git and data.pull"
+        in (warned(code=code, data=data))
+    )
+    assert f"{said}443, also once they train; name the networks of data.pull" in warned(data=data)
+    assert "reach their peers, DNS, data.pull and nothing else" in warned(data=data)
+    for quiet in (
+        {},
+        {"data": data, "network": {"fetchFrom": ["10.0.0.0/8"]}},
+        {"data": data, "network": {"isolate": False}},
+    ):
+        assert said not in warned(**quiet)
+
+
 @pytest.mark.parametrize("launcher", CLUSTER)
 def test_metrics_have_a_port_a_monitor_and_an_open_door(launcher: str) -> None:
     rendered = render(alone(metrics={"port": 9400}), launcher)

@@ -1,9 +1,7 @@
 """The goldens: the pages of features as they would be written now, and what strict models say of all."""
 
-import contextlib
 import importlib
 import json
-from collections.abc import Iterator
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +11,9 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from k8s.jobfile import load
 from tests import goldens
-from tests.frameworks.jobs import FRAMEWORKS, SCRIPTS, job_of
-from tests.rendering import CLUSTER, GOLDEN, pods, render
+from tests.rendering import GOLDEN, pods
 from tests.unit.k8s.launchers.test_crds import FILES, VOLCANO, crd_folder, validator
-from trainer.config.exits import Fault
 
 # Kinds that Kubernetes itself has.
 CORE = ("v1", "batch/v1", "apps/v1", "networking.k8s.io/v1", "policy/v1")
@@ -39,7 +34,7 @@ def rendered() -> list[tuple[str, dict[str, Any]]]:
     def add(name: str, one: dict[str, Any]) -> None:
         found.setdefault(json.dumps(one, sort_keys=True), (name, one))
 
-    for where, made in goldens_of_clusters():
+    for where, _, made in goldens.of_clusters():
         for one in made.objects:
             add(where, one)
             for inner in one["spec"].get("components", []) if "spec" in one else []:
@@ -49,27 +44,6 @@ def rendered() -> list[tuple[str, dict[str, Any]]]:
             add(where, pod | {"spec": template["spec"]})
     assert len(found) > 170
     return list(found.values())
-
-
-def goldens_of_clusters() -> Iterator[tuple[str, Any]]:
-    """Yield the files of whole jobs as they are written, those of frameworks, and the pages' jobs."""
-    for path in sorted(GOLDEN.glob("*/*.yaml")):
-        if path.stem in CLUSTER and path.parent != goldens.FEATURES:
-            text = path.read_text(encoding="utf-8")
-            objects = tuple(yaml.load_all(text, yaml.CSafeLoader))
-            yield f"{path.parent.name}/{path.name}", SimpleNamespace(text=text, objects=objects)
-    with contextlib.chdir(SCRIPTS):
-        for framework in FRAMEWORKS:
-            for launcher in CLUSTER:
-                yield f"{framework} on {launcher}", render(job_of(framework), launcher)
-    for name in goldens.names_of_features():
-        options = goldens.options_of(name)
-        under = [load.profile(part) for part in options[1:] if options[0] == "--profile"]
-        files = [str(goldens.FEATURES / f"{part}.yaml") for part in ("plain", name)]
-        values = load.read([*under, *files]).values
-        for launcher in CLUSTER:
-            with contextlib.suppress(Fault):  # whose text is on the page
-                yield f"{name} on {launcher}", render(values, launcher)
 
 
 @pytest.mark.slow

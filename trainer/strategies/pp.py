@@ -133,8 +133,8 @@ class _Pipeline:
         """Pass a batch through all stages; return the outputs on the rank of the last stage.
 
         Sends and receives itself: torch's zbv schedule cannot run without a backward pass (2.15).
-        A batch of fewer samples is filled up, since stages pass on tensors of one shape. Raises Fault(64)
-        for another shape, which only a task's `sample` may have.
+        A batch of fewer samples is filled up, since stages pass on tensors of one shape.
+        Raises Fault(64) for another shape, which only a task's `sample` may have.
         """
         most, *shape = self._borders[0].shape
         if not 0 < (count := len(inputs)) <= most or list(inputs.shape[1:]) != shape:

@@ -77,7 +77,7 @@ def run(settings: Settings) -> Exit:
             sign = health.sign(settings.health, name, limit=settings.health_limit)
             with stop_requests(runtime, sign) as stop:
                 watched.current_step, watched.agreements = lambda: current.step, lambda: stop.calls
-                return _train(current, stop)
+                return _train(current, stop, done=watched.finish)
         except Exception as error:
             memory_fault = out_of_memory(error, settings, runtime)
             fault = memory_fault or as_fault(error)
@@ -171,8 +171,8 @@ def _settings(run: Run) -> dict[str, str]:
     return values | {variable(OWN + name): str(value) for name, value in shown.items()}
 
 
-def _train(run: Run, stop: Stop) -> Exit:
-    """Take the steps, save and evaluate at the end, and sum up."""
+def _train(run: Run, stop: Stop, *, done: Callable[[], None]) -> Exit:
+    """Take the steps, save and evaluate at the end, and sum up; call `done` before that."""
     began = time.monotonic()
     first_sample = run.samples
     guard = NonfiniteGuard(run)
@@ -183,6 +183,7 @@ def _train(run: Run, stop: Stop) -> Exit:
             stopped = _take_steps(run, guard, stop, profile_step)
     seconds = time.monotonic() - began
     metric = _save_and_evaluate(run, stop, saving=True, evaluating=not stopped, last=True)
+    done()
     if metric is None:
         run.report("fault", kind="stopped", signal=stop.name, step=run.step, checkpoint=run.saved)
         if run.runtime.is_main:

@@ -71,10 +71,18 @@ class Watched:
     report: Report
     current_step: Callable[[], int] | None = None
     agreements: Callable[[], int] = lambda: 0
+    finishing: threading.Event = field(default_factory=threading.Event)
+    finished: threading.Event = field(default_factory=threading.Event)
 
     @property
     def step(self) -> int:
         return self.current_step() if self.current_step else 0
+
+    def finish(self) -> None:
+        """Have what was used since the last usage event reported; all ranks call it."""
+        self.finishing.set()
+        if self.runtime.control is not None:
+            self.finished.wait(_ANSWER)
 
 
 @dataclass
@@ -170,7 +178,8 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
         if (position := main_position(rank.scratch, device=runtime.device.type)) is not None:
             rank.update(position, now, now - last_look, watched)
         last_look = now
-        if now - last_status < _STATUS_EVERY:
+        is_last = watched.finishing.is_set() and not watched.finished.is_set()
+        if now - last_status < _STATUS_EVERY and not is_last:
             continue
         last_status = now
         try:
@@ -179,12 +188,16 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
             if runtime.is_main and not hang:
                 statuses = _read(store, "status", runtime.world_size)
                 complete = len(statuses) == runtime.world_size
-                if watched.current_step and complete and now - last_usage >= usage_every:
+                due = now - last_usage >= (_STATUS_EVERY if is_last else usage_every)
+                if watched.current_step and complete and due:
                     watched.report("usage", step=watched.step, **usage(last_statuses, statuses))
                     last_usage, last_statuses = now, statuses
                 _report_straggler(watched, statuses, detector, now)
         except dist.DistError:  # the store's node is gone; the main thread will fail and report it
+            watched.finished.set()
             return
+        if is_last:
+            watched.finished.set()
         if hang or now - rank.waiting_since >= watched.settings.collective_timeout:
             _end_hanging_run(watched, store, rank)
 

@@ -65,6 +65,7 @@ def test_each_rank_is_seen_where_it_is_slow(tmp_path: Path) -> None:
         parts = {name: of[f"{name}_s"] for name in ("data", "compute", "communication")}
         mine, other = ("data", "compute") if rank == 0 else ("compute", "data")
         assert parts[mine] > 3 * parts[other], (rank, parts)
+        assert of["import_s"] > 0
         assert of["join_s"] > 0
         assert of["communication_s"] > 0
         assert of["preflight_s"] > 0

@@ -49,21 +49,23 @@ from trainer.report.metrics import reporting
 from trainer.watch.exhaustion import out_of_memory
 from trainer.watch.process_start import process_start
 from trainer.watch.profile import profiling
+from trainer.watch.stacks import dump_stacks_after_timeout
 from trainer.watch.stop import Stop, stop_requests
 from trainer.watch.throughput import throughput_of
-from trainer.watch.watchdog import dump_stacks_after_timeout, watching
+from trainer.watch.watchdog import watching
 
 log = logging.getLogger("trainer")
 
 
 def run(settings: Settings) -> Exit:
     """Train as the settings say and return the exit code. Every error is reported and raised again."""
+    imported = time.time()
     with (
         dump_stacks_after_timeout(settings),
         nullcontext(tasks.load(settings)) as task,
         join(settings) as runtime,
         reporting(settings, runtime, listener=listener_of(task, settings.task)) as report,
-        watching(settings, runtime, report) as watched,
+        watching(settings, runtime, report, imported=imported) as watched,
         saving_to(settings, runtime) as saver,
         ExitStack() as ending,
     ):

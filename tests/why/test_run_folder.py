@@ -15,6 +15,7 @@ from tests.ranks import free_port
 from tests.why.held_out import HELD_OUT
 from tests.why.scripts import SCRIPTS
 from tests.why.second_set import IN_SILENCE, SECOND_SET
+from tests.why.third_set import THIRD_SET
 from trainer.report.history import read
 from trainer.why import why
 
@@ -23,6 +24,7 @@ __all__ = ["pictures"]
 pytestmark = pytest.mark.slow
 
 TASKS = "tests.faults.tasks:"
+UNSEEN = HELD_OUT | SECOND_SET | THIRD_SET  # by the table, when they were written
 
 
 def told(run: Path) -> dict[str, str]:
@@ -246,9 +248,9 @@ def test_the_command_prints_it_and_refuses_a_folder_without_a_run(
     assert "no event in metrics.jsonl" in refused.stderr
 
 
-@pytest.mark.parametrize("name", HELD_OUT | SECOND_SET)
+@pytest.mark.parametrize("name", UNSEEN)
 def test_a_fault_that_the_table_was_not_written_with(name: str, start: Any, tmp_path: Path) -> None:
-    causes, failing = (HELD_OUT | SECOND_SET)[name]
+    causes, failing = UNSEEN[name]
     script = tmp_path / "train.py"
     script.write_text(failing.text, encoding="utf-8")
     own = {"TRAINER_OUT": str(tmp_path / "run")}

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from tests.conftest import ROOT, clean_environment
 from tests.pool import carry_out, lend
@@ -18,7 +20,7 @@ from trainer.config.environment import parse, variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.plan.sizing import size
-from trainer.tasks import charlm_gpt
+from trainer.tasks import charlm_gpt, seqclass, synthetic
 from trainer.tasks.parts.text import TextTask
 from trainer.tools.fake_step import needs_of_ranks
 
@@ -68,6 +70,8 @@ CASES: dict[str, tuple[int, dict[str, str]]] = {
     "fsdp tied": (2, {"task": "tests.parity.tasks:WrappedTied"}),
     "fsdp nested": (2, {"task": "tests.parity.nested_tasks:Samples"}),
     "pp x fsdp x tp": (8, PIPELINED | {"mesh": "pp=2,dp_shard=2,tp=2"}),
+    "ddp packed": (2, {"task": "tests.parity.test_dry_run:Packed"}),
+    "fsdp packed": (2, {"task": "tests.parity.test_dry_run:Packed"}),
 }
 
 
@@ -111,6 +115,25 @@ class Updated(TextTask):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, build=charlm_gpt.Model)
+
+
+class Packed(seqclass.Task):
+    """Asks for the lengths of its sequences, which are equal here: so is what each step holds."""
+
+    def data(self, *, train: bool) -> seqclass.Sequences:  # noqa: ARG002
+        tokens = torch.full((64,), 30)
+        words = torch.arange(1, 64 * 30 + 1, dtype=torch.int16)
+        return seqclass.Sequences(words, tokens.cumsum(0) - tokens, tokens, tokens % 2)
+
+
+class LargeThatLooks(synthetic.Task):
+    """Its loss asks for a value, and it has more than 2 GiB of weights."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(super().model(), nn.Linear(10, 2**26))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().loss(outputs, targets) * outputs.sum().item()
 
 
 def _count_updates() -> None:
@@ -230,8 +253,10 @@ def test_a_dry_run_says_whether_a_device_is_large_enough(tmp_path: Path) -> None
         assert words in result.stderr
 
 
-def test_a_task_that_looks_into_its_data_is_refused(tmp_path: Path) -> None:
-    settings = Settings(task="seqclass", global_batch=4, out=tmp_path)
-    with pytest.raises(Fault, match="task seqclass: not for a dry run, which has shapes") as caught:
+def test_a_large_task_that_looks_into_its_data_is_refused(tmp_path: Path) -> None:
+    task = "tests.parity.test_dry_run:LargeThatLooks"
+    settings = Settings(task=task, global_batch=4, out=tmp_path)
+    words = "not for a dry run, which has shapes .* its 2.. GiB of weights are too much"
+    with pytest.raises(Fault, match=words) as caught:
         needs_of_ranks(settings, size(settings, 2, label=variable))
     assert caught.value.code == Exit.CONFIG

@@ -1,15 +1,18 @@
 """Where each rank's time goes: two real ranks, one slow in reading, one in computing."""
 
 import os
+import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from tests.ranks import run_ranks
+from trainer.config.exits import Exit
 from trainer.data.sets import Tensors
 from trainer.report.goodput import PHASES
 from trainer.report.history import read
@@ -62,11 +65,32 @@ def test_each_rank_is_seen_where_it_is_slow(tmp_path: Path) -> None:
         parts = {name: of[f"{name}_s"] for name in ("data", "compute", "communication")}
         mine, other = ("data", "compute") if rank == 0 else ("compute", "data")
         assert parts[mine] > 3 * parts[other], (rank, parts)
+        assert of["import_s"] > 0
         assert of["join_s"] > 0
         assert of["communication_s"] > 0
         assert of["preflight_s"] > 0
     # All the time from the process's begin on is divided.
     phases = sum(spent[0][f"{name}_s"] for name in PHASES)
     assert phases == pytest.approx(run.usage[-1]["time"] - run.launch["began"], rel=0.05)
+    # The last window, too, which is shorter.
+    assert run.ending is not None
+    assert run.ending["time"] - run.usage[-1]["time"] < 3
     titles = {chart.title: chart for chart in draw([run])}
     assert "rank 0" in titles["Where each rank's time went"].svg
+
+
+def test_the_time_before_a_stop_is_told_too(start: Any, tmp_path: Path) -> None:
+    variables = {"TRAINER_TASK": "synthetic", "TRAINER_STEPS": "100000", "TRAINER_LOG": "json"}
+    variables |= {"TRAINER_OUT": str(tmp_path), "PET_NPROC_PER_NODE": "2"}
+    started = start("-m", "trainer.launch", **variables)
+    started.wait_for('"event": "usage"')
+    time.sleep(4)  # less than the ten seconds to the next one
+    started.process.send_signal(signal.SIGTERM)
+    ended = started.end()
+    assert ended.code == Exit.STOPPED
+    first, last = ended.of("usage")
+    (stopped,) = ended.of("fault")
+    assert stopped["time"] - last["time"] < 3
+    for one in last["ranks"]:
+        spent = sum(one[f"{name}_s"] for name in PHASES if f"{name}_s" in one)
+        assert spent == pytest.approx(last["time"] - first["time"], rel=0.25)

@@ -14,6 +14,8 @@ from tests.launch.test_nodes import node
 from tests.ranks import free_port
 from tests.why.held_out import HELD_OUT
 from tests.why.scripts import SCRIPTS
+from tests.why.second_set import IN_SILENCE, SECOND_SET
+from tests.why.third_set import THIRD_SET
 from trainer.report.history import read
 from trainer.why import why
 
@@ -22,6 +24,7 @@ __all__ = ["pictures"]
 pytestmark = pytest.mark.slow
 
 TASKS = "tests.faults.tasks:"
+UNSEEN = HELD_OUT | SECOND_SET | THIRD_SET  # by the table, when they were written
 
 
 def told(run: Path) -> dict[str, str]:
@@ -220,7 +223,10 @@ def test_a_run_that_was_killed_whole_and_one_that_finished(start: Any, tmp_path:
     run = tmp_path / "run"
     started = start("-m", "trainer.launch", **variables(run, {"STEPS": "100000"}))
     started.wait_for('"step": 5,')
-    for process in started.family():
+    family = started.family()
+    for process in family:  # at once, so that none sees another's end
+        process.suspend()
+    for process in family:
         process.kill()
     started.process.wait()
     assert "no end is recorded" in told(run)["cause"]
@@ -242,9 +248,9 @@ def test_the_command_prints_it_and_refuses_a_folder_without_a_run(
     assert "no event in metrics.jsonl" in refused.stderr
 
 
-@pytest.mark.parametrize("name", HELD_OUT)
+@pytest.mark.parametrize("name", UNSEEN)
 def test_a_fault_that_the_table_was_not_written_with(name: str, start: Any, tmp_path: Path) -> None:
-    causes, failing = HELD_OUT[name]
+    causes, failing = UNSEEN[name]
     script = tmp_path / "train.py"
     script.write_text(failing.text, encoding="utf-8")
     own = {"TRAINER_OUT": str(tmp_path / "run")}
@@ -253,3 +259,13 @@ def test_a_fault_that_the_table_was_not_written_with(name: str, start: Any, tmp_
     assert found["cause"].rpartition("(")[2].rstrip(")") in causes, found
     assert found["first"].startswith("rank 1 "), found
     assert failing.evidence in found["evidence"], found
+
+
+@pytest.mark.parametrize("name", IN_SILENCE)
+def test_a_rank_that_is_at_fault_without_an_error(name: str, start: Any, tmp_path: Path) -> None:
+    cause, who, source = IN_SILENCE[name]
+    script = tmp_path / "train.py"
+    script.write_text(source, encoding="utf-8")
+    own = {"TRAINER_OUT": str(tmp_path / "run")}
+    assert launch(start, "--nproc-per-node", "2", str(script), **own)[0] != 0
+    ends_with(told(tmp_path / "run"), cause, who, "")

@@ -14,7 +14,7 @@ Those of a built-in task are here, because the renderer checks them without torc
 
 import difflib
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -44,6 +44,8 @@ class HuggingFace(BaseModel):
 
 class Tokens(BaseModel):
     """What tokens makes after an evaluation. `tokenizer`: a file of the package tokenizers."""
+
+    DO_NOT_DECIDE: ClassVar = ("sample", "tokenizer")
 
     sample: int = Field(0, ge=0)
     tokenizer: Path | None = None

@@ -18,9 +18,15 @@ _MOST_AFTER = 3  # lines of what followed
 
 # A rank that another names as the one that is missing.
 _NAMED = re.compile(
-    r"(?:not in the collective: |no sign of life from )(rank \d+)|(rank \d+)[^,;]*? did not come"
+    r"(?:not in the collective: |no sign of life from )(rank \d+)"
+    r"|([Rr]ank \d+)[^,;\]]*? (?:did not come|failed to pass)"
 )
+# Causes that another line may say more of, and what a rank has done of which the others know nothing.
+_VAGUE = {"killed": 1, "raised": 2}
+_LEFT = "left early"
+_GONE = re.compile(r", after (rank \d+)() had ended with 0")
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+), in (.+)')
+_HEAD = re.compile(r"[ \t^~]|Traceback ")
 _NOT_OWN = re.compile(
     r"site-packages|/lib/python|<frozen|/trainer/(engine|strategies|launcher)/|__main__"
 )
@@ -63,14 +69,18 @@ def _time(sign: Sign) -> float:
 def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
     """Return a sign's cause, and the line that shows it: its text, or a line that came with it."""
     cause = find(sign.text)
-    if cause is not None and cause.name != "raised":
+    if cause is not None and cause.name not in ("raised", _LEFT):
         return cause, sign.text
-    # The newest lines first; a traceback's frames and a program's own code are indented.
-    lines = [line for line in reversed(_plain(sign)) if line.strip() and line[0] not in " \t^~"]
+    # The newest lines first, without a traceback's head, its frames and a program's own code.
+    lines = [line for line in reversed(_plain(sign)) if line.strip() and not _HEAD.match(line)]
     found = [(one, line) for line in lines if (one := find(line)) is not None]
-    specific = [one for one in found if one[0].name != "raised"]
-    if found:
-        return (specific or found)[0]
+    best = min(found, key=lambda one: _VAGUE.get(one[0].name, 0), default=None)
+    if cause and cause.name == _LEFT and best and (best[0].follows or best[0].name == "hang"):
+        return cause, sign.text
+    if best:
+        # Of an error in several lines the one that names a rank.
+        same = [one for one in found if one[0] is best[0]]
+        return next((one for one in same if _NAMED.search(one[1])), best)
     return cause, lines[0] if lines and cause is not None else sign.text
 
 
@@ -82,8 +92,8 @@ def _plain(sign: Sign) -> list[str]:
 def in_words(found: Diagnosis, *, job: str) -> list[str]:
     """Return a diagnosis in lines: what failed first, why, the evidence, what to do, what followed."""
     sign, cause = found.sign, found.cause
-    named = _NAMED.search(found.evidence)
-    who = (named[1] or named[2]) if named else sign.who
+    named = (_GONE if cause.name == _LEFT else _NAMED).search(found.evidence)
+    who = (named[1] or named[2]).lower() if named else sign.who
     at = f", {datetime.fromtimestamp(sign.time, UTC):%Y-%m-%d %H:%M:%S} UTC" if sign.time else ""
     lines = [
         f"first     {who or 'unknown'}{at}",

@@ -5,33 +5,28 @@ After it the model may write something, such as text: what the task's method `sa
 """
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import evaluation_shares
 from trainer.data.sets import Nested, UnreadableSample, tokens_of
 from trainer.data.task_contract import metric_of, sample_of, scores_of
+from trainer.distributed.messages import from_all
 from trainer.distributed.runtime import total
 from trainer.distributed.tensors import map_tensors
 from trainer.engine.run import Run
 from trainer.engine.step.bad_samples import count_bad
 from trainer.watch.stop import Stop
 
-log = logging.getLogger("trainer")
-
-
-# No Exceptions, so that a task's own code does not hold them back.
-class _LeftOut(BaseException):
-    """The task's `sample` wants outputs, which not every rank has."""
-
 
 class _Stopped(BaseException):
-    """A stop request came."""
+    """A stop request came. No Exception, so that a task's own code does not hold it back."""
 
 
 def evaluate(run: Run, stop: Stop) -> float | None:
@@ -101,25 +96,16 @@ def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
 def try_sample(run: Run) -> None:
     """Call the task's `sample` before the first step, so that a wrong one costs nothing.
 
-    Says where there will be no sample events. Raises Fault(64).
+    Raises Fault(64).
     """
-    try:
-        sample_of(run.task, run.settings.task, _forward(run, lambda: _has_stages(run), _LeftOut))
-    except _LeftOut:
-        if run.runtime.is_main:
-            log.info(
-                "no sample events: the task's sample() needs outputs, and with pp only the last stage "
-                "has them"
-            )
+    sample_of(run.task, run.settings.task, _forward(run, lambda: False))
 
 
 def _report_sample(run: Run, stop: Stop) -> bool:
     """Report what the task makes, if anything; return False when a stop request came meanwhile."""
-    if _has_stages(run):
-        return True
     began = time.monotonic()
     try:
-        made = sample_of(run.task, run.settings.task, _forward(run, stop.agreed, _Stopped))
+        made = sample_of(run.task, run.settings.task, _forward(run, stop.agreed))
     except _Stopped:
         return False
     if made:
@@ -127,19 +113,26 @@ def _report_sample(run: Run, stop: Stop) -> bool:
     return True
 
 
-def _forward(
-    run: Run, ends: Callable[[], bool], ending: type[BaseException]
-) -> Callable[[Nested], Any]:
-    """Return the forward pass of inputs on the CPU, with outputs there; it raises once `ends()`."""
+def _forward(run: Run, ends: Callable[[], bool]) -> Callable[[Nested], Any]:
+    """Return the forward pass of inputs on the CPU, with outputs there; _Stopped once `ends()`."""
 
     def forward(inputs: Nested) -> Any:
         if ends():
-            raise ending
+            raise _Stopped
         moved = map_tensors(lambda tensor: tensor.to(run.runtime.device), inputs)
-        return map_tensors(lambda tensor: tensor.cpu(), run.strategy.forward(moved))
+        outputs = run.strategy.forward(moved)
+        if run.runtime.sizing.mesh.get("pp", 1) > 1:
+            return _of_last_stage(outputs, run)
+        return map_tensors(lambda tensor: tensor.cpu(), outputs)
 
     return forward
 
 
-def _has_stages(run: Run) -> bool:
-    return run.runtime.sizing.mesh.get("pp", 1) > 1
+def _of_last_stage(outputs: Tensor | None, run: Run) -> Tensor:
+    """Return a pipeline's outputs on every rank; all but the last stage's pass None."""
+    own = None if outputs is None else list(outputs.shape)
+    shapes = from_all(own, run.runtime, list[int] | None)
+    source, shape = next((rank, shape) for rank, shape in enumerate(shapes) if shape)
+    whole = torch.empty(shape) if outputs is None else outputs.float().cpu().contiguous()
+    dist.broadcast(whole, src=source, group=run.runtime.control)
+    return whole

@@ -49,21 +49,23 @@ from trainer.report.metrics import reporting
 from trainer.watch.exhaustion import out_of_memory
 from trainer.watch.process_start import process_start
 from trainer.watch.profile import profiling
+from trainer.watch.stacks import dump_stacks_after_timeout
 from trainer.watch.stop import Stop, stop_requests
 from trainer.watch.throughput import throughput_of
-from trainer.watch.watchdog import dump_stacks_after_timeout, watching
+from trainer.watch.watchdog import watching
 
 log = logging.getLogger("trainer")
 
 
 def run(settings: Settings) -> Exit:
     """Train as the settings say and return the exit code. Every error is reported and raised again."""
+    imported = time.time()
     with (
         dump_stacks_after_timeout(settings),
         nullcontext(tasks.load(settings)) as task,
         join(settings) as runtime,
         reporting(settings, runtime, listener=listener_of(task, settings.task)) as report,
-        watching(settings, runtime, report) as watched,
+        watching(settings, runtime, report, imported=imported) as watched,
         saving_to(settings, runtime) as saver,
         ExitStack() as ending,
     ):
@@ -77,7 +79,7 @@ def run(settings: Settings) -> Exit:
             sign = health.sign(settings.health, name, limit=settings.health_limit)
             with stop_requests(runtime, sign) as stop:
                 watched.current_step, watched.agreements = lambda: current.step, lambda: stop.calls
-                return _train(current, stop)
+                return _train(current, stop, done=watched.finish)
         except Exception as error:
             memory_fault = out_of_memory(error, settings, runtime)
             fault = memory_fault or as_fault(error)
@@ -171,8 +173,8 @@ def _settings(run: Run) -> dict[str, str]:
     return values | {variable(OWN + name): str(value) for name, value in shown.items()}
 
 
-def _train(run: Run, stop: Stop) -> Exit:
-    """Take the steps, save and evaluate at the end, and sum up."""
+def _train(run: Run, stop: Stop, *, done: Callable[[], None]) -> Exit:
+    """Take the steps, save and evaluate at the end, and sum up; call `done` before that."""
     began = time.monotonic()
     first_sample = run.samples
     guard = NonfiniteGuard(run)
@@ -183,6 +185,7 @@ def _train(run: Run, stop: Stop) -> Exit:
             stopped = _take_steps(run, guard, stop, profile_step)
     seconds = time.monotonic() - began
     metric = _save_and_evaluate(run, stop, saving=True, evaluating=not stopped, last=True)
+    done()
     if metric is None:
         run.report("fault", kind="stopped", signal=stop.name, step=run.step, checkpoint=run.saved)
         if run.runtime.is_main:

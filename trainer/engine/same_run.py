@@ -30,7 +30,9 @@ def identity_of(run: Run) -> dict[str, Any]:
     """Return what decides the run's result: settings, a task's own code, and the size of the data."""
     more = {"code": _hash_of_code(run.settings.task), "samples": len(run.training)}
     if own := own_settings(type(run.task), run.settings):
-        more |= {OWN + name: value for name, value in own.model_dump(mode="json").items()}
+        free = set(getattr(own, "DO_NOT_DECIDE", ()))
+        values = own.model_dump(mode="json", exclude=free)
+        more |= {OWN + name: value for name, value in values.items()}
     return identity(run.settings) | more
 
 

@@ -15,6 +15,8 @@ from trainer.config.exits import Exit, combine
 from trainer.config.lines import rank_prefix
 from trainer.watch.cgroup import explain_sigkill
 
+_SHOWN = 10  # last lines of a rank, which its own output has already
+
 _log = logging.getLogger("launch")
 
 
@@ -94,7 +96,7 @@ def report_failures(failures: Mapping[int, Failure]) -> Exit:
         if rank == first:
             if failure.last_lines:
                 _log.error("rank %d failed first; its last lines:", rank)
-            for line in failure.last_lines or failure.traceback.splitlines():
+            for line in failure.last_lines[-_SHOWN:] or failure.traceback.splitlines():
                 print(rank_prefix(rank) + line, file=sys.stderr, flush=True)
         after = "" if rank == first else f", after rank {first} had failed"
         _log.error("rank %d: %s%s (exit %d)", rank, failure.message, after, failure.code)

@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -134,12 +134,12 @@ class Ranks:
         return self._error_files[local].exists()
 
     def own_failures(
-        self, first: Container[int], raised_at: Mapping[int, float]
+        self, first: Mapping[int, int], raised_at: Mapping[int, float]
     ) -> dict[int, Failure]:
         """Return the failures of those that did not end because they were asked to.
 
-        `first` had ended before, `raised_at` had written a traceback before, at that time. Signals and
-        stops in order of others tell nothing; one that has reported had failed before.
+        `first` had ended before, with these codes, `raised_at` had written a traceback before, at that
+        time. Signals and stops in order of others tell nothing; one that has reported had failed before.
         """
         asked = {0, int(Exit.STOPPED)}
         codes = {
@@ -152,7 +152,11 @@ class Ranks:
         for local in raised_at:
             if local not in first and codes.get(local) in (None, -signal.SIGTERM, *asked):
                 codes[local] = int(Exit.CODE)
-        return self.failures(codes, raised_at)
+        failures = self.failures(codes, raised_at)
+        if done := [self.first_rank + local for local, code in first.items() if not code]:
+            after = f", after rank {done[0]} had ended with 0"
+            failures = {n: replace(one, message=one.message + after) for n, one in failures.items()}
+        return failures
 
     def failures(
         self, codes: Mapping[int, int], raised_at: Mapping[int, float] | None = None

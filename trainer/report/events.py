@@ -95,8 +95,9 @@ FIELDS: dict[str, dict[str, str]] = {
         "rank, host, cpu, busy": "cores in use; share of time that the device is busy",
         "memory, memory_of": "bytes held, of its device or of the host; of how many",
         "own_s, wait_s": "seconds per step of its own work; of communication, waits for ranks included",
-        "join_s, start_s, preflight_s": "seconds since the usage event before, by a look each 0.05 s: "
-        "from the process's begin to its group's; data set and model; checks of the machine",
+        "import_s, join_s": "seconds since the usage event before, by a look each 0.05 s: imports, "
+        "which a forked rank has from its launcher; joining the others",
+        "start_s, preflight_s": "data set and model; checks of the machine",
         "data_s, compute_s, communication_s": "waits for samples; own work in steps; collectives",
         "device_s, checkpoint_s, evaluation_s": "waits for a GPU, for its collectives too; saving and "
         "resuming; evaluations",

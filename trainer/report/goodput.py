@@ -29,6 +29,7 @@ CAUSES = {
 # What a rank's own time goes into, as its watchdog sees it. Rendezvous is its launcher's, and so are the
 # imports where ranks are forked from a process that has made them.
 PHASES = (
+    "import",
     "join",
     "start",
     "preflight",

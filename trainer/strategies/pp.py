@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch
 from trainer.distributed import optim
 from trainer.distributed.precision import autocast
@@ -132,7 +133,18 @@ class _Pipeline:
         """Pass a batch through all stages; return the outputs on the rank of the last stage.
 
         Sends and receives itself: torch's zbv schedule cannot run without a backward pass (2.15).
+        A batch of fewer samples is filled up, since stages pass on tensors of one shape.
+        Raises Fault(64) for another shape, which only a task's `sample` may have.
         """
+        most, *shape = self._borders[0].shape
+        if not 0 < (count := len(inputs)) <= most or list(inputs.shape[1:]) != shape:
+            raise Fault(
+                Exit.CONFIG,
+                f"task {self._context.settings.task}: sample() wants outputs for inputs of shape "
+                f"{tuple(inputs.shape)}; stages pass on at most {most} samples of {tuple(shape)}",
+            )
+        if count < most:
+            inputs = torch.cat([inputs, inputs[-1:].expand(most - count, *shape)])
         name, group = self._context.settings.pipeline_schedule, self._context.mesh.get_group("pp")
         ranks = dist.get_world_size(group)
         x = inputs
@@ -145,7 +157,7 @@ class _Pipeline:
             if number + 1 < self._count and number + 1 not in self._stages:
                 after = holder(name, number + 1, ranks, self._count)
                 dist.send(x, group=group, group_dst=after)
-        return tp.whole(x) if self._count - 1 in self._stages else None
+        return tp.whole(x)[:count] if self._count - 1 in self._stages else None
 
 
 def _sum_over_replicas(parameters: Sequence[nn.Parameter], mesh: DeviceMesh) -> None:

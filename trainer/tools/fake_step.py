@@ -39,33 +39,45 @@ from trainer.models.recompute import recompute_blocks
 from trainer.plan.memory import Need
 from trainer.plan.sizing import Sizing
 
+_MOST_REAL = 2**30  # bytes of weights that are really made, where shapes do not do
+
 
 def needs_of_ranks(settings: Settings, sizing: Sizing) -> list[Need]:
     """Return what a rank needs, of each stage of a pipeline one.
 
-    Raises Fault(64) for a task that looks into its data.
+    A model or loss that asks for values, as lengths for packing, takes its step on real tensors.
+    Raises Fault(64) when it is too large for that.
     """
-    needs = []
-    for rank in range(0, sizing.world_size, sizing.world_size // sizing.mesh["pp"]):
-        try:
-            with _fake_world(sizing, rank) as runtime:
-                needs.append(_need(settings, runtime))
-        except LOOKS_INTO_DATA as error:
+    try:
+        return _needs(settings, sizing, real=False)
+    except LOOKS_INTO_DATA as error:
+        with FakeTensorMode():
+            model = _model(tasks.load(settings), dtype_of(settings))
+        if (weights := _bytes_on_rank(model.parameters())) > _MOST_REAL:
             raise Fault(
                 Exit.CONFIG,
                 f"task {settings.task}: not for a dry run, which has shapes and no data: its model or "
-                f"loss asks for values ({error.func}); train some steps to see what it needs",
+                f"loss asks for values ({error.func}), and its {weights / 2**30:.1f} GiB of weights "
+                "are too much to try it for real; train some steps to see what it needs",
             ) from error
+        return _needs(settings, sizing, real=True)
+
+
+def _needs(settings: Settings, sizing: Sizing, *, real: bool) -> list[Need]:
+    needs = []
+    for rank in range(0, sizing.world_size, sizing.world_size // sizing.mesh["pp"]):
+        with _fake_world(sizing, rank) as runtime:
+            needs.append(_need(settings, runtime, real=real))
     return needs
 
 
-def _need(settings: Settings, runtime: Runtime) -> Need:
+def _need(settings: Settings, runtime: Runtime, *, real: bool) -> Need:
     name, mode = runtime.sizing.mode, MODES[runtime.sizing.mode]
     task = tasks.load(settings)
     batches = _micro_batches(settings, task, runtime)
     with (
         joining_meshes(),
-        FakeTensorMode(allow_non_fake_inputs=True) as fake,
+        contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True) as fake,
         Footprint() as footprint,
     ):
         own = own_of(task, settings.task)
@@ -75,12 +87,14 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
             recompute_blocks(model)
         strategy = strategies.build("single" if mode.processes else name, model, context)
         del model
-        there = fake.from_tensor
-        faked = [
-            replace(b, inputs=inputs, targets=targets, weights=weights)
-            for b in batches
-            for inputs, targets, weights in [map_tensors(there, (b.inputs, b.targets, b.weights))]
-        ]
+        if fake:
+            batches = [
+                replace(b, inputs=inputs, targets=targets, weights=weights)
+                for b in batches
+                for inputs, targets, weights in [
+                    map_tensors(fake.from_tensor, (b.inputs, b.targets, b.weights))
+                ]
+            ]
         # The optimiser makes its state before the step that is counted, as in any later step.
         for parameter in strategy.module.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -89,7 +103,7 @@ def _need(settings: Settings, runtime: Runtime) -> Need:
         average = Average(strategy.module, settings.ema_decay) if settings.ema_decay else None
 
         def step() -> None:
-            strategy.step(faked, float(runtime.sizing.batches.global_batch))
+            strategy.step(batches, float(runtime.sizing.batches.global_batch))
             strategy.clip(settings.clip_norm)
             strategy.optimizer.step()
 

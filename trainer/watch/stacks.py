@@ -13,6 +13,7 @@ this thread holds the interpreter's lock, so the main thread stands still. Where
 it, dump_traceback takes its place.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -22,9 +23,11 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from trainer.config.settings import Settings
 from trainer.distributed.torch_private import flight_recorder
 
 log = logging.getLogger("trainer")
@@ -127,3 +130,16 @@ if threading.current_thread() is threading.main_thread():
 os.register_at_fork(
     after_in_child=_remember_main_state
 )  # the thread that forks is the child's main
+
+
+@contextlib.contextmanager
+def dump_stacks_after_timeout(settings: Settings) -> Iterator[None]:
+    """Write this rank's stacks to stderr if the block takes longer than the collective timeout.
+
+    It is for the time before there is a process group, when no other rank could be asked.
+    """
+    faulthandler.dump_traceback_later(settings.collective_timeout)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

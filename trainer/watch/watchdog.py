@@ -5,7 +5,7 @@ TRAINER_COLLECTIVE_TIMEOUT, all ranks write their stacks and torch's flight reco
 run folder. The ranks that do not answer, or are not in a collective, are named; then all end with 69.
 
     with dump_stacks_after_timeout(settings), join(settings) as runtime: ...
-        with watching(settings, runtime, report) as watched: ...
+        with watching(settings, runtime, report, imported=time.time()) as watched: ...
 
 The threads talk by the keys of a store, which has its own connection to rank 0's node. N is a rank:
 
@@ -71,10 +71,18 @@ class Watched:
     report: Report
     current_step: Callable[[], int] | None = None
     agreements: Callable[[], int] = lambda: 0
+    finishing: threading.Event = field(default_factory=threading.Event)
+    finished: threading.Event = field(default_factory=threading.Event)
 
     @property
     def step(self) -> int:
         return self.current_step() if self.current_step else 0
+
+    def finish(self) -> None:
+        """Have what was used since the last usage event reported. All ranks call it."""
+        self.finishing.set()
+        if self.runtime.control is not None:
+            self.finished.wait(_ANSWER)
 
 
 @dataclass
@@ -82,9 +90,9 @@ class _Rank:
     """What the thread has seen of its own rank."""
 
     meter: Meter
+    phases: dict[str, float]
     scratch: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
     work: Work = field(default_factory=Work)
-    phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
     agreements: int = -1
     waiting_since: float = 0.0
@@ -109,21 +117,13 @@ class _Rank:
 
 
 @contextlib.contextmanager
-def dump_stacks_after_timeout(settings: Settings) -> Iterator[None]:
-    """Write this rank's stacks to stderr if the block takes longer than the collective timeout.
+def watching(
+    settings: Settings, runtime: Runtime, report: Report, *, imported: float
+) -> Iterator[Watched]:
+    """Watch the main thread, which runs the block; `imported` is when it had its modules.
 
-    It is for the time before there is a process group, when no other rank could be asked.
+    A run of one rank waits for nobody.
     """
-    faulthandler.dump_traceback_later(settings.collective_timeout)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-@contextlib.contextmanager
-def watching(settings: Settings, runtime: Runtime, report: Report) -> Iterator[Watched]:
-    """Watch the main thread, which runs the block. A run of one rank waits for nobody."""
     faulthandler.cancel_dump_traceback_later()
     watched = Watched(settings, runtime, report)
     if runtime.control is None:
@@ -140,7 +140,8 @@ def watching(settings: Settings, runtime: Runtime, report: Report) -> Iterator[W
         ),
     )
     end = threading.Event()
-    arguments = (watched, store, end, Meter(runtime.device))
+    before = {"import": imported - process_start(), "join": time.time() - imported}
+    arguments = (watched, store, end, _Rank(Meter(runtime.device), defaultdict(float, before)))
     thread = threading.Thread(target=_watch, args=arguments, name="watchdog", daemon=True)
     thread.start()
     try:
@@ -156,21 +157,21 @@ def watching(settings: Settings, runtime: Runtime, report: Report) -> Iterator[W
         thread.join(timeout=_ANSWER)
 
 
-def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Meter) -> None:
+def _watch(watched: Watched, store: dist.Store, end: threading.Event, rank: _Rank) -> None:
     """Look at the main thread until `end` is set; end the process when it waits for too long."""
     runtime = watched.runtime
-    rank, detector = _Rank(meter), StragglerDetector()
+    detector = StragglerDetector()
     last_look = rank.waiting_since = time.monotonic()
     last_status = last_look - _STATUS_EVERY
     usage_every = max(_USAGE_EVERY, runtime.world_size / 10)
     last_usage, last_statuses = last_look - usage_every, dict[int, Any]()
-    rank.phases["join"] = max(time.time() - process_start(), 0.0)
     while not end.wait(_LOOK_EVERY):
         now = time.monotonic()
         if (position := main_position(rank.scratch, device=runtime.device.type)) is not None:
             rank.update(position, now, now - last_look, watched)
         last_look = now
-        if now - last_status < _STATUS_EVERY:
+        is_last = watched.finishing.is_set() and not watched.finished.is_set()
+        if now - last_status < _STATUS_EVERY and not is_last:
             continue
         last_status = now
         try:
@@ -179,12 +180,16 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, meter: Met
             if runtime.is_main and not hang:
                 statuses = _read(store, "status", runtime.world_size)
                 complete = len(statuses) == runtime.world_size
-                if watched.current_step and complete and now - last_usage >= usage_every:
+                due = now - last_usage >= (_STATUS_EVERY if is_last else usage_every)
+                if watched.current_step and complete and due:
                     watched.report("usage", step=watched.step, **usage(last_statuses, statuses))
                     last_usage, last_statuses = now, statuses
                 _report_straggler(watched, statuses, detector, now)
         except dist.DistError:  # the store's node is gone; the main thread will fail and report it
+            watched.finished.set()
             return
+        if is_last:
+            watched.finished.set()
         if hang or now - rank.waiting_since >= watched.settings.collective_timeout:
             _end_hanging_run(watched, store, rank)
 

@@ -30,6 +30,7 @@ COLOURS = {
 
 
 _OF_PHASES = {
+    "import": COLOURS["repeated"],
     "join": COLOURS["unknown"],
     "start": COLOURS["start"],
     "preflight": COLOURS["rendezvous"],

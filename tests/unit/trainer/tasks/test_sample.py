@@ -1,11 +1,13 @@
-"""What tokens lets its model write after an evaluation: the same in every mode, none with pp."""
+"""What tokens lets its model write after an evaluation: the same in every mode."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import tests.parity.tasks
 from tests.ranks import run_ranks
 from trainer import tasks
 from trainer.config.environment import from_environment
@@ -88,19 +90,43 @@ def test_every_mode_writes_the_same_and_trains_as_without(tmp_path: Path) -> Non
     losses = [[e["loss"] for e in run if e["event"] in ("step", "eval")] for run in (one, without)]
     assert losses[0] == losses[1]
     assert not samples(without)
-    for mode in ("ddp", "ddp-zero1", "fsdp", "tp"):
-        found = samples(run_ranks(2, tmp_path / mode, mode=mode, **wanted))
+    for mode in ("ddp", "ddp-zero1", "fsdp", "tp", "pp", "pp zbv", "pp tp"):
+        more = {"mode": mode.split()[0]}
+        if mode == "pp zbv":
+            more |= {"pipeline_schedule": "zbv"}
+        if mode == "pp tp":
+            more |= {"mesh": "pp=2,tp=2"}
+        ranks = 4 if mode == "pp tp" else 2
+        found = samples(run_ranks(ranks, tmp_path / mode, **(wanted | more)))
         assert [event["tokens"] for event in found] == [first["tokens"], last["tokens"]], mode
 
 
+class Longer(tests.parity.tasks.Tokens):
+    """Its sample passes more samples at once than a micro-batch has."""
+
+    def sample(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+        inputs, _ = self.data(train=False).batch(torch.arange(5))
+        return {"shape": list(forward(inputs).shape)}
+
+
 @pytest.mark.slow
-def test_a_pipeline_says_that_it_leaves_them_out(start: Any) -> None:
-    variables = {f"TRAINER_{name.upper()}": value for name, value in COMMON.items()}
-    variables |= {"TRAINER_MODE": "pp", "TRAINER_TASK_SAMPLE": "12", "TRAINER_LOG": "json"}
+def test_a_pipeline_refuses_what_its_stages_cannot_pass_on(start: Any) -> None:
+    given = COMMON | {"task": f"{__name__}:Longer", "mode": "pp"}
+    variables = {f"TRAINER_{name.upper()}": value for name, value in given.items()}
     ended = start("-m", "trainer.launch", PET_NPROC_PER_NODE="2", **variables).end()
-    assert ended.code == 0, ended.stderr
-    assert ended.stderr.count("no sample events: the task") == 1
-    assert not samples(ended.events)
+    assert ended.code == Exit.CONFIG
+    assert "stages pass on at most 4 samples of (32,)" in ended.stderr
+    assert not ended.of("step")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_them(tmp_path: Path) -> None:
+    run_ranks(1, tmp_path, mode="single", **COMMON)
+    longer = COMMON | {"steps": "9", "task_sample": "12"}
+    last = samples(run_ranks(1, tmp_path, mode="single", **longer))[-1]
+    assert (last["step"], len(last["tokens"])) == (9, 12)
+    refused = COMMON | {"steps": "9", "seed": "1"}
+    run_ranks(1, tmp_path, code=64, mode="single", **refused)
 
 
 def test_its_settings_are_those_that_the_renderer_checks() -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from trainer.distributed.tensors import leaves, local_part
 from trainer.distributed.torch_private import TorchDispatchMode, group_size
@@ -32,24 +33,28 @@ _SENT: dict[str, Callable[[int], float]] = {
 class Footprint(TorchDispatchMode):
     """Counts within its block.
 
-    `peak` is the largest sum of bytes of live tensors, and `sent` what this rank sends, by collective.
+    `now` is the sum of bytes of live tensors; since the last `reset`, `peak` is the largest, and `sent`
+    what this rank sends, by collective. A storage has the size that it had when an operator last took or
+    gave it. Those that fully_shard may empty in between are looked at after each: since `reset`, an
+    operator that sets no values made them, or they have grown.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self.reset()
+        self._sizes: dict[int, int] = {}
+        self._may_shrink: set[int] = set()
+        self.now = self.peak = 0
+        self.sent: Counter[str] = Counter()
+        self._is_reset = False  # while a model is built, nobody asks for the peak
 
     def reset(self) -> None:
         """Set the counts to zero; live tensors stay known."""
-        self.peak = 0
-        self.sent: Counter[str] = Counter()
-
-    @property
-    def now(self) -> int:
-        """Bytes of live tensors; fully_shard resizes storages, so their sizes are read each time."""
-        storages = [reference() for reference in self._live.values()]
-        return sum(storage.nbytes() for storage in storages if storage is not None)
+        for key, reference in [*self._live.items()]:
+            if (storage := reference()) is not None:
+                self._count(key, storage)
+        self._may_shrink.clear()
+        self.peak, self.sent, self._is_reset = 0, Counter(), True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -63,16 +68,38 @@ class Footprint(TorchDispatchMode):
             if word is not None:
                 size = max(_largest(args), _largest(out))
                 self.sent[word] += round(size * _SENT[word](_group_size(args)))
-        for value in leaves(out):
-            if isinstance(value, Tensor):
-                self._add(value.untyped_storage())
+        for made, values in ((True, out), (False, (args, kwargs))):
+            for value in leaves(values):
+                if isinstance(value, Tensor):
+                    self._see(value.untyped_storage(), made=made, empty="empty" in func.name())
+        for key in [*self._may_shrink]:
+            if (storage := self._live[key]()) is not None and not self._count(key, storage):
+                self._may_shrink.discard(key)
         self.peak = max(self.peak, self.now)
         return out
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
+    def _see(self, storage: torch.UntypedStorage, *, made: bool, empty: bool) -> None:
+        """Count a storage that an operator has `made`, or has taken; `empty`: without a value."""
         key = id(storage)  # fake ones have no data_ptr; torch keeps one object per storage
-        if key not in self._live:
-            self._live[key] = weakref.ref(storage, lambda _: self._live.pop(key, None))
+        is_new = key not in self._live
+        if is_new and not made:  # the task's own
+            return
+        if is_new:
+            self._live[key] = weakref.ref(storage, lambda _: self._forget(key))
+        before = self._sizes.get(key, 0)
+        if self._count(key, storage) > before and (empty or not is_new) and self._is_reset:
+            self._may_shrink.add(key)
+
+    def _count(self, key: int, storage: torch.UntypedStorage) -> int:
+        size = storage.nbytes()
+        self.now += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
+        return size
+
+    def _forget(self, key: int) -> None:
+        del self._live[key]
+        self._may_shrink.discard(key)
+        self.now -= self._sizes.pop(key)
 
 
 class Activations:
@@ -87,6 +114,7 @@ class Activations:
     def counted(self, module: nn.Module) -> Iterator[None]:
         """Count within the block; the parameters of `module` are not activations."""
         sharded: dict[Tensor, int] = {}  # looked up: to_local costs an operator, for each one kept
+        own: set[int] = set()  # of the module that runs: fully_shard gives it others before it runs
 
         def storage_of(parameter: Tensor) -> int:
             if not isinstance(parameter, DTensor):
@@ -97,7 +125,8 @@ class Activations:
 
         def keep(tensor: Tensor) -> "_Kept":
             storage = local_part(tensor).untyped_storage()
-            own = {storage_of(parameter) for parameter in module.parameters()}
+            if not own:
+                own.update(storage_of(parameter) for parameter in module.parameters())
             # Detached: an output that its own node keeps would keep the node, if no backward pass came.
             kept = _Kept(tensor.detach())
             if (key := id(storage)) not in own:
@@ -106,7 +135,8 @@ class Activations:
                 weakref.finalize(kept, self._release, key, size)
             return kept
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
+        runs = register_module_forward_pre_hook(lambda *_: own.clear())
+        with runs, torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
             yield
 
     def _hold(self, key: int, size: int) -> None:

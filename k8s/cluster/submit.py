@@ -1,10 +1,14 @@
 """Submit a rendered job to a cluster: all of its objects, or none.
 
-submit(cluster, file, read_manifests(file), force=False)    # file: build/digits-ddp/jobset.yaml
+file = Path("build/digits-ddp/jobset.yaml")
+submit(cluster, file, read_manifests(file), force=False, replace=False)
 """
 
 import contextlib
+import dataclasses
+import logging
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +21,12 @@ from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
 from k8s.cluster.copy_code import Folder
 from k8s.cluster.jobs import Job
+from trainer.config.exits import Exit, Fault
+
+_GONE = 60.0  # seconds beyond the pods' grace for a deleted job to go
+_TURN = 0.5
+
+log = logging.getLogger("k8s")
 
 
 def read_manifests(manifest: Path) -> list[Object]:
@@ -57,17 +67,21 @@ class Submission:
         return self.before is not None and self.before.state.phase.ended
 
 
-def submit(cluster: Cluster, file: Path, manifests: list[Object], *, force: bool) -> str:
+def submit(
+    cluster: Cluster, file: Path, manifests: list[Object], *, force: bool, replace: bool
+) -> str:
     """Apply a file's manifests, all or, when the server refuses one, none; return the job's name.
 
     Raises Fault(64) when a job of this name has ended, since nothing would run; and when there is one of
     another launcher, since both jobs' pods and companions would have the same labels.
     """
     one = find(cluster, file, manifests)
+    if replace:
+        one = make_room(cluster, one)
     if one.before is not None and one.has_ended:
         raise config_error(
             f"job {one.name} is there already and has {one.before.state.phase}; delete it first: "
-            f"delete {one.name}"
+            f"delete {one.name}, or submit with --replace"
         )
     try_out(cluster, one, force=force)
     apply(cluster, one, force=force)
@@ -94,6 +108,30 @@ def find(cluster: Cluster, file: Path, manifests: list[Object]) -> Submission:
     if folder := copy_code.find(manifests):
         copy_code.read(folder, file)
     return Submission(file, name, manifests, root, labels, before, folder)
+
+
+def make_room(cluster: Cluster, one: Submission) -> Submission:
+    """Delete the job of this name, if there is one, and wait until it is gone. Raises Fault(69).
+
+    Its pods save and end first: another job of the name would meet them.
+    """
+    if (job := one.before) is None:
+        return one
+    pods = jobs.pod_objects(cluster, job)
+    graces = [pod["spec"].get("terminationGracePeriodSeconds", 30) for pod in pods]
+    log.info("deletes job %s, of which %d pods are there", one.name, len(pods))
+    jobs.delete(cluster, job)
+    root, end = job.root_object, time.monotonic() + max(graces, default=0) + _GONE
+    while objects.get(
+        cluster, root["apiVersion"], root["kind"], root["metadata"]["name"]
+    ) or jobs.pod_objects(cluster, job):
+        if time.monotonic() > end:
+            raise Fault(
+                Exit.PEER,
+                f"{cluster.where}: job {one.name} is deleted, and does not go; try again",
+            )
+        time.sleep(_TURN)
+    return dataclasses.replace(one, before=None)
 
 
 def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:

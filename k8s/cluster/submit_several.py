@@ -27,6 +27,7 @@ log = logging.getLogger("k8s")
 class Wanted:
     """What to do with the jobs: `wait` for their ends, `show` each line of their logs until then.
 
+    `replace` deletes those of their names first.
     `on_change` takes each new state, and before it what messages about a job of several begin with.
     """
 
@@ -34,6 +35,7 @@ class Wanted:
     show: Callable[[str], object] | None
     on_change: Callable[[str, State], None]
     force: bool
+    replace: bool
 
 
 def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted) -> Exit:
@@ -45,6 +47,8 @@ def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted
     if len(files) == 1:
         return _submit_one(cluster, *next(iter(files.items())), wanted)
     found = {file: submit.find(cluster, file, manifests) for file, manifests in files.items()}
+    if wanted.replace:
+        found = {file: submit.make_room(cluster, one) for file, one in found.items()}
     _check(found)
     most = min(map(_max_parallel, found.values()))
     left = [one for one in found.values() if not one.has_ended]
@@ -69,7 +73,7 @@ def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted
 
 
 def _submit_one(cluster: Cluster, file: Path, manifests: list[Object], wanted: Wanted) -> Exit:
-    name = submit.submit(cluster, file, manifests, force=wanted.force)
+    name = submit.submit(cluster, file, manifests, force=wanted.force, replace=wanted.replace)
     log.info("submitted %s", name)
     if wanted.show:
         logs.follow(cluster, jobs.get_job(cluster, name), wanted.show, query={"follow": "true"})

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,17 +47,21 @@ def endless(name: str, claim: str) -> dict[str, Any]:
     return values | {"checkpoints": {"pvc": claim}}
 
 
-@contextmanager
-def submitted(verbs: Verbs, launcher: str, values: dict[str, Any]) -> Iterator[str]:
-    """Submit a job, and at the end delete it and see that nothing of it is left."""
-    file = verbs.folder / f"{values['name']}-{launcher}.yaml"
-    rendered = render(values, launcher)
-    for name, content in files.files(rendered, split=False):
+def write(verbs: Verbs, launcher: str, values: dict[str, Any]) -> Path:
+    """Render a job to a file, with what travels with it beside."""
+    for name, content in files.files(render(values, launcher), split=False):
         (verbs.folder / name).write_bytes(
             content if isinstance(content, bytes) else content.encode()
         )
-    (verbs.folder / f"{launcher}.yaml").replace(file)
-    verbs.does("submit", str(file))
+    return (verbs.folder / f"{launcher}.yaml").replace(
+        verbs.folder / f"{values['name']}-{launcher}.yaml"
+    )
+
+
+@contextmanager
+def submitted(verbs: Verbs, launcher: str, values: dict[str, Any]) -> Iterator[str]:
+    """Submit a job, and at the end delete it and see that nothing of it is left."""
+    verbs.does("submit", str(write(verbs, launcher, values)))
     try:
         yield values["name"]
     except BaseException:

@@ -11,7 +11,7 @@ import pytest
 
 from k8s.cluster.client import objects
 from tests.cluster.conftest import Verbs
-from tests.cluster.running import job, submitted
+from tests.cluster.running import START, job, submitted, until, write
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -52,6 +52,25 @@ def test_a_large_folder_travels_on_a_claim(
     again = verbs.run("submit", str(verbs.folder / f"own-{launcher}.yaml"))
     verbs.run("delete", name)
     assert "has the folder already" in again.stderr
+
+
+def test_changed_code_replaces_a_job_that_runs(
+    verbs: Verbs, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pods of the former code are gone before, so no log has both."""
+    monkeypatch.chdir(tmp_path)
+    script = "import time; print('version', {}, time.time(), flush=True); time.sleep({})"
+    (tmp_path / "train.py").write_text(script.format(1, 600))
+    values = own(run={"script": "train.py"}, code={"path": "."})
+    with submitted(verbs, launcher, values) as name:
+        until(lambda: "version 1" in verbs.run("logs", name).stdout, START, lambda: "no version 1")
+        (tmp_path / "train.py").write_text(script.format(2, 0))
+        file = write(verbs, launcher, values)
+        verbs.does("submit", str(file), "--replace")
+        verbs.does("wait", name, "--timeout", "240", timeout=300)
+        logs = verbs.does("logs", name)
+        assert "version 2" in logs
+        assert "version 1" not in logs
 
 
 def test_an_exit_code_of_its_own_is_understood(verbs: Verbs, launcher: str) -> None:

@@ -33,10 +33,14 @@ def submit(
         bool, typer.Option("--follow", help="show the logs until the end; exit as it did")
     ] = False,
     force: Annotated[bool, typer.Option(help="take fields over from other owners")] = False,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="delete the jobs of these names first; their claims stay"),
+    ] = False,
 ) -> None:
     """Apply rendered jobs: on the server's side, after a dry run there."""
     found = {file: read_manifests(file) for file in files}
-    wanted = Wanted(wait_ or follow, print_line if follow else None, log_state, force)
+    wanted = Wanted(wait_ or follow, print_line if follow else None, log_state, force, replace)
     raise typer.Exit(submit_all(context.obj(), found, wanted))
 
 

@@ -3,18 +3,22 @@
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from k8s.base import yaml_text
+from k8s.cluster import submit
 from tests.cluster_objects import (
     COMPLETED,
     FAILED,
     JOBSET,
     LABELS,
+    RUNNING,
     Run,
     golden,
+    jobset,
     pod,
 )
 from tests.standin.server import Server
@@ -135,3 +139,54 @@ def test_submit_follows_and_waits(
     assert code == 70  # failed, and no pod left a code of its own
     assert shown in out if lost else out == shown
     assert "failed: FailedJobs" in err
+
+
+@pytest.mark.parametrize("status", [RUNNING, COMPLETED, FAILED])
+def test_replace_waits_until_the_pods_are_gone(
+    status: dict[str, Any], run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    place = server.path(*JOBSET, "digits-ddp")
+    before = jobset(**status)
+    server.put(*JOBSET, before | {"metadata": before["metadata"] | {"name": "digits-ddp"}})
+    left = pod("digits-ddp-0", 0, phase="Running")
+    labels = LABELS | {"app.kubernetes.io/instance": "digits-ddp"}
+    server.put("v1", "Pod", left | {"metadata": left["metadata"] | {"labels": labels}})
+    looks = 0
+
+    def answer(method: str, target: str) -> None:
+        nonlocal looks
+        looks += method == "GET" and "/pods?" in target and place not in server.objects
+        if looks == 2:
+            server.objects.pop(server.path("v1", "Pod", "digits-ddp-0"), None)
+
+    server.answer = answer
+    code, _, err = run(config, "submit", str(golden("jobset")), "--replace")
+    assert code == 0, err
+    assert "deletes job digits-ddp, of which 1 pods are there" in err
+    assert looks >= 2
+    methods = [method for method, path in server.requests if path.partition("?")[0] == place]
+    assert methods.index("DELETE") < methods.index("PATCH")
+    assert place in server.objects
+
+
+def test_a_job_that_does_not_go_is_not_replaced(
+    run: Run, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, config = cluster
+    before = jobset(**RUNNING)
+    server.put(*JOBSET, before | {"metadata": before["metadata"] | {"name": "digits-ddp"}})
+    server.answer = lambda method, _: (200, {}, "{}") if method == "DELETE" else None
+    monkeypatch.setattr(submit, "_GONE", 0.2)
+    code, _, err = run(config, "submit", str(golden("jobset")), "--replace")
+    assert code == 69
+    assert "job digits-ddp is deleted, and does not go; try again" in err
+    assert not [path for method, path in server.requests if method == "PATCH"]
+
+
+def test_replace_is_for_a_job_that_need_not_be_there(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    files = [str(golden("jobset")), str(golden("job", "own-script"))]
+    code, _, err = run(config, "submit", *files, "--replace")
+    assert code == 0, err
+    assert not [path for method, path in server.requests if method == "DELETE" and "/jobs" in path]

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from k8s.base.errors import config_error
-from k8s.cluster import control, copy_code, rendezvous_secret
+from k8s.cluster import control
 from k8s.cluster.jobs import companion_kinds
 from k8s.cluster.observe import job_progress, why
+from k8s.cluster.submit import copy_code, rendezvous_secret
 from k8s.cluster.wrapped_job import WRAPPER, contents, is_wrapper
 from k8s.plan.job_kind import Api, JobKind
 from k8s.render.manifests import Rendered

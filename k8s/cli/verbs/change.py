@@ -13,8 +13,8 @@ from k8s.cluster import control, jobs
 from k8s.cluster.client.api import Forbidden
 from k8s.cluster.observe.save_logs import save_logs
 from k8s.cluster.profile import profile as ask_for_profile
-from k8s.cluster.submit import read_manifests
-from k8s.cluster.submit_several import Wanted, submit_all
+from k8s.cluster.submit.one_job import read_manifests
+from k8s.cluster.submit.several_jobs import Wanted, submit_all
 from k8s.cluster.sync import sync as put_code
 
 log = logging.getLogger("k8s")

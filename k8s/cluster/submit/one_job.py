@@ -16,11 +16,12 @@ from typing import Any
 
 from k8s.base.errors import config_error
 from k8s.base.yaml_text import read, read_text
-from k8s.cluster import copy_code, jobs, rendezvous_secret, state, wrapped_job
+from k8s.cluster import jobs, state, wrapped_job
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
-from k8s.cluster.copy_code import Folder
 from k8s.cluster.jobs import Job
+from k8s.cluster.submit import copy_code, rendezvous_secret
+from k8s.cluster.submit.copy_code import Folder
 from trainer.config.exits import Exit, Fault
 
 _GONE = 60.0  # seconds beyond the pods' grace for a deleted job to go

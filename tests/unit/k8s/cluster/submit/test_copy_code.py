@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from k8s.cli.command import main
-from k8s.cluster import copy_code
+from k8s.cluster.submit import copy_code
 from tests.cluster_objects import Run
 from tests.rendering import job
 from tests.standin.server import Server

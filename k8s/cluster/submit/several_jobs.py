@@ -12,10 +12,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from k8s.base.errors import config_error
-from k8s.cluster import jobs, submit
+from k8s.cluster import jobs
 from k8s.cluster.client.api import Cluster, Object
 from k8s.cluster.observe import logs
-from k8s.cluster.submit import Submission
+from k8s.cluster.submit import one_job
+from k8s.cluster.submit.one_job import Submission
 from k8s.jobfile.spec import MAX_PARALLEL
 from k8s.plan.job_kind import State
 from trainer.config.exits import Exit, Fault, combine
@@ -46,9 +47,9 @@ def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted
     """
     if len(files) == 1:
         return _submit_one(cluster, *next(iter(files.items())), wanted)
-    found = {file: submit.find(cluster, file, manifests) for file, manifests in files.items()}
+    found = {file: one_job.find(cluster, file, manifests) for file, manifests in files.items()}
     if wanted.replace:
-        found = {file: submit.make_room(cluster, one) for file, one in found.items()}
+        found = {file: one_job.make_room(cluster, one) for file, one in found.items()}
     _check(found)
     most = min(map(_max_parallel, found.values()))
     left = [one for one in found.values() if not one.has_ended]
@@ -58,12 +59,12 @@ def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted
             "add --wait or --follow"
         )
     for one in found.values():
-        submit.try_out(cluster, one, force=wanted.force)
+        one_job.try_out(cluster, one, force=wanted.force)
         if one.before is not None and one.has_ended:
             log.info("job %s is there already and has %s", one.name, one.before.state.phase)
     if not wanted.wait:
         for one in left:
-            submit.apply(cluster, one, force=wanted.force)
+            one_job.apply(cluster, one, force=wanted.force)
             log.info("submitted %s", one.name)
         return Exit.DONE
     before = [_end_of(cluster, one, wanted) for one in found.values() if one.has_ended]
@@ -73,7 +74,7 @@ def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted
 
 
 def _submit_one(cluster: Cluster, file: Path, manifests: list[Object], wanted: Wanted) -> Exit:
-    name = submit.submit(cluster, file, manifests, force=wanted.force, replace=wanted.replace)
+    name = one_job.submit(cluster, file, manifests, force=wanted.force, replace=wanted.replace)
     log.info("submitted %s", name)
     if wanted.show:
         logs.follow(cluster, jobs.get_job(cluster, name), wanted.show, query={"follow": "true"})
@@ -146,7 +147,7 @@ def _run_next(
 ) -> bool:
     """Run a job to its end; return whether another may take its place."""
     try:
-        submit.apply(cluster, one, force=wanted.force)
+        one_job.apply(cluster, one, force=wanted.force)
         log.info("submitted %s", one.name)
         if show := wanted.show:
             job = jobs.get_job(cluster, one.name)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from k8s.base import yaml_text
-from k8s.cluster import submit
+from k8s.cluster.submit import one_job
 from tests.cluster_objects import (
     COMPLETED,
     FAILED,
@@ -177,7 +177,7 @@ def test_a_job_that_does_not_go_is_not_replaced(
     before = jobset(**RUNNING)
     server.put(*JOBSET, before | {"metadata": before["metadata"] | {"name": "digits-ddp"}})
     server.answer = lambda method, _: (200, {}, "{}") if method == "DELETE" else None
-    monkeypatch.setattr(submit, "_GONE", 0.2)
+    monkeypatch.setattr(one_job, "_GONE", 0.2)
     code, _, err = run(config, "submit", str(golden("jobset")), "--replace")
     assert code == 69
     assert "job digits-ddp is deleted, and does not go; try again" in err

@@ -10,7 +10,7 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -133,35 +133,49 @@ def test_losses_are_torchruns_and_the_start_is_no_slower(framework: str, begin: 
     assert ours / theirs <= SLOWER, seconds
 
 
-def test_two_nodes_of_one_rank_give_the_losses_of_torchrun(framework: str, begin: Begin) -> None:
+def one_node(begin: Begin, epochs: int) -> list[Started]:
+    return [begin(*TWO_RANKS, epochs=epochs)]
+
+
+def two_nodes(begin: Begin, epochs: int) -> list[Started]:
     variables = VARIABLES | {
         "PET_NNODES": "2",
         "PET_NPROC_PER_NODE": "1",
         "PET_MASTER_ADDR": "127.0.0.1",
         "PET_MASTER_PORT": str(free_port()),
     }
-    nodes = [
-        begin(*LAUNCHER, variables=variables | {"PET_NODE_RANK": str(number)})
+    return [
+        begin(*LAUNCHER, epochs=epochs, variables=variables | {"PET_NODE_RANK": str(number)})
         for number in range(2)
     ]
+
+
+def test_two_nodes_of_one_rank_give_the_losses_of_torchrun(framework: str, begin: Begin) -> None:
+    nodes = two_nodes(begin, 1)
     for node in nodes:
         end(node, 0)
-    one_node = begin(*torchrun())
-    end(one_node, 0)
-    assert losses(*nodes) == losses(one_node)
+    theirs = begin(*torchrun())
+    end(theirs, 0)
+    assert losses(*nodes) == losses(theirs)
 
 
-def test_sigterm_saves_and_the_next_start_continues_exactly(framework: str, begin: Begin) -> None:
+@pytest.mark.parametrize("start", [one_node, two_nodes])
+def test_sigterm_saves_and_the_next_start_continues_exactly(
+    framework: str, begin: Begin, start: Callable[[Begin, int], list[Started]]
+) -> None:
     whole = begin(*TWO_RANKS, epochs=EPOCHS)
     end(whole, 0)
-    stopped = begin(*TWO_RANKS, epochs=EPOCHS)
-    stopped.wait_for("step 10 loss")
-    stopped.process.send_signal(signal.SIGTERM)
-    end(stopped, 143)
-    assert 10 <= len(losses(stopped)) < STEPS * EPOCHS
-    resumed = begin(*TWO_RANKS, epochs=EPOCHS)
-    end(resumed, 0)
-    assert losses(stopped, resumed) == losses(whole)
+    stopped = start(begin, EPOCHS)
+    stopped[0].wait_for("step 10 loss")
+    for node in stopped:
+        node.process.send_signal(signal.SIGTERM)
+    for node in stopped:
+        end(node, 143)
+    assert 10 <= len(losses(*stopped)) < STEPS * EPOCHS
+    resumed = start(begin, EPOCHS)
+    for node in resumed:
+        end(node, 0)
+    assert losses(*stopped, *resumed) == losses(whole)
 
 
 def test_the_rank_that_raises_is_the_one_that_is_named(framework: str, begin: Begin) -> None:

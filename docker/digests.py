@@ -27,7 +27,7 @@ class _NoDigest(Exception):
 
 
 def digest(registry: str, name: str, tag: str) -> str:
-    """Return a tag's digest, as whoever may pull without a password gets it.
+    """Return a tag's digest, as its registry gives it to anonymous users.
 
     Raises requests.RequestException and _NoDigest.
     """

@@ -21,10 +21,10 @@ _NAMED = re.compile(
     r"(?:not in the collective: |no sign of life from )(rank \d+)"
     r"|([Rr]ank \d+)[^,;\]]*? (?:did not come|failed to pass)"
 )
-# Causes that another line may say more of, and what a rank has done of which the others know nothing.
+# Causes for which another line is the better evidence; of two the one with the lower number.
 _VAGUE = {"killed": 1, "raised": 2}
-_LEFT = "left early"
-_GONE = re.compile(r", after (rank \d+)() had ended with 0")
+_LEFT = "left early"  # only the launcher sees it: the other ranks see a lost peer, or hang
+_GONE = re.compile(r", after (rank \d+) had ended with 0")
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+), in (.+)')
 _HEAD = re.compile(r"[ \t^~]|Traceback ")
 _NOT_OWN = re.compile(
@@ -93,7 +93,7 @@ def in_words(found: Diagnosis, *, job: str) -> list[str]:
     """Return a diagnosis in lines: what failed first, why, the evidence, what to do, what followed."""
     sign, cause = found.sign, found.cause
     named = (_GONE if cause.name == _LEFT else _NAMED).search(found.evidence)
-    who = (named[1] or named[2]).lower() if named else sign.who
+    who = next(filter(None, named.groups())).lower() if named else sign.who
     at = f", {datetime.fromtimestamp(sign.time, UTC):%Y-%m-%d %H:%M:%S} UTC" if sign.time else ""
     lines = [
         f"first     {who or 'unknown'}{at}",

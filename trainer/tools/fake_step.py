@@ -39,7 +39,7 @@ from trainer.models.recompute import recompute_blocks
 from trainer.plan.memory import Need
 from trainer.plan.sizing import Sizing
 
-_MOST_REAL = 2**30  # bytes of weights that are really made, where shapes do not do
+_MOST_REAL = 2**30  # bytes of weights that are really made, where shapes are not enough
 
 
 def needs_of_ranks(settings: Settings, sizing: Sizing) -> list[Need]:

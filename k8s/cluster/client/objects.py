@@ -3,7 +3,8 @@
 found = get(cluster, "batch/v1", "Job", "digits")
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from urllib.parse import quote
@@ -17,6 +18,8 @@ from trainer.config.exits import Exit, Fault
 # The charset keeps the client from encoding the body anew: it would write a character beyond 16 bits as
 # JSON's surrogate pair, which the API server, reading the body as YAML, refuses.
 _APPLY = "application/apply-patch+yaml; charset=utf-8"
+
+_TURN = 0.5  # seconds between two looks
 
 # What to install for an API group that is not served; a launcher's own groups are in its JobKind.
 _INSTALL = {
@@ -168,3 +171,16 @@ def delete(cluster: Cluster, found: Object) -> None:
         call(cluster, "DELETE", path, body=body)
     except Missing:
         return
+
+
+def wait_until_gone(
+    cluster: Cluster, is_there: Callable[[], object], *, what: str, seconds: float
+) -> None:
+    """Wait until what was deleted is there no more. Raises Fault(69) after so many seconds."""
+    end = time.monotonic() + seconds
+    while is_there():
+        if time.monotonic() > end:
+            raise Fault(
+                Exit.PEER, f"{cluster.where}: {what} is deleted, and does not go; try again"
+            )
+        time.sleep(_TURN)

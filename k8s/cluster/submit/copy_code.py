@@ -15,7 +15,7 @@ from k8s.base.errors import config_error, in_one_line
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Object
 from k8s.cluster.client.exec import Ended, execute
-from k8s.cluster.state import mappings, reason, trainer_container, variables
+from k8s.cluster.state import mappings, reason, variables
 from trainer.config.exits import Exit, Fault
 
 LIFE = 900  # seconds for all, after which the cluster ends the pod
@@ -50,25 +50,23 @@ class Folder:
 def find(manifests: Sequence[Object]) -> Folder | None:
     """Return the folder that the pods of manifests look for on a claim; None for none."""
     for spec in mappings(list(manifests)):
-        if "containers" not in spec:
-            continue
-        container = trainer_container({"spec": spec})
-        seen = variables(container)
-        if "MUSTER_CODE" not in seen:
-            continue
-        mount = next(
-            one
-            for one in container["volumeMounts"]
-            if posixpath.commonpath([seen["MUSTER_CODE"], one["mountPath"]]) == one["mountPath"]
-        )
-        volume = next(one for one in spec["volumes"] if one["name"] == mount["name"])
-        if "persistentVolumeClaim" not in volume:
-            return None
-        file, wanted = seen["MUSTER_CODE"], seen["MUSTER_CODE_SHA256"]
-        claim = volume["persistentVolumeClaim"]["claimName"]
-        job = posixpath.basename(posixpath.dirname(file))
-        pod = _pod(spec, container, f"{job}-code", claim=claim, path=mount["mountPath"])
-        return Folder(wanted, claim, file, pod)
+        for container in spec.get("containers") or ():
+            seen = variables(container)
+            if "MUSTER_CODE" in seen:
+                sha256 = seen.get("MUSTER_CODE_SHA256", "")
+                return _folder(spec, container, seen["MUSTER_CODE"], sha256)
+    return None
+
+
+def _folder(spec: Object, container: Object, file: str, sha256: str) -> Folder | None:
+    for mount in container.get("volumeMounts", []):
+        place = mount["mountPath"]
+        if posixpath.commonpath([file, place]) == place:
+            volume = next(one for one in spec["volumes"] if one["name"] == mount["name"])
+            if claim := volume.get("persistentVolumeClaim", {}).get("claimName"):
+                job = posixpath.basename(posixpath.dirname(file))
+                pod = _pod(spec, container, f"{job}-code", claim=claim, path=place)
+                return Folder(sha256, claim, file, pod)
     return None
 
 
@@ -94,7 +92,7 @@ def read(folder: Folder, manifest: Path) -> bytes:
 
 
 def _pod(spec: Object, container: Object, name: str, *, claim: str, path: str) -> Object:
-    """Return the pod that copies: it may what the job's own pods may, and waits."""
+    """Return the pod that copies. It has the rights of the job's own pods, and sleeps."""
     kept = {"securityContext", "imagePullSecrets", "nodeSelector", "tolerations"}
     kept.add("serviceAccountName")  # it may have the right to pull
     amounts = {"cpu": "500m", "memory": "256Mi"}
@@ -135,7 +133,12 @@ def copy(cluster: Cluster, folder: Folder, manifest: Path) -> None:
         raise config_error(
             f"{cluster.where}: no PersistentVolumeClaim {claim}, to which the job's folder goes; make it"
         )
-    _delete(cluster, folder.pod)  # of a call that was killed
+
+    def is_there() -> object:
+        return objects.get(cluster, "v1", "Pod", name)
+
+    objects.delete(cluster, folder.pod)  # of a call that was killed
+    objects.wait_until_gone(cluster, is_there, what=f"pod {name}", seconds=_GONE)
     objects.apply(cluster, folder.pod)
     try:
         _wait_for_start(cluster, name)
@@ -177,16 +180,4 @@ def _wait_for_start(cluster: Cluster, name: str) -> None:
         if why != said:
             log.info("pod %s, which copies the folder: %s", name, why)
             said = why
-        time.sleep(_TURN)
-
-
-def _delete(cluster: Cluster, pod: Object) -> None:
-    """Delete the pod and wait until it is gone. Raises Fault(69)."""
-    name, end = pod["metadata"]["name"], time.monotonic() + _GONE
-    objects.delete(cluster, pod)
-    while objects.get(cluster, "v1", "Pod", name) is not None:
-        if time.monotonic() > end:
-            raise Fault(
-                Exit.PEER, f"{cluster.where}: pod {name} is deleted, and does not go; try again"
-            )
         time.sleep(_TURN)

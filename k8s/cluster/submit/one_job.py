@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import logging
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,8 @@ from k8s.cluster.client.api import Cluster, Forbidden, Object
 from k8s.cluster.jobs import Job
 from k8s.cluster.submit import copy_code, rendezvous_secret
 from k8s.cluster.submit.copy_code import Folder
-from trainer.config.exits import Exit, Fault
 
 _GONE = 60.0  # seconds beyond the pods' grace for a deleted job to go
-_TURN = 0.5
 
 log = logging.getLogger("k8s")
 
@@ -120,18 +117,16 @@ def make_room(cluster: Cluster, one: Submission) -> Submission:
         return one
     pods = jobs.pod_objects(cluster, job)
     graces = [pod["spec"].get("terminationGracePeriodSeconds", 30) for pod in pods]
-    log.info("deletes job %s, of which %d pods are there", one.name, len(pods))
+    log.info("deleting job %s and its %d pods first", one.name, len(pods))
     jobs.delete(cluster, job)
-    root, end = job.root_object, time.monotonic() + max(graces, default=0) + _GONE
-    while objects.get(
-        cluster, root["apiVersion"], root["kind"], root["metadata"]["name"]
-    ) or jobs.pod_objects(cluster, job):
-        if time.monotonic() > end:
-            raise Fault(
-                Exit.PEER,
-                f"{cluster.where}: job {one.name} is deleted, and does not go; try again",
-            )
-        time.sleep(_TURN)
+    root = job.root_object
+
+    def is_there() -> object:
+        own = objects.get(cluster, root["apiVersion"], root["kind"], root["metadata"]["name"])
+        return own or jobs.pod_objects(cluster, job)
+
+    seconds = max(graces, default=0) + _GONE
+    objects.wait_until_gone(cluster, is_there, what=f"job {one.name}", seconds=seconds)
     return dataclasses.replace(one, before=None)
 
 

@@ -90,7 +90,7 @@ def test_the_folder_is_there_before_the_first_object(made: Job) -> None:
     assert "copied the folder to claim runs: " in err
 
 
-def test_the_pod_may_what_the_jobs_own_pods_may(made: Job) -> None:
+def test_the_pod_has_the_rights_of_the_jobs_own_pods(made: Job) -> None:
     made.submit()
     (pod,) = (one["spec"] for one in made.pods)
     (container,) = pod["containers"]
@@ -227,3 +227,18 @@ def test_a_large_folder_goes_in_many_messages(made: Job) -> None:
     made.code("print(1)\n")
     assert made.submit()[0] == 0
     assert len(next(iter(made.on_claim().values()))) > 2**21
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"containers": []},
+        {"containers": None},
+        {"containers": [{"name": "a"}]},
+        {"containers": [{"name": "a", "env": [{"name": "MUSTER_CODE", "value": "/a/b"}]}]},
+    ],
+)
+def test_a_pod_that_looks_for_no_folder_on_a_claim(changed: dict[str, Any]) -> None:
+    """As one that a user has written by hand; what else is wrong with it the server says."""
+    changed.setdefault("volumes", [])
+    assert copy_code.find([{"kind": "Job", "spec": {"template": {"spec": changed}}}]) is None

@@ -163,7 +163,7 @@ def test_replace_waits_until_the_pods_are_gone(
     server.answer = answer
     code, _, err = run(config, "submit", str(golden("jobset")), "--replace")
     assert code == 0, err
-    assert "deletes job digits-ddp, of which 1 pods are there" in err
+    assert "deleting job digits-ddp and its 1 pods first" in err
     assert looks >= 2
     methods = [method for method, path in server.requests if path.partition("?")[0] == place]
     assert methods.index("DELETE") < methods.index("PATCH")

@@ -21,7 +21,6 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # What a fake tensor, which has a shape alone, raises when its values are asked for.
@@ -71,6 +70,8 @@ def group_size(name: str) -> int:
 
 def forget_shardings() -> None:
     """Clear what DTensor remembers by equal meshes, with groups that are gone; nothing public does."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415  # imports inductor: 0.2 s
+
     _clear_sharding_prop_cache()
 
 

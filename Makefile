@@ -28,7 +28,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage axe kind-up kind-e2e kind-down torchx frameworks test-frameworks trackers bench bench-peers fuzz soak docs lock image publish docker-run compose-run sbom audit clean
+.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage axe kind-up kind-e2e kind-down torchx frameworks test-frameworks trackers bench bench-growth bench-peers fuzz soak docs lock image publish docker-run compose-run sbom audit clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -140,6 +140,9 @@ SITE = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 bench: $(STAMP) ## measure muster beside what a user would pick instead, into build/bench (PICK=step: one row)
 	@$(PY) -m tests.bench $(PICK)
+
+bench-growth: $(STAMP) ## how the cost of a command grows with jobs, ranks, steps, files, checkpoints, parameters (PICK=files: one)
+	@$(PY) -m tests.bench.growth $(PICK)
 
 # torch is not installed twice: the line in torch.pth finds the one in .venv.
 bench-peers: $(STAMP) ## put what `make bench` compares with into an environment of its own, build/bench-peers

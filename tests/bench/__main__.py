@@ -53,23 +53,22 @@ def main() -> int:
 
 def _row(row: Row, times: Times) -> dict[str, Any]:
     """Return a row's figures: all times as they were measured, and the ratios to each peer."""
-    ratios = {}
-    for peer in times:
-        if peer != "muster":
-            cpu, cpu_spread = ratio(
-                [took.cpu for took in times["muster"]], [took.cpu for took in times[peer]]
-            )
-            wall, wall_spread = ratio(
-                [took.wall for took in times["muster"]], [took.wall for took in times[peer]]
-            )
-            ratios[peer] = {
-                "cpu": cpu,
-                "cpu_spread": cpu_spread,
-                "wall": wall,
-                "wall_spread": wall_spread,
-                "goal": row.goals[peer],
-                "verdict": verdict(cpu, cpu_spread, goal=row.goals[peer]),
-            }
+    ours, ratios = times["muster"], {}
+    for peer, theirs in times.items():
+        if peer == "muster":
+            continue
+        cpu, cpu_spread = ratio([one.cpu for one in ours], [one.cpu for one in theirs])
+        wall, wall_spread = ratio([one.wall for one in ours], [one.wall for one in theirs])
+        held = typical(theirs).memory
+        ratios[peer] = {
+            "cpu": cpu,
+            "cpu_spread": cpu_spread,
+            "wall": wall,
+            "wall_spread": wall_spread,
+            "memory": typical(ours).memory / held if held else None,
+            "goal": row.goals[peer],
+            "verdict": verdict(cpu, cpu_spread, goal=row.goals[peer]),
+        }
     return {
         "what": row.what,
         "ratios": ratios,
@@ -88,9 +87,14 @@ def verdict(found: float, spread: float, *, goal: float) -> str:
 def _lines(name: str, row: dict[str, Any]) -> list[str]:
     return [
         f"| {name} | {peer} | {one['cpu']:.2f} ({one['cpu_spread']:.0%}) | "
-        f"{one['wall']:.2f} ({one['wall_spread']:.0%}) | {one['goal']:g} | {one['verdict']} |"
+        f"{one['wall']:.2f} ({one['wall_spread']:.0%}) | {_memory(one)} | {one['goal']:g} | "
+        f"{one['verdict']} |"
         for peer, one in row["ratios"].items()
     ]
+
+
+def _memory(ratios: dict[str, Any]) -> str:
+    return f"{ratios['memory']:.2f}" if ratios["memory"] else ""
 
 
 def _heading(result: dict[str, Any]) -> str:
@@ -99,8 +103,8 @@ def _heading(result: dict[str, Any]) -> str:
     return (
         f"{result['date']}, {machine['cpu']}, {machine['cores']} cores, load "
         f"{machine['load']:.1f} before; {versions}\n\n"
-        "| row | beside | processor time (spread) | wall time (spread) | goal | |\n"
-        "| --- | --- | --- | --- | --- | --- |"
+        "| row | beside | processor time (spread) | wall time (spread) | memory | goal | |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |"
     )
 
 

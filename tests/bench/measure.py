@@ -30,10 +30,15 @@ Times = dict[str, list["Took"]]
 
 @dataclass(frozen=True)
 class Took:
-    """Seconds of processor time, of all ranks, and of wall time."""
+    """Seconds of processor time, of all ranks, and of wall time.
+
+    `memory`: bytes that the contender holds with all its processes after that, a page that several share
+    counted once; 0 for a command that has ended.
+    """
 
     cpu: float
     wall: float
+    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,18 +80,26 @@ def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float]:
 
 def typical(times: list[Took]) -> Took:
     """Return the median of processor time and of wall time."""
-    return Took(median(took.cpu for took in times), median(took.wall for took in times))
+    return Took(
+        median(took.cpu for took in times),
+        median(took.wall for took in times),
+        int(median(took.memory for took in times)),
+    )
 
 
-def until_line(one: Contender, line: str) -> Took:
-    """Run a command until `line` stands in its output; processor time is that of all its processes."""
+def until_line(one: Contender, line: str, *, after: str = "") -> Took:
+    """Run a command until `line` stands in its output; processor time is that of all its processes.
+
+    `after`: take the time from when this stood there, and a `line` that came later.
+    """
     with _process(one) as (process, output):
-        began = time.perf_counter()
-        while line not in output.read_text(encoding="utf-8", errors="replace"):
-            _check(process, output, began)
-            time.sleep(0.01)
+        used, began = 0.0, time.perf_counter()
+        if after:
+            _wait_for(after, process, output)
+            used, began = _cpu_of_family(process.pid), time.perf_counter()
+        _wait_for(line, process, output, after=after)
         wall = time.perf_counter() - began
-        return Took(_cpu_of_family(process.pid), wall)
+        return Took(_cpu_of_family(process.pid) - used, wall)
 
 
 def to_end(one: Contender) -> Took:
@@ -159,9 +172,22 @@ def _started(one: Contender) -> Iterator[Callable[[], Took]]:
             if not all(answers):
                 raise RuntimeError(output.read_text(encoding="utf-8")[-2000:])
             took = [Took(**json.loads(answer)) for answer in answers]
-            return Took(sum(one.cpu for one in took), max(one.wall for one in took))
+            cpu, wall = sum(one.cpu for one in took), max(one.wall for one in took)
+            return Took(cpu, wall, _memory_of_family(process.pid))
 
         yield ask
+
+
+def _wait_for(
+    line: str, process: "subprocess.Popen[bytes]", output: Path, *, after: str = ""
+) -> None:
+    began = time.perf_counter()
+    while True:
+        text = output.read_text(encoding="utf-8", errors="replace")
+        if line in text[max(0, text.find(after)) :]:
+            return
+        _check(process, output, began)
+        time.sleep(0.01)
 
 
 def _check(process: "subprocess.Popen[bytes]", output: Path, began: float) -> None:
@@ -189,4 +215,13 @@ def _cpu_of_family(leader: int) -> float:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def _memory_of_family(leader: int) -> int:
+    """Return the bytes that a family holds (Linux: PSS)."""
+    total = 0
+    for process in _family(leader):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_full_info().pss
     return total

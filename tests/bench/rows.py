@@ -14,6 +14,7 @@ from tests.bench.measure import (
     to_end,
     until_line,
 )
+from tests.bench.peers.turn import FAILED, FIRST
 from tests.conftest import ROOT
 
 STEPS = 100  # of a turn
@@ -52,10 +53,10 @@ def _bare(**env: str) -> Contender:
     return Contender((str(SCRIPTS / "bare.py"),), env)
 
 
-def _torchrun(ranks: int, **env: str) -> Contender:
-    options = ("--standalone", "--nproc-per-node", str(ranks))
-    script = str(SCRIPTS / "bare.py")
-    return Contender(("-m", "torch.distributed.run", *options, script), env, ranks)
+def _torchrun(ranks: int, *, script: str = "bare", **env: str) -> Contender:
+    options = ("--standalone", "--max-restarts", "1", "--nproc-per-node", str(ranks))
+    command = ("-m", "torch.distributed.run", *options, str(SCRIPTS / f"{script}.py"))
+    return Contender(command, env, ranks)
 
 
 def _step(rounds: int) -> Times:
@@ -96,12 +97,19 @@ def _accumulation(rounds: int) -> Times:
     return in_turn({"muster": ours, **loops}, rounds=rounds)
 
 
-def _ddp(rounds: int) -> Times:
-    contenders = {
-        "muster": _muster(2, mode="ddp"),
-        "bare": _torchrun(2),
-        "bare, same": _torchrun(2, BENCH_LOOP="same"),
-    }
+def _mode(rounds: int, *, mode: str, ranks: int, net: str = "digits") -> Times:
+    """A mode's step beside the same by torch's own parts; `net` is digits' or the tiny GPT."""
+    ours = _muster(ranks, mode=mode, **(_GPT if net == "tokens" else {}), **_AS_BARE.get(mode, {}))
+    steps = {} if net == "digits" else {"BENCH_STEPS": "5"}
+    same = {"BENCH_MODE": mode, "BENCH_NET": net, **steps}
+    contenders = {"muster": replace(ours, env={**ours.env, **steps})}
+    if mode == "pp":
+        micro = str(_AS_BARE[mode]["micro_batch"])
+        contenders["bare"] = _torchrun(ranks, script="pipeline", BENCH_MICRO=micro, **same)
+    else:
+        contenders["bare"] = _torchrun(ranks, **same)
+    if mode in ("ddp", "fsdp"):
+        contenders["bare, same"] = _torchrun(ranks, BENCH_LOOP="same", **same)
     return in_turn(contenders, rounds=rounds)
 
 
@@ -111,9 +119,21 @@ def _start(rounds: int, *, ranks: int) -> Times:
     )
     contenders = {
         "muster": partial(until_line, ours, '"event": "step"'),
-        "torchrun": partial(until_line, _torchrun(ranks), "first step"),
+        "torchrun": partial(until_line, _torchrun(ranks), FIRST),
     }
     return each_in_turn(contenders, rounds=rounds)
+
+
+def _restart(rounds: int) -> Times:
+    """From the traceback of one of two ranks to the first step after the restart."""
+    env = {"BENCH_FAIL": "20"}
+    ours = _muster(2, mode="ddp")
+    ours = replace(ours, env={**ours.env, **env, "PET_MAX_RESTARTS": "1"})
+    contenders = {"muster": ours, "torchrun": _torchrun(2, **env)}
+    measured = {
+        name: partial(until_line, one, FIRST, after=FAILED) for name, one in contenders.items()
+    }
+    return each_in_turn(measured, rounds=rounds)
 
 
 def _script(rounds: int, *, script: str, what: str, peers: Mapping[str, str], steps: int) -> Times:
@@ -138,8 +158,25 @@ def _render(rounds: int) -> Times:
     return each_in_turn(contenders, rounds=rounds)
 
 
+_GPT = {"task": "tests.bench.peers.muster_task:Gpt"}
+# What the bare scripts do.
+_AS_BARE: dict[str, dict[str, object]] = {
+    "pp": {"pipeline_schedule": "1f1b", "micro_batch": 8},
+    "tp": {"sequence_parallel": "false"},
+}
 _LOADER = {"DataLoader": "peer"}
 _SAVERS = {"torch.save": "torch", "DCP async": "dcp"}
+
+
+def _mode_row(mode: str, ranks: int, *, net: str = "digits") -> Row:
+    what = {"digits": "digits' net", "tokens": "the tiny GPT"}[net]
+    return Row(
+        f"a step of {what} by {mode} on {ranks} ranks, processor time of all",
+        partial(_mode, mode=mode, ranks=ranks, net=net),
+        {"bare": 1.03, "bare, same": 1.03},
+        rounds=15 if ranks == 2 else 9,
+    )
+
 
 ROWS = {
     "step": Row(
@@ -162,11 +199,13 @@ ROWS = {
         _accumulation,
         {"bare": 1.03, "bare, same": 1.03},
     ),
-    "ddp": Row(
-        "the same on two ranks, processor time of both",
-        _ddp,
-        {"bare": 1.03, "bare, same": 1.03},
-    ),
+    "ddp": _mode_row("ddp", 2),
+    "ddp-4": _mode_row("ddp", 4),
+    "fsdp": _mode_row("fsdp", 2, net="tokens"),
+    "fsdp-4": _mode_row("fsdp", 4, net="tokens"),
+    "tp": _mode_row("tp", 2, net="tokens"),
+    "pp": _mode_row("pp", 2, net="tokens"),
+    "pp-4": _mode_row("pp", 4, net="tokens"),
     "tokens": Row(
         "batches of 12 windows of 1,024 tokens from a file",
         partial(_script, script="reading", what="tokens", peers={"get_batch": "peer"}, steps=200),
@@ -212,6 +251,18 @@ ROWS = {
         "two ranks, from the command to their first step, all processes",
         partial(_start, ranks=2),
         {"torchrun": 0.5},
+        rounds=5,
+    ),
+    "start-8": Row(
+        "eight ranks, from the command to their first step, all processes",
+        partial(_start, ranks=8),
+        {"torchrun": 0.5},
+        rounds=3,
+    ),
+    "restart": Row(
+        "two ranks, from the failure of one to the first step after the restart, all processes",
+        _restart,
+        {"torchrun": 0.2},
         rounds=5,
     ),
     "render": Row(

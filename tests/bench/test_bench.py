@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.bench import __main__ as bench
-from tests.bench.measure import SCRIPTS, Contender, Took, in_turn, ratio
+from tests.bench import growth
+from tests.bench.measure import SCRIPTS, Contender, Took, in_turn, ratio, to_end, until_line
 from tests.bench.rows import ROWS, Row
 
 
@@ -35,12 +36,12 @@ def test_a_ratio_is_that_of_each_round() -> None:
 def test_the_table_and_the_file_have_every_ratio(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    times = {"muster": [Took(1.0, 2.0)] * 3, "bare": [Took(1.0, 1.0)] * 3}
+    times = {"muster": [Took(1.0, 2.0, 3)] * 3, "bare": [Took(1.0, 1.0, 2)] * 3}
     row = Row("a row", lambda _: times, {"bare": 1.03})
     monkeypatch.setitem(ROWS, "step", row)
     monkeypatch.setattr("sys.argv", ["bench", "step", "--folder", str(tmp_path)])
     assert bench.main() == 0
-    assert "| step | bare | 1.00 (0%) | 2.00 (0%) | 1.03 | met |" in capsys.readouterr().out
+    assert "| step | bare | 1.00 (0%) | 2.00 (0%) | 1.50 | 1.03 | met |" in capsys.readouterr().out
     (file,) = tmp_path.iterdir()
     result = json.loads(file.read_text(encoding="utf-8"))
     assert result["rows"]["step"]["ratios"]["bare"]["wall"] == 2
@@ -52,7 +53,7 @@ def test_a_loop_takes_its_steps_when_asked() -> None:
     bare = Contender((str(SCRIPTS / "bare.py"),), {"BENCH_STEPS": "3"})
     times = in_turn({"one": bare}, rounds=2)
     assert len(times["one"]) == 2
-    assert all(took.cpu > 0 and took.wall > 0 for took in times["one"])
+    assert all(took.cpu > 0 and took.wall > 0 and took.memory > 1e7 for took in times["one"])
 
 
 @pytest.mark.slow
@@ -64,6 +65,28 @@ def test_the_trainers_parts_take_turns_too(arguments: tuple[str, str]) -> None:
 
 
 @pytest.mark.slow
+def test_a_time_may_begin_with_a_line() -> None:
+    code = "import time; print('go', flush=True); time.sleep(5); print('in', flush=True); time.sleep(9)"
+    began = Contender(("-c", f"import time; print('in', flush=True); time.sleep(1); {code}"))
+    assert until_line(began, "in").wall < 4
+    assert 4 < until_line(began, "in", after="go").wall < 9
+
+
+@pytest.mark.slow
 def test_a_contender_that_fails_is_shown() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         in_turn({"one": Contender(("-c", "raise SystemExit('broken')"))}, rounds=1)
+
+
+def test_what_grows_with_its_size_is_ten_and_worse_is_more() -> None:
+    assert growth.by_the_one_before([1.0, 2.0, 11.0]) == "10.0"
+    assert growth.by_the_one_before([1.0, 2.0, 101.0]) == "100.0"
+    assert growth.by_the_one_before([1.0, 2.0]) == ""
+
+
+@pytest.mark.slow
+def test_each_growth_can_be_measured_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = growth.GROWTHS["runs"].prepare(100, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert to_end(command).cpu > 0
+    assert growth.seconds(growth.GROWTHS["files"], 10) > 0

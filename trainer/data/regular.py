@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def open_regular(path: Path, *, at_most: int | None = None) -> BinaryIO:
+def open_regular(path: Path | str, *, at_most: int | None = None) -> BinaryIO:
     """Open a file to read, without waiting for the other end of a pipe.
 
     Raises OSError, also for what is no regular file or has more than `at_most` bytes.

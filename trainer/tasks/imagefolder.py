@@ -6,6 +6,7 @@ Reads TRAINER_DATA/train/CLASS/* and, to evaluate, TRAINER_DATA/val/CLASS/*: JPE
 """
 
 import io
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,7 @@ class Folder:
         cut: Callable[[Image.Image], Tensor] | None = None,
     ) -> None:
         self.samples = [
-            (path, label)
-            for label, name in enumerate(classes)
-            for path in sorted((root / name).rglob("*"))
-            if path.suffix.lower() in _SUFFIXES
+            (path, label) for label, name in enumerate(classes) for path in _images(root / name)
         ]
         self._side = side or size * 8 // 7
         self._cut = cut or self._middle
@@ -154,6 +152,17 @@ class Task(Classification):
         labels = targets.argmax(dim=1) if targets.ndim == 2 else targets
         first = outputs.topk(min(5, outputs.shape[1])).indices == labels[:, None]
         return {"accuracy": first[:, 0].float(), "top5": first.any(dim=1).float()}
+
+
+def _images(folder: Path) -> list[str]:
+    """Return the images below a folder in the order of their paths; there may be a million of them."""
+    found = [
+        f"{where}/{name}"
+        for where, _, names in os.walk(folder)
+        for name in names
+        if os.path.splitext(name)[1].lower() in _SUFFIXES  # noqa: PTH122  # a Path takes ten times as long
+    ]
+    return sorted(found, key=lambda path: path.replace("/", "\0"))  # a folder before its neighbours
 
 
 def _classes(settings: Settings, part: str) -> list[str]:

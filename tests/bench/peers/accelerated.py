@@ -6,8 +6,9 @@ from accelerate import Accelerator
 from turn import Turns
 
 accelerator = Accelerator(cpu=True)
+optimizer = training.optimizer_of(training.net)
 net, optimizer, schedule = accelerator.prepare(
-    training.net, training.optimizer, training.schedule()
+    training.net, optimizer, training.schedule(optimizer)
 )
 turns = Turns()
 for step, (inputs, targets) in enumerate(training.batches()):

@@ -6,8 +6,8 @@ from lightning_fabric import Fabric
 from turn import Turns
 
 fabric = Fabric(accelerator="cpu", devices=1)
-net, optimizer = fabric.setup(training.net, training.optimizer)
-schedule = training.schedule()
+net, optimizer = fabric.setup(training.net, training.optimizer_of(training.net))
+schedule = training.schedule(optimizer)
 turns = Turns()
 for step, (inputs, targets) in enumerate(training.batches()):
     optimizer.zero_grad()

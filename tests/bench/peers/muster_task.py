@@ -1,34 +1,44 @@
-"""Digits in the trainer, which takes turns with its peers.
+"""Digits, or the tiny GPT, in the trainer, which takes turns with its peers.
 
 TRAINER_TASK=tests.bench.peers.muster_task:Task python -m trainer
 """
 
 from typing import Any
 
-from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.bench.peers.turn import Turns
+from trainer.config.own_settings import Tokens
 from trainer.config.settings import Settings
-from trainer.tasks import digits
+from trainer.tasks import digits, tokens
+
+
+def count_steps() -> None:
+    """Count each step of this rank's optimiser, whatever the mode."""
+    turns: list[Turns] = []  # from the first step on: a task is made before its process is a rank
+
+    def stepped(*_: object) -> None:
+        if not turns:
+            turns.append(Turns())
+        turns[0].step()
+
+    register_optimizer_step_post_hook(stepped)
 
 
 class Task(digits.Task):
-    """Counts the losses that are trained with: every rank has one in each micro-batch."""
-
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._turns: Turns | None = None
+        count_steps()
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if outputs.requires_grad:
-            if self._turns is None:
-                self._turns = Turns()
-            self._turns.step()
-        return super().loss(outputs, targets)
+
+class Gpt(tokens.Task):
+    def __init__(self, settings: Settings, own: Tokens | None = None) -> None:
+        super().__init__(settings, own)
+        count_steps()
 
 
 class ByEvents(digits.Task):
-    """Counts the steps of its step events; compiled code calls no loss. One rank only."""
+    """Counts the steps of its step events; compiled code calls no optimiser. One rank only."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

@@ -56,6 +56,6 @@ Trainer(
     ),
     train_dataset=Images(),
     data_collator=lambda batch: batch,
-    optimizers=(training.optimizer, None),
+    optimizers=(training.optimizer_of(training.net), None),
     callbacks=[Count()],
 ).train()

@@ -12,17 +12,19 @@ import socket
 import time
 
 STEPS = int(os.environ.get("BENCH_STEPS", "100"))
+FAIL = int(os.environ.get("BENCH_FAIL", "0"))
+FIRST, FAILED = "the first step is done", "this rank fails as it was asked to"
 
 
 class Turns:
     """Counts steps; after the last of a turn, reports its times and waits to be asked again.
 
     The benchmark asks by a byte on the socket BENCH_SOCKET. When it hangs up, the process ends. Without
-    the variable only the first step is reported, in a line.
+    the variable only the first step is reported, in a line, and rank 0 fails once, at step BENCH_FAIL.
     """
 
     def __init__(self) -> None:
-        self._done = 0
+        self.done = 0
         self._asked = "BENCH_SOCKET" in os.environ
         if not self._asked:
             return
@@ -31,11 +33,14 @@ class Turns:
         self._wait()
 
     def step(self) -> None:
-        self._done += 1
+        self.done += 1
         if not self._asked:
-            if self._done == 1:
-                print("first step", flush=True)
-        elif self._done % STEPS == 0:
+            if self.done == 1:
+                print(FIRST, flush=True)
+            place = os.environ.get("RANK"), os.environ.get("TORCHELASTIC_RESTART_COUNT")
+            if self.done == FAIL and place == ("0", "0"):
+                raise RuntimeError(FAILED)
+        elif self.done % STEPS == 0:
             cpu, wall = time.process_time() - self._cpu, time.perf_counter() - self._wall
             self._socket.sendall(json.dumps({"cpu": cpu, "wall": wall}).encode() + b"\n")
             self._wait()

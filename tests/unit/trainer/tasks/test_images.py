@@ -19,6 +19,7 @@ from trainer.config.settings import Settings
 from trainer.data.loader import Loader
 from trainer.data.order import Samples
 from trainer.tasks import digits
+from trainer.tasks.imagefolder import Folder
 from trainer.tasks.parts import torchvision_models
 
 
@@ -285,3 +286,14 @@ def test_models_give_one_output_in_training(name: str) -> None:
         model = torchvision_models.build(name, classes=7)
         side = 299 if name == "inception_v3" else 224
         assert model(torch.empty(2, 3, side, side)).shape == (2, 7)
+
+
+def test_images_are_in_the_order_of_their_paths_at_any_depth(tmp_path: Path) -> None:
+    """A resumed run takes samples by their numbers, so the order must not change."""
+    names = ["b.jpg", "a/z.PNG", "a/b/c.jpeg", "a-b/d.gif", "a.webp", ".jpg", "note.txt", "a/b.jpg"]
+    for name in names:
+        (tmp_path / "cat" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cat" / name).touch()
+    found = [path for path, _ in Folder(tmp_path, ["cat"], 32).samples]
+    images = [tmp_path / "cat" / name for name in names if name not in (".jpg", "note.txt")]
+    assert found == [str(path) for path in sorted(images)]

@@ -28,6 +28,9 @@ MODES: list[tuple[str, int, dict[str, str], str]] = [
 has_transformers = importlib.util.find_spec("transformers") or list(
     (ROOT / "build/frameworks").glob("lib/python3*/site-packages/transformers")
 )
+needs_transformers = pytest.mark.skipif(
+    not has_transformers, reason="no transformers; make frameworks"
+)
 
 
 @pytest.mark.slow
@@ -43,7 +46,7 @@ def test_nanogpts_model(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has_transformers, reason="no transformers; make frameworks")
+@needs_transformers
 @pytest.mark.parametrize(
     ("mode", "ranks", "settings"), [m[:3] for m in MODES if m[3]], ids=[m[0] for m in MODES if m[3]]
 )

@@ -23,7 +23,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.lines import EVAL_FIELDS
 from trainer.data.sets import Batch, InMemory, Nested
 from trainer.distributed.optim import Own
-from trainer.distributed.runtime import as_fault
+from trainer.distributed.runtime import as_fault, is_out_of_memory
 from trainer.distributed.tensors import leaves
 
 # Folders whose lines say nothing about a task of one's own.
@@ -250,10 +250,10 @@ def blamed_on(name: str, method: str) -> Iterator[None]:
     """
     try:
         yield
-    except (Fault, MemoryError, torch.OutOfMemoryError):
+    except Fault:
         raise
     except Exception as error:
-        if as_fault(error).code != Exit.CODE:
+        if is_out_of_memory(error) or as_fault(error).code != Exit.CODE:
             raise
         own = [
             f" ({frame.filename}:{frame.lineno})"

@@ -15,6 +15,8 @@ FOLDER = ROOT / "k8s/jobs/own_model"
 COMMON = {"steps": "20", "precision": "fp64", "global_batch": "16", "eval_steps": "0"}
 # A mode, its ranks, settings, and what the name of a tied model ends with, where it takes one.
 MODES: list[tuple[str, int, dict[str, str], str]] = [
+    ("dp", 1, {}, "-tied"),
+    ("dp-balanced", 1, {}, "-tied"),
     ("ddp", 2, {}, "-tied"),
     ("ddp-zero1", 2, {}, "-tied"),
     ("fsdp", 2, {}, "-tied"),

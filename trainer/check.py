@@ -1,4 +1,4 @@
-"""Check a task of your own on two samples, in seconds: every method, the backward pass, every parameter.
+"""Check a task of your own on two samples, in seconds: every method, the backward pass, the optimiser.
 
 python -m trainer.check circles:Circles
 TRAINER_PRECISION=fp64 python -m trainer.check circles:Circles    # with settings
@@ -8,15 +8,22 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from trainer.config.environment import from_environment, variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.own_settings import in_words, own_settings
+from trainer.config.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainer.distributed.optim import Own
 
 _HELP = """
 Makes the task, both sets and the model, and passes two samples of each set through model, loss and
-score, then the loss backwards, all on the CPU. A line tells each thing that is right; the first that is
-not ends the check, as it would end a run before its first step.
+score, the loss backwards, and takes a step of the optimiser, all on the CPU. A line tells each thing
+that is right; the first that is not ends the check, as it would end a run before its first step.
 
 exit codes: 0 all is right, 64 the task is wrong, 65 its data cannot be read.
 """
@@ -60,6 +67,7 @@ def check(name: str) -> Iterator[str]:
     from trainer.data.task_contract import (  # noqa: PLC0415
         blamed_on,
         check_model,
+        own_of,
         sample_of,
         try_batch,
     )
@@ -107,8 +115,24 @@ def check(name: str) -> Iterator[str]:
                 f"the backward pass reaches {len(named) - len(unused)} of {len(named)} parameters"
                 + (f"; not {', '.join(unused[:3])}, which stay as they are" if unused else "")
             )
+    yield _optimizer(model, settings, own_of(task, name))
     if made := sample_of(task, name, model.eval()):
         yield f"sample(): {', '.join(made)}"
+
+
+def _optimizer(model: "nn.Module", settings: Settings, own: "Own") -> str:
+    """Update the model by its gradients, as in the first step of a run; return what did it."""
+    from trainer.data.task_contract import blamed_on  # noqa: PLC0415
+    from trainer.distributed import optim  # noqa: PLC0415
+
+    optimizer = optim.build(model, settings, own)
+    options = optim.options_of(optimizer)
+    rate = optim.learning_rate(0, settings.steps or 1, settings, own)
+    optim.set_learning_rate(optimizer, rate, options, settings)
+    with blamed_on(settings.task, "the optimiser's step"):
+        optimizer.step()
+    rates = ", ".join(f"{group['lr']:.4g}" for group in optimizer.param_groups)
+    return f"the optimiser: {type(optimizer).__name__}; first rate of each group: {rates}"
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
         ("nodes", f"{size.min_nodes} to {size.nodes}" if size.elastic else f"{size.nodes}"),
         ("hosts", f"up to {meet.longest_host}" if rendered.objects else ""),
         ("ranks", f"{plan.ranks}, {size.procs} per node"),
+        ("task", "" if in_process else _task_to_bring(plan)),
         *_training(plan, memory),
         ("carried", ", ".join(f"{one.name} {one.sha256[:10]}" for one in plan.payload.files)),
         ("rendezvous", f"{meet.master}:{meet.port}" if rendered.objects else "on this machine"),
@@ -97,6 +98,15 @@ def _training(plan: Plan, memory: Estimate | str) -> list[tuple[str, str]]:
         ("mesh", mesh or "one rank"),
         ("batch", _batch(plan.sizing.batches)),
     ]
+
+
+def _task_to_bring(plan: Plan) -> str:
+    """Return that a task of one's own must be in the image, where no code brings it."""
+    if plan.program or ":" not in plan.settings.task or "PYTHONPATH" in plan.container.environment:
+        return ""
+    return (
+        f"{plan.settings.task}: must be in the image, or in a folder or repository that code names"
+    )
 
 
 def _restarts(rendered: Rendered) -> str:

@@ -86,10 +86,13 @@ class Slow(synthetic.Task):
 
 
 class Lingering(synthetic.Task):
-    """Raises in a step on rank 1, whose process then takes a minute to end."""
+    """Raises in the second step on rank 1, whose process then takes a minute to end."""
+
+    steps = 0
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if os.environ["RANK"] == "1" and torch.is_grad_enabled():
+        self.steps += torch.is_grad_enabled()
+        if os.environ["RANK"] == "1" and self.steps > 1:
             atexit.register(time.sleep, 60)
             raise ValueError("enough of it")
         return super().loss(outputs, targets)

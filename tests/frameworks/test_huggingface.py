@@ -29,17 +29,26 @@ KINDS = {
 HELD_OUT = 5
 
 MODEL = """
-import sys
+import pathlib, sys
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertConfig, GPT2Config, PreTrainedTokenizerFast, T5Config
+from transformers import BertConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config
 folder, words = sys.argv[1], ["[PAD]", "[UNK]", *sys.argv[2:]]
 tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
 tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
 made.save_pretrained(folder)
 size = len(words)
-GPT2Config(vocab_size=size, n_embd=32, n_layer=2, n_head=2, n_positions=32, resid_pdrop=0, embd_pdrop=0,
-    attn_pdrop=0).to_json_file(f"{folder}/gpt2.json")
+gpt2 = GPT2Config(vocab_size=size, n_embd=32, n_layer=2, n_head=2, n_positions=32, resid_pdrop=0,
+    embd_pdrop=0, attn_pdrop=0)
+gpt2.to_json_file(f"{folder}/gpt2.json")
+# As the hub's own cache keeps a model that was downloaded.
+cached = pathlib.Path(folder, "home/hub/models--someone--tiny")
+(cached / "refs").mkdir(parents=True)
+(cached / "refs/main").write_text("0" * 40)
+made.save_pretrained(cached / "snapshots" / ("0" * 40))
+torch.manual_seed(5)
+GPT2LMHeadModel(gpt2).save_pretrained(cached / "snapshots" / ("0" * 40))
 BertConfig(vocab_size=size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
     intermediate_size=32).to_json_file(f"{folder}/bert.json")
 T5Config(vocab_size=size, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2,
@@ -54,6 +63,7 @@ def python(folder: Path, *arguments: str, **settings: str) -> "subprocess.Comple
     (folder / "sites" / "sitecustomize.py").write_text(behind)
     variables = {f"TRAINER_{name.upper()}": value for name, value in settings.items()}
     path = {"PYTHONPATH": f"{ROOT}:{folder / 'sites'}", "HF_HUB_OFFLINE": "1"}
+    path["HF_HOME"] = str(folder / "home")
     return subprocess.run(
         [sys.executable, *arguments],
         env=clean_environment(**path, **variables, PET_NPROC_PER_NODE="2"),
@@ -134,6 +144,28 @@ def test_other_heads_and_plain_text_learn(
     found = events(folder, "trainer", tmp_path, data=str(folder / data), **settings)
     losses = curve(found, "loss")
     assert losses[-5:].mean() < 0.9 * losses[:5].mean()
+
+
+@needs_transformers
+def test_a_name_is_looked_up_in_the_hubs_cache(folder: Path, tmp_path: Path) -> None:
+    common = {"data": str(folder), "precision": "fp64"}
+    named = common | {"model": "someone/tiny", "mode": "fsdp"}
+    two = events(folder, "trainer.launch", tmp_path / "named", **named)
+    (snapshot,) = folder.glob("home/hub/*/snapshots/*")
+    one = events(folder, "trainer", tmp_path / "folder", model=str(snapshot), **common)
+    random = events(folder, "trainer", tmp_path / "random", **common)
+    losses = [curve(run, "loss") for run in (one, two, random)]
+    assert worst(losses[0], losses[1]) < 1e-9
+    assert worst(losses[0], losses[2]) > 1e-3
+    # One of the same form that is not there.
+    wrong = {"task": "huggingface", "log": "json", "out": str(tmp_path / "wrong")} | named
+    done = python(folder, "-m", "trainer.launch", **(wrong | {"model": "someone/else"}))
+    assert done.returncode == 65, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "step" not in {event["event"] for event in found}
+    (error,) = [event["message"] for event in found if event["event"] == "error"]
+    assert error.startswith("TRAINER_MODEL='someone/else': transformers cannot load it: ")
+    assert "\n" not in error
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +280,18 @@ def test_a_tokenizers_file_makes_text_of_the_samples_of_tokens(tmp_path: Path) -
             65,
             "lacking/train.jsonl, line 1: has words; wanted: text or input_ids",
         ),
-        ({"model": "none/here.json"}, 65, "raised OSError"),
+        (
+            {"model": "none/here.json"},
+            65,
+            "TRAINER_MODEL='none/here.json': transformers cannot load",
+        ),
+        ({"model": "not a name"}, 65, "TRAINER_MODEL='not a name': transformers cannot load it: "),
+        (
+            {"task_tokenizer": "someone/else"},
+            65,
+            "TRAINER_TASK_TOKENIZER='someone/else': transformers",
+        ),
+        ({"model": "lacking"}, 64, "TRAINER_MODEL='lacking': transformers cannot load it: "),
     ],
 )
 def test_what_is_wrong_is_refused_in_a_line(
@@ -260,7 +303,9 @@ def test_what_is_wrong_is_refused_in_a_line(
     common = {"data": str(folder), "model": f"{folder}/gpt2.json"}
     done = python(folder, "-m", "trainer.check", "huggingface", **(common | settings))
     assert done.returncode == code, done.stderr
-    assert says in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("check: ")
+    assert says in last
 
 
 def test_without_the_package_it_is_said(tmp_path: Path) -> None:

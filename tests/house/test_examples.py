@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from tests.conftest import ROOT, clean_environment
 from tests.ranks import weights
 from tests.rendering import LAUNCHERS
 from tests.unit.trainer.tasks.test_images import photos
+from trainer import tasks
+from trainer.config.environment import from_environment
 
 JOBS = ROOT / "k8s" / "jobs"
 FILES = sorted(path.name for path in JOBS.glob("*.yaml"))
@@ -135,6 +138,20 @@ def test_an_example_trains_here(name: str, tmp_path: Path) -> None:
         }
         assert {name.partition(".")[0] for name in frozen} == {"conv1", "bn1", "layer1"}
         assert after["fc.weight"].shape == (3, 512)
+
+
+def test_the_fine_tuned_head_has_a_rate_of_its_own_and_norms_do_not_decay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(JOBS / "fine_tune")
+    written = {"TASK": "photos:Photos", "DATA": str(photos(tmp_path)), "IMAGE_SIZE": "32"}
+    written |= {"LR": "0.1", "TASK_HEAD_RATE": "4"}
+    task: Any = tasks.load(from_environment({f"TRAINER_{n}": text for n, text in written.items()}))
+    head, flat, rest = task.parameter_groups(dict(resnet18().named_parameters()))
+    assert head["lr"] == pytest.approx(0.4)
+    assert "lr" not in flat | rest
+    assert (flat["weight_decay"], "weight_decay" in rest) == (0.0, False)
+    assert [len(group["params"]) for group in (head, flat, rest)] == [2, 40, 20]
 
 
 def resnet_weights(folder: Path) -> Path:

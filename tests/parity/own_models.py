@@ -1,8 +1,12 @@
-"""The tasks of k8s/jobs/own_model, narrow, their windows short."""
+"""The tasks of k8s/jobs/own_model, narrow, their windows short; and those of GPTs as they are."""
 
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+
+from torch import nn
+from torchvision.models import VisionTransformer
 
 from tests.conftest import ROOT
 from trainer.config.settings import Settings
@@ -31,6 +35,20 @@ def made(module: str, settings: Settings) -> tokens.Task:
     sys.path += [place for place in PLACES if place not in sys.path]
     task: tokens.Task = import_module(module).Task(settings)
     return task
+
+
+whole_nano_gpt = partial(made, "nanogpt")
+whole_gpt2 = partial(made, "gpt2")
+
+
+def by_hand(model: nn.Module) -> list[nn.Module]:
+    """Return what one who knows the model would shard each as a whole."""
+    if isinstance(model, VisionTransformer):
+        return [model.conv_proj, *model.encoder.layers, model.encoder.ln, model.heads]
+    model = getattr(model, "inner", model)
+    parts = model.get_submodule("transformer")
+    ends = [parts.get_submodule(name) for name in ("wte", "wpe", "ln_f")]
+    return [*ends, *parts.get_submodule("h").children(), model.get_submodule("lm_head")]
 
 
 def narrow(task: tokens.Task) -> tokens.Task:

@@ -1,4 +1,4 @@
-"""The dry run against real ranks: it says what they hold and send."""
+"""The dry run against real ranks: it says what they hold and send, soon."""
 
 import dataclasses
 import json
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import ROOT, clean_environment
+from tests.parity.test_models import needs_transformers
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
 from trainer.config.environment import parse, variable
@@ -225,6 +226,78 @@ def test_a_wrapped_model_is_sharded_as_finely_as_the_model_in_it(tmp_path: Path)
     )
     for name in ("parameters", "activations", "peak"):
         assert wrapped[0][name] == pytest.approx(plain[0][name], rel=0.05), name
+
+
+def in_a_process(
+    ranks: int, folder: Path, *script: str, **written: str
+) -> tuple[list[dict[str, Any]], float]:
+    """Return what a dry run says of each stage, and the processor time of its process in seconds."""
+    settings = {"global_batch": str(ranks), "mode": "fsdp", "out": str(folder / "run")} | written
+    settings |= {"dry_run": str(ranks), "log": "json", "data": str(folder)}
+    folder.mkdir()
+    for name in ("train", "val"):
+        with (folder / f"{name}.bin").open("wb") as file:  # tokens of GPT-2's vocabulary
+            file.truncate(200_000)
+    before = os.times()
+    done = subprocess.run(
+        [sys.executable, *(script or ("-m", "trainer"))],
+        cwd=ROOT,
+        env=clean_environment(**{f"TRAINER_{name.upper()}": v for name, v in settings.items()}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    after = os.times()
+    assert done.returncode == 0, done.stderr
+    seconds = after.children_user + after.children_system
+    needs = [json.loads(line) for line in done.stdout.splitlines()]
+    return needs, seconds - before.children_user - before.children_system
+
+
+BY_HAND = """
+from tests.parity.own_models import by_hand
+from trainer.__main__ import main
+from trainer.strategies import fsdp
+fsdp.blocks = by_hand
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [
+        ("parity.own_models:whole_nano_gpt", "124m-tied"),
+        pytest.param("parity.own_models:whole_gpt2", "124m", marks=needs_transformers),
+        ("unit.trainer.tasks.test_torchvision_models:Photographs", "vit_b_16"),
+    ],
+)
+def test_layers_that_are_found_take_the_memory_of_layers_named_by_hand(
+    task: str, model: str, tmp_path: Path
+) -> None:
+    settings = {"task": f"tests.{task}", "model": model, "image_size": "224"}
+    (found,), _ = in_a_process(8, tmp_path / "found", **settings)
+    (by_hand,), _ = in_a_process(8, tmp_path / "by_hand", "-c", BY_HAND, **settings)
+    for name in ("parameters", "activations", "peak"):
+        assert found[name] == pytest.approx(by_hand[name], rel=0.05), name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "fsdp", "activation_checkpointing": "true"},
+        {"mode": "pp", "mesh": "pp=2,dp_shard=16", "micro_batch": "1"},
+    ],
+    ids=["fsdp", "pp"],
+)
+def test_406_million_parameters_on_32_ranks_take_20_s_of_a_core(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    settings |= {"task": "tests.parity.own_models:whole_nano_gpt", "model": "350m"}
+    found, seconds = in_a_process(32, tmp_path / "run", **settings)
+    print(f"{seconds:.1f} s of a core")
+    ranks = 32 / len(found)  # of each stage; 4 bytes a parameter
+    assert sum(need["parameters"] for need in found) * ranks / 4 == pytest.approx(406e6, rel=0.01)
+    assert seconds < 20
 
 
 def test_a_thousand_ranks_fit_into_one_process(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from tests.parity.table import TOLERANCE, Case, reference
 from tests.ranks import run_ranks, weights
 
 
-def test_one_process_equals_single(once: Once, tmp_path: Path) -> None:
-    case = Case("digits", "single", "sgd", 4)
+@pytest.mark.parametrize("task", ["digits", "tokens, tied"])
+def test_one_process_equals_single(task: str, once: Once, tmp_path: Path) -> None:
+    case = Case(task, "single", "sgd", 4)
     expected = once(**reference(case.task, case.optimizer, case.precision))
     hogwild = {"mode": "hogwild", "processes": "1"}
     events = run_ranks(1, tmp_path, **case.settings | hogwild)

@@ -15,6 +15,8 @@ FOLDER = ROOT / "k8s/jobs/own_model"
 COMMON = {"steps": "20", "precision": "fp64", "global_batch": "16", "eval_steps": "0"}
 # A mode, its ranks, settings, and what the name of a tied model ends with, where it takes one.
 MODES: list[tuple[str, int, dict[str, str], str]] = [
+    ("dp", 1, {}, "-tied"),
+    ("dp-balanced", 1, {}, "-tied"),
     ("ddp", 2, {}, "-tied"),
     ("ddp-zero1", 2, {}, "-tied"),
     ("fsdp", 2, {}, "-tied"),
@@ -27,6 +29,9 @@ MODES: list[tuple[str, int, dict[str, str], str]] = [
 ]
 has_transformers = importlib.util.find_spec("transformers") or list(
     (ROOT / "build/frameworks").glob("lib/python3*/site-packages/transformers")
+)
+needs_transformers = pytest.mark.skipif(
+    not has_transformers, reason="no transformers; make frameworks"
 )
 
 
@@ -43,7 +48,7 @@ def test_nanogpts_model(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has_transformers, reason="no transformers; make frameworks")
+@needs_transformers
 @pytest.mark.parametrize(
     ("mode", "ranks", "settings"), [m[:3] for m in MODES if m[3]], ids=[m[0] for m in MODES if m[3]]
 )

@@ -23,7 +23,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.lines import EVAL_FIELDS
 from trainer.data.sets import Batch, InMemory, Nested
 from trainer.distributed.optim import Own
-from trainer.distributed.runtime import as_fault
+from trainer.distributed.runtime import as_fault, is_out_of_memory
 from trainer.distributed.tensors import leaves
 
 # Folders whose lines say nothing about a task of one's own.
@@ -86,14 +86,26 @@ def check_data(data: Any, name: str, *, train: bool) -> None:
         raise _wrong(
             name, f"{method} returned {kind}, which has no len(); wanted: a Dataset or Tensors"
         )
+    with blamed_on(name, f"the len() of {method}"):
+        len(data)
     if not isinstance(data, InMemory | Dataset) and not hasattr(data, "__getitem__"):
         raise _wrong(name, f"{method} returned {kind}; wanted: a Dataset or Tensors")
 
 
 def check_model(model: Any, name: str) -> None:
-    """Raise Fault(64) unless it is a module."""
+    """Raise Fault(64) unless it is a module whose tensors can be moved, updated and saved."""
     if not isinstance(model, nn.Module):
         raise _wrong(name, f"model() returned a {kind_of(model)}; wanted: an nn.Module")
+    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            what = "without a size, of a lazy layer"
+        elif tensor.is_meta:
+            what = "on the device meta, without values"
+        elif tensor.layout != torch.strided or tensor.is_quantized:
+            what = f"that is {'quantized' if tensor.is_quantized else tensor.layout}"
+        else:
+            continue
+        raise _wrong(name, f"model() returned one with {key} {what}; wanted: a dense tensor")
 
 
 def try_batch(
@@ -113,7 +125,7 @@ def try_batch(
     count = len(batch.weights)
     with blamed_on(name, "loss()"):
         losses = task.loss(outputs, batch.targets)
-    _check_losses(losses, name, count=count)
+    _check_losses(losses, name, count=count, part=part)
     with blamed_on(name, "score()"):
         scores = scores_of(task, outputs, batch.targets)
     if task.metric not in scores:
@@ -191,11 +203,18 @@ def _check_of_mean(task: Any, name: str, scores: Mapping[str, Any]) -> None:
         raise _wrong(name, f"of_mean has {unknown[0]!r}, which score() does not return")
 
 
-def _check_losses(losses: Any, name: str, *, count: int) -> None:
-    """Raise Fault(64) unless there is one loss, of real numbers, for each of `count` samples."""
+def _check_losses(losses: Any, name: str, *, count: int, part: str) -> None:
+    """Raise Fault(64) unless there is one loss, of real numbers, for each of `count` samples.
+
+    One nan may be a sample's; where all are, the weights are the first ones, and no step will help.
+    """
     _check_per_sample(losses, name, "loss()", count)
     if not losses.is_floating_point():
         raise _wrong(name, f"loss() returned {losses.dtype}; wanted: real numbers")
+    if losses.isnan().all():
+        raise _wrong(
+            name, f"loss() returned nan for {part} samples, with the first weights; wanted: numbers"
+        )
 
 
 def _check_scores(scores: Any, name: str, *, count: int, metric: str) -> None:
@@ -231,10 +250,10 @@ def blamed_on(name: str, method: str) -> Iterator[None]:
     """
     try:
         yield
-    except (Fault, MemoryError, torch.OutOfMemoryError):
+    except Fault:
         raise
     except Exception as error:
-        if as_fault(error).code != Exit.CODE:
+        if is_out_of_memory(error) or as_fault(error).code != Exit.CODE:
             raise
         own = [
             f" ({frame.filename}:{frame.lineno})"

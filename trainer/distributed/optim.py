@@ -79,6 +79,16 @@ def constructor(settings: Settings, own: Own) -> tuple[Callable[..., Optimizer],
             raise _wrong(settings, "optimizer()", f"a {type(made).__name__}; wanted: an Optimizer")
         if not all("lr" in group for group in made.param_groups):
             raise _wrong(settings, "optimizer()", f"a {type(made).__name__} without a rate, lr")
+        given, taken = (
+            {id(p) for g in part for p in g["params"]} for part in (groups, made.param_groups)
+        )
+        if given - taken:
+            raise _wrong(
+                settings,
+                "optimizer()",
+                f"a {type(made).__name__} without {len(given - taken)} of the {len(given)} parameters "
+                "that it was given",
+            )
         return made
 
     return checked, {}

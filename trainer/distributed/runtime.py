@@ -4,6 +4,7 @@ with join(settings) as runtime: ...
 """
 
 import contextlib
+import errno
 import os
 import re
 import resource
@@ -40,6 +41,7 @@ _GLOO_LOST_PEER = (
     "Application timeout",
     "gloo connectFullMesh failed",
 )
+_NO_ROOM = ("can't allocate memory", "not enough memory")  # torch's CPU allocator, a RuntimeError
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,13 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
     return torch.accelerator.max_memory_allocated(device)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory ran out, on a device or on the host."""
+    by_allocator = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _NO_ROOM)
+    by_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return by_allocator or by_system or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def as_fault(error: BaseException) -> Fault:

@@ -41,7 +41,7 @@ from trainer.engine.run import Run, Since, example
 from trainer.engine.step.bad_samples import SkippedSamples
 from trainer.engine.step.compiled import compile_step
 from trainer.engine.step.nonfinite import NonfiniteGuard
-from trainer.engine.trial import try_task
+from trainer.engine.trial import first_step, try_task
 from trainer.preflight.check import preflight
 from trainer.report.events import Report
 from trainer.report.listener import listener_of
@@ -235,7 +235,8 @@ def _take_steps(
         since.data_s -= time.monotonic()
         micro_batches = list(islice(batches, runtime.sizing.batches.accumulation))
         since.data_s += time.monotonic()
-        loss_sum, norm, weight = _train_on(run, guard, micro_batches, weight)
+        with first_step(run):
+            loss_sum, norm, weight = _train_on(run, guard, micro_batches, weight)
         epoch = run.samples // order.length
         run.step, run.samples = run.step + 1, run.samples + samples
         ledger.write_step(run.step)

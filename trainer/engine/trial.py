@@ -3,8 +3,11 @@
 try_task(run)
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
+from trainer.config.exits import Exit, Fault
 from trainer.data.loader import Loader
 from trainer.data.order import Samples
 from trainer.data.task_contract import blamed_on, try_batch
@@ -32,6 +35,18 @@ def try_task(run: Run) -> None:
         tried = try_batch(run.task, run.strategy.forward, batch, name=run.settings.task, part=part)
         names = tried and tried[1]
     # Of a pipeline only the last stage has seen the scores.
-    run.metrics = next(found for found in from_all(names, run.runtime, list[str] | None) if found)
+    found = [some for some in from_all(names, run.runtime, list[str] | None) if some]
+    if not found:
+        raise Fault(Exit.CONFIG, f"task {run.settings.task}: the model returned None")
+    run.metrics = found[0]
     try_sample(run)
     run.strategy.module.train()
+
+
+def first_step(run: Run) -> AbstractContextManager[None]:
+    """Return the context of a step: an error in the first one is that of a task of one's own.
+
+    It is the first to pass backwards and to update, and would fail alike in each attempt.
+    """
+    is_first = run.step == 0 and ":" in run.settings.task
+    return blamed_on(run.settings.task, "the first step") if is_first else nullcontext()

@@ -6,6 +6,7 @@ folder, whose weights are loaded, or a configuration's .json file, of which the 
     TRAINER_TASK=huggingface TRAINER_MODEL=gpt2 TRAINER_DATA=stories python -m trainer
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 import trainer.config.settings
@@ -72,10 +74,11 @@ class Task:
     def model(self) -> nn.Module:
         kind = getattr(self._library, self._own.head)
         more = {"num_labels": len(self._classes)} if self._classes else {}
-        if self._name.endswith(".json"):
-            config = self._library.AutoConfig.from_pretrained(self._name, **more)
-            return _Logits(kind.from_config(config))
-        return _Logits(kind.from_pretrained(self._name, dtype=torch.float32, **more))
+        with _named("TRAINER_MODEL", self._name):
+            if self._name.endswith(".json"):
+                config = self._library.AutoConfig.from_pretrained(self._name, **more)
+                return _Logits(kind.from_config(config))
+            return _Logits(kind.from_pretrained(self._name, dtype=torch.float32, **more))
 
     def data(self, *, train: bool) -> "_Samples":
         part = "train" if train else "val"
@@ -132,7 +135,9 @@ class Task:
     @cached_property
     def _tokenizer(self) -> Any:
         of_model = Path(self._name).parent if self._name.endswith(".json") else self._name
-        return self._library.AutoTokenizer.from_pretrained(self._own.tokenizer or of_model)
+        setting = "TRAINER_TASK_TOKENIZER" if self._own.tokenizer else "TRAINER_MODEL"
+        with _named(setting, self._own.tokenizer or self._name):
+            return self._library.AutoTokenizer.from_pretrained(self._own.tokenizer or of_model)
 
     @cached_property
     def _classes(self) -> list[int | str]:
@@ -235,6 +240,20 @@ class _Samples:
             places = torch.arange(batch["input_ids"].shape[1])
             batch["attention_mask"] = (places < lengths[:, None]).long()
         return batch
+
+
+@contextlib.contextmanager
+def _named(setting: str, name: str) -> Iterator[None]:
+    """Raise Fault with the setting: 64 where transformers makes nothing of it, 65 without its files."""
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError) as error:
+        said = str(error).strip().partition("\n")[0].rstrip(".: ")
+        raise Fault(
+            Exit.CONFIG if isinstance(error, ValueError) else Exit.DATA,
+            f"{setting}={name!r}: transformers cannot load it: {said}; wanted: a name on the hub (with "
+            "HF_HUB_OFFLINE=1 one in its cache), a folder, or of a model a configuration's .json file",
+        ) from error
 
 
 def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -3,7 +3,6 @@
 fault = out_of_memory(error, settings, runtime)
 """
 
-import errno
 import resource
 import traceback
 
@@ -12,21 +11,17 @@ import torch
 from trainer.config.exits import Exit, Fault
 from trainer.config.modes import MODES
 from trainer.config.settings import Settings
-from trainer.distributed.runtime import Runtime
+from trainer.distributed.runtime import Runtime, is_out_of_memory
 from trainer.watch.cgroup import available_memory
 
 _MIB = 2**20
-_SIGNS = ("can't allocate memory", "not enough memory")  # torch's CPU allocator, a RuntimeError
 
 
 def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fault | None:
     """Return a fault if memory ran out, and write a summary to `logs/`; None for any other error."""
-    on_device = isinstance(error, torch.OutOfMemoryError)
-    by_allocator = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
-    by_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    if not (on_device or by_allocator or by_system or isinstance(error, MemoryError)):
+    if not is_out_of_memory(error):
         return None
-    where = str(runtime.device) if on_device else "host"
+    where = str(runtime.device) if isinstance(error, torch.OutOfMemoryError) else "host"
     first = (str(error).splitlines() or ["no message"])[0]
     path = settings.run_folder / "logs" / f"rank-{runtime.rank}.memory"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -35,9 +35,10 @@ class NoGradient(Right):
 def test_a_right_task_is_reported_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"{WRONG}:Right"]) == Exit.DONE
     lines = capsys.readouterr().out.splitlines()
-    assert [line[:4] for line in lines] == ["ok  "] * 7
+    assert [line[:4] for line in lines] == ["ok  "] * 8
     assert "model(): Sequential, 42 parameters" in lines[3]
     assert "the backward pass reaches 4 of 4 parameters" in lines[5]
+    assert lines[7] == "ok  the optimiser: SGD; first rate of each group: 0.0015"
 
 
 @pytest.mark.parametrize("task", ["digits", "synthetic", "charlm-gpt"])
@@ -57,6 +58,18 @@ def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None
         (f"{WRONG}:ScoreOfTwo", 64, "score() returned shape (2, 2) for 2 samples"),
         (f"{WRONG}:HasCallbacks", 64, "nothing calls its on_step()"),
         (f"{WRONG}:ModelIsNone", 64, "model() returned a None"),
+        (f"{WRONG}:ModelReturnsNone", 64, "the model returned None"),
+        (f"{WRONG}:GroupsLeaveOneOut", 64, "parameter_groups() returned no group with 0.bias"),
+        (
+            f"{WRONG}:OptimizerWantsAClosure",
+            64,
+            "the optimiser's step raised TypeError: LBFGS.step()",
+        ),
+        (
+            f"{WRONG}:ScheduleIsNegative",
+            64,
+            "schedule(0, 1) returned -1; wanted: a number from 0 on",
+        ),
         (f"{WRONG_DATA}:SamplesAreWords", 64, "hold no tensor and no number"),
         (f"{WRONG_DATA}:DataIsEmpty", 65, "the training set is empty"),
         (f"{WRONG_DATA}:DataFileIsMissing", 65, "FileNotFoundError"),

@@ -57,6 +57,21 @@ def test_how_fast_a_checkpoint_must_be_written_to_be_complete() -> None:
     assert shown(gpus())["to stop"] == "120 s, of which 110 s to save"
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"trainer": {"task": "mine:Task"}}, "mine:Task: must be in the image, or in a folder"),
+        ({"trainer": {"task": "mine:Task"}, "code": {"git": "https://h/a", "revision": "b"}}, ""),
+        ({"trainer": {"task": "tokens"}}, ""),
+        ({"run": {"command": ["true"]}}, ""),
+    ],
+)
+def test_a_task_of_ones_own_must_be_brought(changes: dict[str, Any], says: str) -> None:
+    task = shown(job(**changes)).get("task", "")
+    assert task.startswith(says)
+    assert bool(task) == bool(says)
+
+
 def test_what_a_rank_holds_is_shown_with_the_mode_that_auto_chose() -> None:
     memory = Estimate("fsdp", "auto: as measured", NEED, 80 * 2**30)
     found = shown(gpus(), memory)

@@ -58,6 +58,11 @@ class NoTestData(Right):
         return Tensors(torch.rand(size, 2), torch.zeros(size).long())
 
 
+class DataIsNan(Right):
+    def data(self, *, train: bool) -> Any:
+        return Tensors(torch.full((8, 2), torch.nan), torch.zeros(8).long())
+
+
 class DataFileIsMissing(Right):
     def data(self, *, train: bool) -> Any:
         return torch.load(Path("/no/such/file.pt"))
@@ -77,6 +82,25 @@ class Rows(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.row
+
+
+class Counted(Rows):
+    def __init__(self, length: Any) -> None:
+        super().__init__((torch.rand(2), 0))
+        self.length = length
+
+    def __len__(self) -> Any:
+        return self.length
+
+
+class LengthIsReal(Right):
+    def data(self, *, train: bool) -> Any:
+        return Counted(8.0)
+
+
+class LengthIsNegative(Right):
+    def data(self, *, train: bool) -> Any:
+        return Counted(-1)
 
 
 class SamplesAreWords(Right):

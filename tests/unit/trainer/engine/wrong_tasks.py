@@ -62,6 +62,16 @@ class LossIsADict(Right):
         return {"loss": cross_entropy(outputs, targets, reduction="none")}
 
 
+class LossIsNan(Right):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return math.nan * cross_entropy(outputs, targets, reduction="none")
+
+
+class LossHasNoGradient(Right):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return cross_entropy(outputs.detach(), targets, reduction="none")
+
+
 class LossRaises(Right):
     def loss(self, outputs: Any, targets: Any) -> Any:
         return cross_entropy(outputs.logits, targets, reduction="none")
@@ -194,6 +204,16 @@ class GroupsLeaveOneOut(Right):
         return [{"params": [p for p in parameters.values() if p.dim() > 1]}]
 
 
+class OptimizerOfOthers(Right):
+    def optimizer(self, groups: Any) -> Any:
+        return torch.optim.SGD(self.model().parameters(), lr=1)
+
+
+class OptimizerWantsAClosure(Right):
+    def optimizer(self, groups: Any) -> Any:
+        return torch.optim.LBFGS([p for group in groups for p in group["params"]])
+
+
 class ScheduleIsNegative(Right):
     def schedule(self, step: int, steps: int) -> Any:
         return -1
@@ -235,6 +255,47 @@ class ModelIsNone(Right):
 class ModelIsAClass(Right):
     def model(self) -> Any:
         return nn.Linear
+
+
+class Layer(nn.Linear):
+    """What the model may be about: outputs that are changed in place, or none."""
+
+    def __init__(self, *, returns: bool) -> None:
+        super().__init__(2, 2)
+        self.returns = returns
+
+    def forward(self, points: Tensor) -> Any:
+        outputs = super().forward(points).exp()
+        squares = outputs * outputs
+        outputs.add_(1)
+        return squares if self.returns else None
+
+
+class ModelChangesInPlace(Right):
+    def model(self) -> Any:
+        return Layer(returns=True)
+
+
+class ModelReturnsNone(Right):
+    def model(self) -> Any:
+        return Layer(returns=False)
+
+
+class ModelIsLazy(Right):
+    def model(self) -> Any:
+        return nn.LazyLinear(2)
+
+
+class ModelOnMeta(Right):
+    def model(self) -> Any:
+        return nn.Linear(2, 2, device="meta")
+
+
+class ModelIsSparse(Right):
+    def model(self) -> Any:
+        model = nn.Linear(2, 2)
+        model.register_buffer("graph", torch.eye(2).to_sparse())
+        return model
 
 
 class ModelRaises(Right):

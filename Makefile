@@ -171,7 +171,7 @@ kind-down: ## remove the kind cluster
 	@kind delete cluster --name $(KIND)
 
 fuzz: $(STAMP) ## mutated inputs for all that reads a stranger's bytes, for SECONDS (600); SEED repeats a run
-	@SECONDS=$(SECONDS) SEED=$(SEED) OMP_NUM_THREADS=1 $(PY) -m tests.fuzz
+	@SECONDS=$(SECONDS) SEED=$(SEED) OMP_NUM_THREADS=1 TMPDIR=$(or $(wildcard /dev/shm),$(TMPDIR)) $(PY) -m tests.fuzz
 
 soak: $(STAMP) ## train for SECONDS while a seeded adversary kills, stops, cuts links and resizes
 	@$(PY) -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

@@ -46,7 +46,18 @@ _PIECES = (
         b"\\",
     ),
     *(b"&a ", b"*a", b"<<: *a", b"!!binary ", b"!!python/name:os.system ", b"---\n", b"null", b"~"),
-    *(b"NaN", b"Infinity", b"-1", b"1e999", b"0x_", b"true", b"../", b"/dev/zero", b"\x1b]0;x\x07"),
+    *(
+        b"\\ud800",
+        b"NaN",
+        b"Infinity",
+        b"-1",
+        b"1e999",
+        b"0x_",
+        b"true",
+        b"../",
+        b"/dev/zero",
+        b"\x1b]0;x\x07",
+    ),
     *(b"\xff\xfe", b"\xed\xa0\x80", b"\xf0\x9f\x99\x82", b"%s%n", b"${x}", b"{{ x }}", b"\x80\x04"),
 )
 

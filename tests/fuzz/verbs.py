@@ -63,8 +63,8 @@ def _verb(patched: AbstractContextManager[object], *arguments: str) -> None:
         patched,
         mock.patch.object(typer.main, "get_command", _built),
         mock.patch.object(sys, "argv", ["k8s", "--timeout", "0.1", *arguments]),
-        redirect_stdout(io.StringIO()),
-        redirect_stderr(io.StringIO()),
+        redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")),
+        redirect_stderr(io.TextIOWrapper(io.BytesIO(), "utf-8")),
     ):
         verbs()
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.exits import Exit, Fault
-from trainer.data.regular import open_regular
+from trainer.regular import open_regular
 
 _MOST_BYTES = 64 << 20  # the files have 31 MB
 _MOST_REMEMBERED = 1 << 20  # the unpickler makes room for all numbers below the highest

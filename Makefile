@@ -226,9 +226,11 @@ COMPOSE_OPTION = --abort-on-container-failure
 sbom: $(STAMP) ## write the image's bill of materials to build/sbom.json (CycloneDX)
 	@$(PY) docker/sbom.py docker/requirements.txt build/sbom.json
 
-audit: $(STAMP) ## ask for known vulnerabilities of what the image's lock names
-	@$(VENV)/bin/pip-audit --requirement docker/requirements.txt --require-hashes --disable-pip \
-		--strict --progress-spinner off
+audit: $(STAMP) ## ask for known vulnerabilities of what the locks name
+	@set -e; for lock in $(wildcard docker/requirements*.txt) k8s/jobfile/hub.txt; do \
+		$(AUDIT) --require-hashes --requirement $$lock; done
+	@$(AUDIT) --no-deps $(addprefix --requirement ,$(wildcard tests/*/requirements.txt))
+AUDIT = $(VENV)/bin/pip-audit --disable-pip --strict --progress-spinner off
 
 clean: ## remove what make and the tests wrote, except .venv
 	rm -rf build runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -174,7 +174,7 @@ kind-down: ## remove the kind cluster
 	@kind delete cluster --name $(KIND)
 
 fuzz: $(STAMP) ## mutated inputs for all that reads a stranger's bytes, for SECONDS (600); SEED repeats a run
-	@SECONDS=$(SECONDS) SEED=$(SEED) OMP_NUM_THREADS=1 $(PY) -m tests.fuzz
+	@SECONDS=$(SECONDS) SEED=$(SEED) OMP_NUM_THREADS=1 TMPDIR=$(or $(wildcard /dev/shm),$(TMPDIR)) $(PY) -m tests.fuzz
 
 soak: $(STAMP) ## train for SECONDS while a seeded adversary kills, stops, cuts links and resizes
 	@$(PY) -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
@@ -229,9 +229,11 @@ COMPOSE_OPTION = --abort-on-container-failure
 sbom: $(STAMP) ## write the image's bill of materials to build/sbom.json (CycloneDX)
 	@$(PY) docker/sbom.py docker/requirements.txt build/sbom.json
 
-audit: $(STAMP) ## ask for known vulnerabilities of what the image's lock names
-	@$(VENV)/bin/pip-audit --requirement docker/requirements.txt --require-hashes --disable-pip \
-		--strict --progress-spinner off
+audit: $(STAMP) ## ask for known vulnerabilities of what the locks name
+	@set -e; for lock in $(wildcard docker/requirements*.txt) k8s/jobfile/hub.txt; do \
+		$(AUDIT) --require-hashes --requirement $$lock; done
+	@$(AUDIT) --no-deps $(addprefix --requirement ,$(wildcard tests/*/requirements.txt))
+AUDIT = $(VENV)/bin/pip-audit --disable-pip --strict --progress-spinner off
 
 clean: ## remove what make and the tests wrote, except .venv
 	rm -rf build runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

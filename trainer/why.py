@@ -5,14 +5,17 @@ python -m trainer.why runs/digits
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
+from trainer.config.printable import printable
 from trainer.diagnosis.diagnose import Diagnosis, diagnose, in_words
 from trainer.diagnosis.signs import Sign, read_log
+from trainer.regular import open_regular
 from trainer.report.events import Event
 from trainer.report.history import Attempt, History, read
 from trainer.report.verdict import verdict
@@ -37,7 +40,7 @@ def main() -> int:
     except Fault as fault:
         log.error("%s (exit %d)", fault, fault.code)  # noqa: TRY400  # one line
         return fault.code
-    print("\n".join(lines))
+    print("\n".join(map(printable, lines)))
     return Exit.DONE
 
 
@@ -91,11 +94,14 @@ def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
     lines = rank.get("last_lines")
     if isinstance(lines, list) and lines:
         return tuple(map(str, lines))
-    if rank.get("traceback") or not log_file.is_file():
-        return tuple(str(rank.get("traceback", "")).splitlines())
-    with log_file.open("rb") as file:
-        file.seek(max(0, log_file.stat().st_size - _TAIL))
-        written = file.read(_TAIL).decode(errors="replace").splitlines()
+    if rank.get("traceback"):
+        return tuple(str(rank["traceback"]).splitlines())
+    try:
+        with open_regular(log_file) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            written = file.read(_TAIL).decode(errors="replace").splitlines()
+    except (OSError, ValueError):  # the host's name may be none of a file
+        return ()
     mine = [one for one in read_log(written, source="") if one.who == f"rank {rank.get('rank')}"]
     return mine[-1].detail if mine else ()
 

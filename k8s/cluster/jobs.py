@@ -76,7 +76,7 @@ def get_job(cluster: Cluster, name: str) -> Job:
     with contextlib.suppress(NotServed, Forbidden):
         # a suspended AppWrapper has not made its job yet
         wrapper = objects.get(cluster, *wrapped_job.WRAPPER, name)
-        if wrapper is not None and _is_managed(wrapper):
+        if wrapper is not None and is_managed(wrapper):
             return job_from(cluster, wrapper)
     seen = f" among what may be seen ({hidden})" if hidden else ""
     raise config_error(f"{cluster.where}: no job {name!r} of muster's here{seen}; see `list`")
@@ -96,7 +96,7 @@ def find_job(cluster: Cluster, kind: JobKind, name: str) -> Job | None:
     """Return the job `name` of one kind, None when there is none that muster has made."""
     found = objects.get(cluster, kind.api_version, kind.kind, name)
     # Jobs that a JobSet or a TrainJob makes have other names, but somebody else's Job may have this one.
-    if found is None or not _is_managed(found):
+    if found is None or not is_managed(found):
         return None
     owner = wrapped_job.owner(found)
     wrapper = objects.get(cluster, *wrapped_job.WRAPPER, owner) if owner else None
@@ -126,7 +126,7 @@ def _not_deleted(cluster: Cluster, job: Job, root: Object | None) -> Job:
     return job_from(cluster, root)
 
 
-def _is_managed(found: Object) -> bool:
+def is_managed(found: Object) -> bool:
     return MANAGED.items() <= (found["metadata"].get("labels") or {}).items()
 
 

@@ -164,7 +164,7 @@ def _check_patch(spec: dict[str, Any], main: str) -> None:
 def _check_keys(given: dict[str, Any], known: list[str], path: str) -> None:
     for key in given:
         if key not in known and key != "$patch":
-            near = difflib.get_close_matches(key, known, n=1)
+            near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             _refuse(f"{path}.{key}", f"no such field{hint}")
 
@@ -180,7 +180,7 @@ def _merge(target: dict[str, Any], patch: dict[str, Any], path: str) -> dict[str
         at = f"{path}.{key}"
         if key == "$patch":
             continue
-        if key.startswith("$"):
+        if str(key).startswith("$"):
             _refuse(at, "no such directive; there is $patch")
         if value is None:
             merged.pop(key, None)

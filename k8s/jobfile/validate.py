@@ -66,8 +66,13 @@ _MESSAGES = {
 
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
-    # What is in angles tells the kinds of a value apart, and is no key.
-    location = [part for part in first["loc"] if part != "[key]" and not str(part).startswith("<")]
+    # What is in angles tells the kinds of a value apart, and is no key but where there is no such key.
+    unknown = first["loc"][-1:] if first["type"] == "extra_forbidden" else ()
+    location = [
+        part
+        for part in first["loc"]
+        if part in unknown or (part != "[key]" and not str(part).startswith("<"))
+    ]
     if location[:1] == ["trainer"]:
         location = location[:2]  # below it are the names of the types that were tried
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)[1:]

@@ -2,7 +2,8 @@
 
 make fuzz SECONDS=600 SEED=7
 
-Harm is a crash, an exception that is no Fault(64) or Fault(65), 5 s of one input, or 300 MB more memory.
+Harm is a crash, an exception that is no Fault(64) or Fault(65), 5 s of processor time for one input,
+30 s of waiting, or 300 MB more memory.
 What is found goes to build/fuzz; a copy in tests/fuzz/found is run by every `make test`.
 """
 

@@ -31,7 +31,12 @@ def test_what_did_harm_once_does_so_no_more(file: Path, tmp_path: Path) -> None:
     assert bounded(lambda: attempt(target, file.read_bytes(), tmp_path), seconds=10) == ""
 
 
-def hang(data: bytes, _: Path) -> None:
+def work(data: bytes, _: Path) -> None:
+    while b"a" in data:
+        pass
+
+
+def wait(data: bytes, _: Path) -> None:
     while b"a" in data:
         time.sleep(1)
 
@@ -41,9 +46,10 @@ def hang(data: bytes, _: Path) -> None:
     [
         (lambda *_: 1 / 0, "ZeroDivisionError"),
         (lambda *_: bytearray(400 << 20), "MemoryError"),
-        (hang, "SIGALRM"),
+        (work, "SIGPROF"),
+        (wait, "SIGALRM"),
     ],
-    ids=["error", "memory", "time"],
+    ids=["error", "memory", "work", "wait"],
 )
 def test_harm_is_seen(
     run: targets.Run, seen: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -55,6 +61,14 @@ def test_harm_is_seen(
     assert done < command.BATCH
     assert problem.startswith(seen)
     assert len([*tmp_path.iterdir()]) == 1
+
+
+def test_what_a_busy_machine_stretches_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tests.fuzz.harm._SECONDS", 0.5)
+    slow = Target(list, lambda *_: time.sleep(1))
+    assert bounded(lambda: attempt(slow, b"", tmp_path)) == ""
 
 
 def test_mutations_are_those_of_the_seed() -> None:

@@ -3,26 +3,27 @@
 read_kubeconfig(KUBECONFIGS[0], folder); read_answer(answers()[0], folder)
 """
 
-import atexit
 import io
 import json
-import shutil
 import sys
-import tempfile
-import threading
-import time
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
 from functools import cache
-from multiprocessing import Process
 from pathlib import Path
+from typing import Any
 from unittest import mock
+from urllib.parse import urlencode
 
+import typer
+import urllib3
+from kubernetes import client
 from kubernetes.config import kube_config
 
 from k8s.__main__ import main as verbs
+from k8s.cli.verbs import common
+from k8s.cluster.client.api import Cluster
 from tests.cluster_objects import FAILED, fill
-from tests.standin.http import serving
-from tests.standin.server import Answer, Server
+from tests.standin.api import respond
+from tests.standin.server import Refusal, Server
 
 KUBECONFIGS = (
     b"""apiVersion: v1
@@ -53,13 +54,17 @@ current-context: c
 )
 
 
-def _verb(config: Path, *arguments: str) -> None:
+_built = cache(typer.main.get_command)  # the command's parts are the same for every input
+
+
+def _verb(patched: AbstractContextManager[object], *arguments: str) -> None:
     """Run a verb of `python -m k8s` here, as it ends: with a code of ours, and no exception."""
     with (
-        mock.patch.object(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(config)),
-        mock.patch.object(sys, "argv", ["k8s", *arguments]),
-        redirect_stdout(io.StringIO()),
-        redirect_stderr(io.StringIO()),
+        patched,
+        mock.patch.object(typer.main, "get_command", _built),
+        mock.patch.object(sys, "argv", ["k8s", "--timeout", "0.1", *arguments]),
+        redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")),
+        redirect_stderr(io.TextIOWrapper(io.BytesIO(), "utf-8")),
     ):
         verbs()
 
@@ -67,51 +72,59 @@ def _verb(config: Path, *arguments: str) -> None:
 def read_kubeconfig(data: bytes, folder: Path) -> None:
     # Nothing listens there, and no command of it is to run.
     if b"exec" not in data and b"auth-provider" not in data:
-        (folder / "config").write_bytes(data)
-        _verb(folder / "config", "--timeout", "0.1", "list")
+        config = folder / "config"
+        config.write_bytes(data)
+        _verb(mock.patch.object(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(config)), "list")
 
 
 def read_answer(data: bytes, _: Path) -> None:
-    """Answer with it wherever a cluster would show objects of a kind."""
-    config = _cluster()
-    (config.parent / "answer").write_bytes(data)
+    """Answer with it wherever a cluster would show objects of a kind: its first line, with a status."""
+    cluster = Cluster(client.ApiClient(client.Configuration("http://api")), "lab", "here", 0.1)
+    cluster.client.rest_client.pool_manager = _Api(data)
     for arguments in (["list"], ["status", "digits"]):
-        _verb(config, "--timeout", "1", *arguments)
+        _verb(mock.patch.object(common, "connect", return_value=cluster), *arguments)
+
+
+class _Api(urllib3.PoolManager):
+    """A cluster's API without sockets, which took most of an input's time."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        line, _, self.body = data.partition(b"\n")
+        place, _, status = line.decode(errors="replace").partition(" ")
+        self.place = f"/{place}"
+        self.status = int(status) if status.isdecimal() and len(status) == 3 else 200
+
+    def request(  # type: ignore[override]  # as the client library calls it
+        self, method: str, url: str, *, fields: Any, preload_content: bool, **_: object
+    ) -> urllib3.HTTPResponse:
+        target = url.removeprefix("http://api") + "?" + urlencode(fields or {})
+        hostile = self.place in target
+        status, body = (self.status, self.body) if hostile else _answer(method, target)
+        return urllib3.HTTPResponse(
+            io.BytesIO(body), status=status, preload_content=preload_content
+        )
 
 
 @cache
-def _cluster() -> Path:
-    """Start a cluster's API in a process of its own, whose threads count elsewhere."""
-    folder = Path(tempfile.mkdtemp(prefix="muster-fuzz-api-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    Process(target=_serve, args=(folder,), daemon=True).start()
-    end = time.monotonic() + 30
-    while not (folder / "ready").exists():
-        assert time.monotonic() < end, "the cluster's API has not started in 30 s"
-        time.sleep(0.01)
-    return folder / "kubeconfig"
-
-
-def _serve(folder: Path) -> None:
+def _cluster() -> Server:
     server = Server()
     fill(server, **FAILED)
+    return server
 
-    def answer(_: str, target: str) -> Answer | None:
-        kind, _, body = (folder / "answer").read_bytes().decode(errors="replace").partition("\n")
-        return (200, {}, body) if f"/{kind}" in target else None
 
-    server.answer = answer
-    with serving(server, folder):
-        (folder / "ready").touch()
-        threading.Event().wait()
+@cache
+def _answer(method: str, target: str) -> tuple[int, bytes]:
+    try:
+        found = respond(_cluster(), method, target, None)
+    except Refusal as refusal:
+        return refusal.status, json.dumps({"message": refusal.message}).encode()
+    return 200, json.dumps(found).encode() if isinstance(found, dict) else b"".join(found)
 
 
 def answers() -> list[bytes]:
-    _cluster()  # before the limits of a run
-    server = Server()
-    fill(server, **FAILED)
-    found = []
-    for path, one in server.objects.items():
+    found = [b'pods? 403\n{"kind": "Status", "message": "User \\"me\\" cannot list pods"}']
+    for path, one in _cluster().objects.items():
         plural = path.split("/")[-2]
         found.append(f"{plural}?\n{json.dumps({'items': [one], 'metadata': {}})}".encode())
         found.append(f"{plural}/\n{json.dumps(one)}".encode())

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,17 +159,29 @@ def test_code_that_travelled_is_unpacked_where_it_runs(start: Any, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "No such file"), (b"no archive", "cannot be unpacked"), (b"", "cannot be unpacked")],
+    [
+        (None, "No such file"),
+        (b"no archive", "cannot be unpacked"),
+        (b"", "cannot be unpacked"),
+        (os.mkfifo, "is not a regular file"),  # another may write to the claim
+        (lambda file: file.symlink_to("/dev/zero"), "is not a regular file"),
+        (
+            lambda file: os.truncate(os.open(file, os.O_CREAT | os.O_RDWR), 1 << 40),
+            "bytes, more than 268,435,456",
+        ),
+    ],
 )
 def test_an_archive_that_is_none_is_65(
-    content: bytes | None, reason: str, start: Any, tmp_path: Path
+    content: bytes | Callable[[Path], None] | None, reason: str, start: Any, tmp_path: Path
 ) -> None:
-    file = tmp_path / "code.tar.gz"
-    if content is not None:
+    file, given = tmp_path / "code.tar.gz", content if isinstance(content, bytes) else b""
+    if callable(content):
+        content(file)
+    elif content is not None:
         file.write_bytes(content)
     variables = {
         "MUSTER_CODE": str(file),
-        "MUSTER_CODE_SHA256": hashlib.sha256(content or b"").hexdigest(),
+        "MUSTER_CODE_SHA256": hashlib.sha256(given).hexdigest(),
         "MUSTER_CODE_FOLDER": str(tmp_path / "code"),
     }
     code, _, error = launch(start, "--", "true", **variables)

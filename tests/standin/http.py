@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         return json.loads(text) if text else None
 
     def _send(self, status: int, headers: dict[str, str], text: str) -> None:
-        data = text.encode()
+        data = text.encode(errors="surrogateescape")
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(data))} | headers).items():
             self.send_header(name, value)

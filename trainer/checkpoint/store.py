@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from trainer.checkpoint.manifest import MANIFEST_FILE, File, key_from, keyed, step_of
 from trainer.config.environment import KEY
-from trainer.data.regular import open_regular
+from trainer.regular import open_regular
 
 if TYPE_CHECKING:
     from trainer.checkpoint.remote import Remote

@@ -6,8 +6,11 @@ print(printable(line))
 import re
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-# Control characters but for the tab, those of C1, and what turns the direction of writing.
-_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Control characters but for the tab, those of C1, what turns the direction of writing, and halves of
+# characters, which JSON may hold and no file can.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def printable(text: str) -> str:

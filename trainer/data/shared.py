@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from trainer.config.exits import Exit, Fault
-from trainer.data.regular import open_regular
 from trainer.data.sets import Data, InMemory
 from trainer.distributed.messages import from_all
 from trainer.distributed.runtime import Runtime, as_fault
+from trainer.regular import open_regular
 
 log = logging.getLogger("trainer")
 

@@ -6,15 +6,16 @@ for line in in_words(found, job="digits"): print(line)
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from trainer.config.printable import printable
 from trainer.diagnosis.causes import Cause, find
-from trainer.diagnosis.signs import Sign
+from trainer.diagnosis.signs import Sign, cut
 
 _LONGEST = 240  # characters of a line of evidence
 _MOST_AFTER = 3  # lines of what followed
+_LONGEST_DETAIL = 200  # lines that came with a sign, the newest
 
 # A rank that another names as the one that is missing.
 _NAMED = re.compile(
@@ -51,7 +52,7 @@ def diagnose(signs: Iterable[Sign]) -> Diagnosis | None:
     """
     known = [
         (sign, cause, evidence)
-        for sign in dict.fromkeys(signs)
+        for sign in dict.fromkeys(map(_cut, signs))
         for cause, evidence in [_cause_of(sign)]
         if cause is not None
     ]
@@ -60,6 +61,11 @@ def diagnose(signs: Iterable[Sign]) -> Diagnosis | None:
     known.sort(key=lambda one: (one[1].follows, one[0].follows, _time(one[0])))
     (sign, cause, evidence), *rest = known
     return Diagnosis(sign, cause, evidence, tuple((one, why) for one, why, _ in rest))
+
+
+def _cut(sign: Sign) -> Sign:
+    detail = tuple(map(cut, sign.detail[-_LONGEST_DETAIL:]))
+    return replace(sign, text=cut(sign.text), detail=detail)
 
 
 def _time(sign: Sign) -> float:

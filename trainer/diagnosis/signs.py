@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 _LONGEST_DETAIL = 40  # lines before a failure's own that are kept
+# Characters of a line, from its begin and its end: some patterns take the square of its length.
+_HALF = 1000
 
 # As trainer/launcher/failures.py writes them; timestamps are Kubernetes'.
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z) ")
@@ -40,7 +42,7 @@ def read_log(lines: Iterable[str], *, source: str, place: str = "") -> Iterator[
     The lines of a node with one rank have no rank before them.
     """
     before: list[tuple[str, str]] = []  # rank and text
-    for line in lines:
+    for line in map(cut, lines):
         stamp = _STAMP.match(line)
         text = line[stamp.end() :] if stamp else line
         time = as_seconds(stamp[1]) if stamp else None
@@ -57,6 +59,11 @@ def read_log(lines: Iterable[str], *, source: str, place: str = "") -> Iterator[
             yield from _error_event(text, source=source, place=place, time=time)
         elif not text.startswith(("launch: ", "{")):
             before.append(("", text))
+
+
+def cut(line: str) -> str:
+    """Return a line without the middle of one that is too long."""
+    return line if len(line) <= 2 * _HALF else f"{line[:_HALF]}...{line[-_HALF:]}"
 
 
 def _last(before: list[tuple[str, str]], *, rank: str) -> tuple[str, ...]:

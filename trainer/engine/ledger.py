@@ -20,6 +20,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.data.order import Samples
 from trainer.distributed.messages import from_main
 from trainer.engine.run import Run
+from trainer.regular import open_to_append
 
 log = logging.getLogger("trainer")
 
@@ -76,7 +77,7 @@ class Ledger:
 
 def _append(path: Path, line: bytes) -> None:
     """Append the whole line or nothing."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    file = open_to_append(path)
     try:
         before = os.fstat(file).st_size
         if os.write(file, line) < len(line):

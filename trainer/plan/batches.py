@@ -6,6 +6,8 @@ from math import ceil
 from trainer.config.environment import Label
 from trainer.config.exits import Exit, Fault
 
+_TRIED = 100_000  # micro-batches of a size that may fit: a job file may say any
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -35,7 +37,8 @@ def divide_batch(
     per_replica = global_batch // replicas
     micro = micro_batch or per_replica
     if per_replica % micro:
-        fitting = max(n for n in range(1, micro) if per_replica % n == 0) if micro > 1 else 1
+        smaller = range(min(micro - 1, per_replica), 1, -1)[:_TRIED]
+        fitting = next((n for n in smaller if per_replica % n == 0), 1)
         raise Fault(
             Exit.CONFIG,
             f"{label('micro_batch')}={micro}: does not divide the {per_replica} samples that each of "

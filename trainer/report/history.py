@@ -15,6 +15,7 @@ from typing import Any
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.lines import EVENT
+from trainer.regular import open_regular
 from trainer.report.events import Event, is_number, scores
 from trainer.report.goodput import PHASES, Account
 
@@ -60,7 +61,8 @@ _NUMBERS = frozenset(
 )
 _TIMES = frozenset(("began", "time"))
 _NEWEST = {"summary": "ending", "error": "ending", "profile": "profile"}  # what is kept of them
-_LONGEST = 1 << 20  # characters of a line
+_LONGEST = 1 << 20  # bytes of a line
+_MOST = 1 << 29  # bytes of a file, from its end
 _LONGEST_TEXT = 300  # characters of a field that is shown
 _NOT_SAID = ("event", "time", "step")  # of what is shown with its step in a time line
 
@@ -179,16 +181,17 @@ def of_main(found: list[Event]) -> Iterator[Event]:
 
 
 def _read(file: Path) -> Iterator[Event]:
-    with file.open(encoding="utf-8", errors="replace") as lines:
+    with open_regular(file) as lines:
+        lines.seek(max(0, os.fstat(lines.fileno()).st_size - _MOST))
         while line := lines.readline(_LONGEST):
-            if not line.startswith(EVENT):
+            if not line.startswith(EVENT.encode()):
                 continue
             try:
-                event = json.loads(line)
+                event = checked(json.loads(line.decode(errors="replace")))
             except (ValueError, RecursionError):
                 continue  # torn, by a full disk
             if _is_time(event.get("time")) and isinstance(event["event"], str):
-                yield checked(event)
+                yield event
 
 
 def checked(event: Event) -> Event:

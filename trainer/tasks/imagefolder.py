@@ -22,7 +22,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.own_settings import ImageFolder
 from trainer.config.settings import Settings
 from trainer.data.augment import Augmentation
-from trainer.data.regular import open_regular
+from trainer.regular import open_regular
 from trainer.tasks.parts import torchvision_models
 from trainer.tasks.parts.classification import Classification
 

@@ -89,7 +89,8 @@ def write_stacks(path: Path) -> None:
     The others write their own, in C, when a signal asks them: they do so while they wait, too.
     """
     main = threading.main_thread()
-    with path.open("wb", buffering=0) as file:
+    path.unlink(missing_ok=True)  # of an earlier hang; a link would lead elsewhere
+    with path.open("xb", buffering=0) as file:
         faulthandler.register(_SIGNAL, file, all_threads=False)
         try:
             for thread in sorted(threading.enumerate(), key=lambda thread: thread is not main):

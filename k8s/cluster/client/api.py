@@ -79,6 +79,8 @@ def call(
         answer = _request(cluster, method, path, query or {}, options)
     except RecursionError:
         answer = "JSON nested too deeply"
+    except UnicodeDecodeError as error:
+        answer = error.object
     if isinstance(answer, dict):
         return answer
     text = repr(answer)[:80]

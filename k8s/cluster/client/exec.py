@@ -23,6 +23,7 @@ from trainer.config.exits import Exit, Fault
 _PIECE = 32 * 1024  # bytes of a message; an API server takes no large ones
 _SLOWEST = 1024**2  # bytes per second of input, for which the time limit is longer
 _AT_ONCE = 16  # pods
+_LONGEST = 1024**2  # bytes of output; a pod may write without end
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,24 @@ def _talk(
         with contextlib.closing(opened):
             for start in range(0, len(stdin), _PIECE):
                 opened.write_stdin(stdin[start : start + _PIECE])
-            opened.run_forever(timeout=max(0.1, deadline - time.monotonic()))
+            output, end = _read(opened, deadline)
             if opened.is_open():
                 raise TimeoutError(f"it runs after {limit:.3g} s")  # noqa: TRY301
-            code = _code(opened.read_channel(ERROR_CHANNEL))
-            return Ended(code, opened.read_all().decode(errors="replace"))
+            return Ended(_code(end), output.decode(errors="replace"))
     except Exception as error:  # noqa: BLE001  # of several libraries: the connection is lost
         raise _fault(cluster, pod, f"{command[0]}: no exit code: {in_one_line(error)}") from None
+
+
+def _read(opened: WSClient, deadline: float) -> tuple[bytes, bytes]:
+    """Return what a command writes, and the status that comes last. Raises ValueError for too much."""
+    written, end = bytearray(), b""
+    while opened.is_open() and (left := deadline - time.monotonic()) > 0:
+        opened.update(timeout=left)
+        end = opened.read_channel(ERROR_CHANNEL) or end  # before read_all, which drops it
+        written += opened.read_all()
+        if len(written) > _LONGEST:
+            raise ValueError(f"it writes more than {_LONGEST:,} bytes")
+    return bytes(written), end
 
 
 def _code(end: bytes) -> int:

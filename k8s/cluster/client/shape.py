@@ -11,6 +11,7 @@ from pydantic.alias_generators import to_camel
 from k8s.cluster.client.api import Object
 from trainer.config.exits import Exit, Fault
 
+_Name = Annotated[str, Field(pattern=r"^[^/\x00]*$")]  # becomes a file's
 _Label = Annotated[str, Field(max_length=63)]
 
 
@@ -37,7 +38,7 @@ class _Metadata(_Shape):
 
 
 class _Named(_Metadata):
-    name: str
+    name: _Name
 
 
 class _OfList(_Shape):
@@ -51,7 +52,7 @@ class _Variable(_Shape):
 
 
 class _Container(_Shape):
-    name: str = ""
+    name: _Name = ""
     env: list[_Variable] = []
     usage: dict[str, str] = {}
 
@@ -59,6 +60,8 @@ class _Container(_Shape):
 class _PodSpec(_Shape):
     node_name: str = ""
     containers: list[_Container] = []
+    init_containers: list[_Container] = []
+    termination_grace_period_seconds: int = 30
 
 
 class _Template(_Shape):

@@ -24,6 +24,7 @@ from trainer.config import lines
 from trainer.config.exits import Exit, Fault
 
 _SILENCE = 600  # seconds without a line before the connection of a followed log is made anew
+_LONGEST = 1 << 20  # bytes of a line; the rest of one without end is not kept
 _INTERVAL = 1.0  # seconds between two lists of the pods
 _BROKEN = (OSError, ValueError, urllib3.exceptions.HTTPError)
 
@@ -231,6 +232,7 @@ class LogFollower:
             while not self._closing.is_set():
                 piece = response.read1(65536)
                 *complete, rest = (rest + piece).split(b"\n")
+                rest = rest[:_LONGEST]
                 if not piece and rest:
                     complete, rest = [rest], b""
                 for line in complete:

@@ -36,7 +36,7 @@ def save_logs(
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in _files(cluster, job, pods, since=since, unread=unread):
             part, target = folder / f".{name}.part", folder / name
-            part.write_text(text, encoding="utf-8")
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
             part.replace(target)
             yield target
     except OSError as error:

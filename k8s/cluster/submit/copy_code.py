@@ -24,14 +24,20 @@ _TURN = 0.5  # seconds
 _CONTAINER = "code"
 
 # $1 is the file, $2 its hash, $3 its size. The launcher is not there yet: it is in an object that comes
-# after. What the job had before is removed last.
+# after. What the job had before is removed last. Others may write to the claim: a link of theirs would
+# have this pod write to, and remove, what only it may.
 _IS_THERE = '[ -f "$1" ] && [ "$(sha256sum < "$1")" = "$2  -" ]'
 _PUT = """set -eu
-mkdir -p "${1%/*}"
+folder="${1%/*}"
+for place in "${folder%/*}" "$folder"; do
+    [ ! -L "$place" ] || { echo "$place is a link; remove it"; exit 1; }
+done
+mkdir -p "$folder"
+rm -f "$1.part"
 head -c "$3" > "$1.part"
 [ "$(sha256sum < "$1.part")" = "$2  -" ] || { echo 'what came is not what was sent'; exit 1; }
 mv "$1.part" "$1"
-for other in "${1%/*}"/*; do [ "$other" = "$1" ] || rm -f "$other"; done
+for other in "$folder"/*; do [ "$other" = "$1" ] || rm -f "$other"; done
 """
 
 log = logging.getLogger("k8s")

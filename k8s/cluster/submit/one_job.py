@@ -101,6 +101,10 @@ def find(cluster: Cluster, file: Path, manifests: list[Object]) -> Submission:
     name: str = job["metadata"]["name"]
     root = next((one for one in manifests if wrapped_job.is_wrapper(one)), job)
     found = objects.get(cluster, root["apiVersion"], root["kind"], name)
+    if found is not None and not jobs.is_managed(found):
+        raise config_error(
+            f"{cluster.where}: {root['kind']} {name} is there, and not of muster's; choose another name"
+        )
     before = jobs.job_from(cluster, found) if found is not None else None
     labels = job["metadata"].get("labels", {})
     if folder := copy_code.find(manifests):

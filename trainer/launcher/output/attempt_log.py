@@ -9,6 +9,7 @@ killed. Each node has a file of its own, since several cannot append to one file
 
 import contextlib
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from trainer.config.contract import Contract
 from trainer.launcher.failures import Failure, find_cause
+from trainer.regular import open_to_append
 from trainer.rendezvous.events import Round
 from trainer.watch.process_start import process_start
 
@@ -39,7 +41,7 @@ class AttemptLog:
         event = {"event": "attempt", "time": time.time(), **place, **fields}
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab", buffering=0) as file:
+            with os.fdopen(open_to_append(self._path), "wb", buffering=0) as file:
                 file.write(f"{json.dumps(event)}\n".encode())
 
     def write_start(self, place: Round, restarts: int) -> None:

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from trainer.regular import open_to_append
+
 _TIMEOUT = 2.0  # seconds to wait for output of processes that outlive the block
 _PIPE_SIZE = 65536
 
@@ -59,7 +61,7 @@ def log_to_file(folder: Path) -> Iterator[Path | None]:
 def _open(path: Path) -> int | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        file = open_to_append(path)
         os.write(file, f"--- {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n".encode())
     except OSError as error:
         print(f"launch: {path}: {error.strerror}; no log is kept", file=sys.stderr, flush=True)

@@ -15,7 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.config.exits import Exit, Fault
+from trainer.regular import open_regular
 
+# Bytes, as k8s/render/archive.py has it; who writes to the claim may put more there.
+_LARGEST = 256 << 20
 BESIDE = ".muster-sync"  # in the folder: code that was put there later (code_sync.py)
 
 
@@ -29,7 +32,8 @@ def unpack(environment: Mapping[str, str]) -> Path:
             f"MUSTER_CODE={file!r}: set MUSTER_CODE_SHA256 and MUSTER_CODE_FOLDER, too",
         )
     try:
-        data = Path(file).read_bytes()
+        with open_regular(Path(file), at_most=_LARGEST) as opened:
+            data = opened.read()
     except OSError as error:
         raise Fault(Exit.DATA, f"MUSTER_CODE={file!r}: {error.strerror}") from None
     found = hashlib.sha256(data).hexdigest()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainer.config.exits import Exit, Fault
+from trainer.regular import open_to_append
 from trainer.report.events import Event
 from trainer.report.goodput import Account
 from trainer.report.history import events, of_main
@@ -50,7 +51,7 @@ def to_file(path: Path) -> Iterator[Callable[[Event], None]]:
     """Append events to `path`. Raises Fault(71) if it cannot be opened; a full disk loses lines."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        file = open_to_append(path)
     except OSError as error:
         raise Fault(
             Exit.MACHINE, f"{path}: {error.strerror}; set a TRAINER_OUT that can be written"

@@ -50,7 +50,7 @@ def page(runs: Sequence[History], *, version: str = "") -> str:
     )
     charts = draw(runs)
     several = len(runs) > 1
-    return environment.get_template("page.html.j2").render(
+    text = environment.get_template("page.html.j2").render(
         title=f"{len(runs)} runs" if several else runs[0].name,
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704  # our own
         script=_script(),
@@ -67,6 +67,7 @@ def page(runs: Sequence[History], *, version: str = "") -> str:
         **{one.__name__: one for one in (tables.attempts, tables.causes, tables.facts)},
         **{one.__name__: one for one in (tables.settings, tables.command, tables.operations)},
     )
+    return text.encode(errors="replace").decode()  # JSON may hold half a character
 
 
 @functools.cache

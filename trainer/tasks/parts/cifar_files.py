@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.exits import Exit, Fault
-from trainer.data.regular import open_regular
+from trainer.regular import open_regular
 
 _MOST_BYTES = 64 << 20  # the files have 31 MB
 _MOST_REMEMBERED = 1 << 20  # the unpickler makes room for all numbers below the highest
@@ -32,8 +32,9 @@ def read(path: Path) -> tuple[Tensor, Tensor]:
         raise Fault(Exit.DATA, f"{path}: cannot be read: {error.strerror or error}") from error
     # a damaged pickle may raise anything
     except Exception as error:
+        reason = " ".join(str(error).split())
         raise Fault(
-            Exit.DATA, f"{path}: cannot be read: {error}; delete it and download it again"
+            Exit.DATA, f"{path}: cannot be read: {reason}; delete it and download it again"
         ) from error
     right = labels.ndim == 1 and len(images) == len(labels) > 0
     if not right or not 0 <= labels.min() <= labels.max() <= 9:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.augment import Augmentation
-from trainer.data.regular import open_regular
+from trainer.regular import open_regular
 from trainer.tasks.digits import Net
 from trainer.tasks.parts.classification import Classification
 from trainer.tasks.parts.images import Images, data_folder

@@ -11,6 +11,7 @@ import pytest
 from k8s.cluster.client.api import Forbidden
 from k8s.cluster.client.exec import Ended, execute
 from k8s.plan.model import LAUNCHER
+from tests.bounds import bounded
 from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, Run, connection, fill, jobset, pod
 from tests.standin.server import Server
 from trainer.config.exits import Fault
@@ -47,6 +48,19 @@ def test_a_wait_for_it_is_bounded(cluster: Cluster) -> None:
         execute(connection(config, timeout=0.5), "a-pod", ["sleep", "2"], container="trainer")
     assert raised.value.code == 69
     assert time.monotonic() - began < 1.9
+
+
+def test_what_a_pod_writes_without_end_is_not_kept(cluster: Cluster) -> None:
+    server, config = cluster
+    server.enter = here
+    found = connection(config, timeout=60)
+
+    def ask() -> None:
+        execute(found, "a-pod", ["yes"], container="trainer")
+
+    assert bounded(ask, seconds=30).endswith(
+        "exec in a-pod: yes: no exit code: it writes more than 1,048,576 bytes"
+    )
 
 
 @pytest.mark.parametrize(

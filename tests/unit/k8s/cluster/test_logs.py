@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from k8s.cluster.observe import logs
 from tests.cluster_objects import (
     COMPLETED,
     JOBSET,
@@ -151,3 +152,27 @@ def test_save_collects_all_that_tells_what_happened(
     assert code == 64
     assert "--save" in err
     assert run(config, "logs", "digits", "--save", str(folder), "-f")[0] == 64
+
+
+def test_of_a_line_without_end_the_begin_is_shown(
+    run: Run, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    server.logs["digits-node-0-0"] = f"{'x' * 600_000}\nthe next\n"
+    monkeypatch.setattr(logs, "_LONGEST", 1000)
+    code, out, _ = run(config, "logs", "digits", "--node", "0")
+    first, second = out.splitlines()
+    assert (code, second) == (0, "[node 0] the next")
+    assert 1000 < len(first) < 100_000
+
+
+def test_a_message_with_half_a_character_is_saved(
+    run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    about = {"kind": "Pod", "metadata": {"name": "digits-node-0-0", "namespace": "lab"}}
+    server.event(about, "a", "b \ud800 c")
+    assert run(config, "logs", "digits", "--save", str(tmp_path))[0] == 0
+    assert "a: b \\ud800 c" in (tmp_path / "events.txt").read_text(encoding="utf-8")

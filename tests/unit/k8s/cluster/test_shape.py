@@ -1,6 +1,7 @@
 """An answer of the API that is not what Kubernetes says ends a verb with one line, and no exception."""
 
 import json
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,22 @@ def test_the_field_and_what_came_are_named() -> None:
         "GET /pods was answered with something else: items.0.metadata.labels.b: input should be a "
         "valid string, not 5"
     )
+
+
+@pytest.mark.parametrize("name", ["../../x", "/x", "x\0"])
+@pytest.mark.parametrize(
+    "found",
+    [
+        lambda name: {"metadata": {"name": name}},
+        lambda name: {"metadata": {"name": "a"}, "spec": {"containers": [{"name": name}]}},
+        lambda name: {"metadata": {"name": "a"}, "spec": {"initContainers": [{"name": name}]}},
+    ],
+    ids=["pod", "container", "init container"],
+)
+def test_a_name_is_no_path(found: Callable[[str], Any], name: str) -> None:
+    """`logs --save` and `report` write files of these names."""
+    with pytest.raises(Fault, match="name: string should match pattern"):
+        checked(found(name), where="GET /pods", one=True)
 
 
 @pytest.mark.parametrize(

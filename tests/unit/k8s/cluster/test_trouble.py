@@ -44,6 +44,7 @@ BAD: dict[str, Answer] = {
     "500": (500, {}, '{"message": "etcd is away"}'),
     "429": (429, {"Retry-After": "1"}, "slow down"),
     "garbage": (200, {}, "<html>a proxy</html>"),
+    "other bytes": (200, {}, '{"items": "\udcff"}'),  # no UTF-8
     "other JSON": (200, {}, '{"hello": "world"}'),
 }
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -103,6 +104,24 @@ def test_a_round_is_what_the_server_says() -> None:
 def test_a_server_that_sends_no_message_is_lost(wrong: bytes) -> None:
     with joined(HEARTBEAT, wrong) as (member, _):
         assert "is gone" in wait_for(lambda: member.peer_lost).reason
+
+
+@pytest.mark.parametrize("said", [b"", encode("challenge", nonce="0" * 32)])
+def test_a_server_that_resets_is_tried_again(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        port = listener.getsockname()[1]
+        place = contract(1, nodes=2, port=port)
+        member = client(place, open_connection=partial(connect, "127.0.0.1", port))
+        member.start(deadline=time.monotonic() + 30)
+        for _ in range(3):
+            connection, _ = listener.accept()
+            connection.sendall(said)
+            linger = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            connection.close()
+        assert member.failure is None
+        member.leave(Exit.STOPPED)
 
 
 def test_a_server_without_the_secret_is_not_joined() -> None:

@@ -125,6 +125,30 @@ def test_a_damaged_copy_is_made_anew(made: Job) -> None:
     assert made.on_claim()[name] == (made.out / "code.tar.gz").read_bytes()
 
 
+@pytest.mark.parametrize("place", [".muster-code", ".muster-code/a-job"])
+def test_a_link_to_what_is_not_the_jobs_is_not_followed(place: str, made: Job) -> None:
+    theirs = made.claim / "theirs"
+    theirs.mkdir()
+    (theirs / "a-job").write_text("mine")
+    (made.claim / place).parent.mkdir(exist_ok=True)
+    (made.claim / place).symlink_to(theirs)
+    code, err = made.submit()
+    assert code == 71
+    assert f"/{place} is a link; remove it" in err
+    assert made.on_claim() == {"theirs/a-job": b"mine"}
+
+
+def test_a_link_in_place_of_the_file_that_comes_is_replaced(made: Job) -> None:
+    made.submit()
+    (name,) = made.on_claim()
+    (made.claim / name).unlink()
+    (made.claim / "theirs").write_text("mine")
+    (made.claim / f"{name}.part").symlink_to(made.claim / "theirs")
+    assert made.submit()[0] == 0
+    archive = (made.out / "code.tar.gz").read_bytes()
+    assert made.on_claim() == {name: archive, "theirs": b"mine"}
+
+
 def test_a_pod_that_was_left_behind_is_replaced(made: Job) -> None:
     left = {"metadata": {"name": "a-job-code"}, "spec": {}, "status": {"phase": "Failed"}}
     made.server.put("v1", "Pod", left)

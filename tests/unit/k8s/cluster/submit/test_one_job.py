@@ -184,6 +184,18 @@ def test_a_job_that_does_not_go_is_not_replaced(
     assert not [path for method, path in server.requests if method == "PATCH"]
 
 
+@pytest.mark.parametrize("option", [[], ["--replace"]])
+def test_a_job_of_the_name_that_is_not_ours_stays(
+    option: list[str], run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    server.put(*JOBSET, {"metadata": {"name": "digits-ddp"}, "spec": {}})
+    code, _, err = run(config, "submit", str(golden("jobset")), *option)
+    assert code == 64
+    assert "JobSet digits-ddp is there, and not of muster's; choose another name" in err
+    assert {method for method, _ in server.requests} == {"GET"}
+
+
 def test_replace_is_for_a_job_that_need_not_be_there(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     files = [str(golden("jobset")), str(golden("job", "own-script"))]

@@ -1,6 +1,7 @@
 """Open only regular files, and only of a size that they may have: a path may lead to a pipe or a device.
 
 with open_regular(path, at_most=1 << 20) as file: ...
+os.write(open_to_append(path), b"a line")
 """
 
 import errno
@@ -15,13 +16,25 @@ def open_regular(path: Path | str, *, at_most: int | None = None) -> BinaryIO:
 
     Raises OSError, also for what is no regular file or has more than `at_most` bytes.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return os.fdopen(_open(path, os.O_RDONLY, at_most), "rb")
+
+
+def open_to_append(path: Path) -> int:
+    """Return the descriptor of a file, made if it is not there.
+
+    Raises OSError, also for what leads elsewhere: a link, a pipe, a device.
+    """
+    return _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
+
+
+def _open(path: Path, flags: int, at_most: int | None = None) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         problem = "is not a regular file"
     elif at_most is not None and found.st_size > at_most:
         problem = f"has {found.st_size:,} bytes, more than {at_most:,}"
     else:
-        return os.fdopen(descriptor, "rb")
+        return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, problem, str(path))

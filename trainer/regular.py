@@ -27,7 +27,7 @@ def open_to_append(path: Path) -> int:
     return _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
 
 
-def _open(path: Path, flags: int, at_most: int | None = None) -> int:
+def _open(path: Path | str, flags: int, at_most: int | None = None) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):

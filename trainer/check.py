@@ -66,6 +66,7 @@ def check(name: str) -> Iterator[str]:
     from trainer.data.stream import Stream  # noqa: PLC0415
     from trainer.data.task_contract import (  # noqa: PLC0415
         blamed_on,
+        blocks_of,
         check_model,
         own_of,
         sample_of,
@@ -89,6 +90,7 @@ def check(name: str) -> Iterator[str]:
     with blamed_on(name, "model()"):
         model = task.model()
     check_model(model, name)
+    blocks_of(task, model, name)
     model.to(dtype_of(settings))
     yield from load_own(model, task, settings)
     named = dict(model.named_parameters())

@@ -56,6 +56,34 @@ class BiasesStay(Grouped):
         return float(step < 5)
 
 
+class Layers(nn.Module):
+    """Six layers that are in no list, so that nothing shows that they are alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number in range(6):
+            setattr(self, f"layer{number}", nn.Linear(256, 256))
+
+    def forward(self, values: Tensor) -> Tensor:
+        for layer in self.children():
+            values = torch.relu(layer(values)) + values
+        return values
+
+
+class OneBlock(synthetic.Task):
+    """By default the layers are sharded and recomputed as a whole."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        width = model.get_parameter("0.weight").shape[1]
+        return nn.Sequential(nn.Linear(width, 256), Layers(), nn.Linear(256, width), model)
+
+
+class SixBlocks(OneBlock):
+    def blocks(self, model: nn.Module) -> Any:
+        return [*model.get_submodule("1").children()]
+
+
 def first_weights(seed: int) -> dict[str, Tensor]:
     """Return the synthetic model's weights before any step."""
     torch.manual_seed(seed)

@@ -9,6 +9,7 @@ import torch
 from tests.parity.compare import curve, differences, worst
 from tests.parity.conftest import Once
 from tests.parity.own_tasks import first_weights
+from tests.parity.test_dry_run import dry_run
 from tests.ranks import run_ranks, weights
 from trainer.export import export
 
@@ -39,6 +40,25 @@ def test_groups_optimiser_schedule_and_metrics_are_those_of_one_process(
     assert max(apart.values()) < 1e-9, apart
     last = [[e for e in run if e["event"] == "eval"][-1] for run in (single[1], events)]
     assert [last[0][name] for name in METRICS] == [last[1][name] for name in METRICS]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"activation_checkpointing": "true"}], ids=["", "recomputed"]
+)
+def test_blocks_that_a_task_names_are_sharded_and_recomputed(
+    settings: dict[str, str], once: Once, tmp_path: Path
+) -> None:
+    single = once(task=f"{OWN}OneBlock", mode="single", **COMMON)
+    fsdp = {"mode": "fsdp", "task": f"{OWN}SixBlocks", **settings}
+    events = run_ranks(2, tmp_path / "run", **COMMON, **fsdp)
+    apart = differences(single, (tmp_path / "run", events))
+    assert max(apart.values()) < 1e-9, apart
+    needs = {
+        task: dry_run(8, tmp_path / task, **fsdp | {"task": OWN + task, "global_batch": "8"})[0]
+        for task in ("OneBlock", "SixBlocks")
+    }
+    assert needs["SixBlocks"]["parameters"] == needs["OneBlock"]["parameters"]
+    assert needs["SixBlocks"]["peak"] < 0.7 * needs["OneBlock"]["peak"], needs
 
 
 def test_the_two_tasks_and_the_plain_one_train_apart(once: Once) -> None:

@@ -32,7 +32,7 @@ _NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]),
 METHODS = ("model", "data", "loss", "score")
 OWN = tuple(Own.__dataclass_fields__)
 _OF_A_SAMPLE = {"event", "time", "step", "seconds"}  # what its event has already
-MORE = (*OWN, "initial_weights", "on_event", "sample")  # that a task may have
+MORE = (*OWN, "blocks", "initial_weights", "on_event", "sample")  # that a task may have
 
 
 def check_methods(task: object, name: str) -> None:
@@ -106,6 +106,23 @@ def check_model(model: Any, name: str) -> None:
         else:
             continue
         raise _wrong(name, f"model() returned one with {key} {what}; wanted: a dense tensor")
+
+
+def blocks_of(task: Any, model: nn.Module, name: str) -> list[nn.Module]:
+    """Return what the task's `blocks(model)` returns, nothing if it has none. Raises Fault(64)."""
+    method = getattr(task, "blocks", None)
+    if method is None:
+        return []
+    with blamed_on(name, "blocks()"):
+        found = list(method(model))
+    own = {*model.modules()} - {model}
+    if not found or not all(isinstance(one, nn.Module) and one in own for one in found):
+        raise _wrong(name, "blocks() returned something else than modules within the model")
+    if inner := [one for block in found for one in {*block.modules()} - {block} if one in found]:
+        raise _wrong(
+            name, f"blocks() returned a {kind_of(inner[0])} that is within another of its blocks"
+        )
+    return found
 
 
 def try_batch(

@@ -15,13 +15,13 @@ from trainer import tasks
 from trainer.config.exits import Exit, Fault
 from trainer.config.modes import DATA_AXES, MODES
 from trainer.config.settings import Settings
-from trainer.data.task_contract import blamed_on, check_model
+from trainer.data.task_contract import blamed_on, blocks_of, check_model
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime
 from trainer.distributed.torch_private import join_axes
 from trainer.engine.initial import initialise
 from trainer.models.batchnorm import synchronise
-from trainer.models.blocks import blocks
+from trainer.models.blocks import blocks, choose
 from trainer.models.recompute import recompute_blocks
 
 
@@ -55,10 +55,11 @@ def build(model: nn.Module, settings: Settings, runtime: Runtime, *, task: tasks
 
 
 def model_of(task: tasks.Task, settings: Settings) -> nn.Module:
-    """Return the task's model as the task makes it. Raises Fault(64)."""
+    """Return the task's model as the task makes it, with the blocks that it names. Raises Fault(64)."""
     with blamed_on(settings.task, "model()"):
         model = task.model()
     check_model(model, settings.task)
+    choose(blocks_of(task, model, settings.task))
     return model
 
 

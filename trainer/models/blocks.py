@@ -4,18 +4,27 @@ for block in blocks(model): ...
 names = tied(model)     # of parameters that several modules use, and so no block alone
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
+_CHOSEN = "chosen_as_a_block"  # an attribute, which a part of the model keeps when the model is cut
+
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the members of the model's lists of layers, wherever these are, and what is beside them.
+    """Return what `choose` has chosen, else the members of the model's lists of layers at any depth.
 
     A list is a ModuleList, a ModuleDict, or a Sequential of layers of one kind. A child without a list
     is a block; what is within a block is not looked at.
     """
-    return list(dict.fromkeys(_blocks(model)))
+    chosen = [module for module in model.modules() if hasattr(module, _CHOSEN)]
+    return chosen or list(dict.fromkeys(_blocks(model)))
+
+
+def choose(chosen: Sequence[nn.Module]) -> None:
+    """Make these the blocks of the model that has them."""
+    for module in chosen:
+        setattr(module, _CHOSEN, True)
 
 
 def tied(model: nn.Module) -> dict[nn.Parameter, list[str]]:

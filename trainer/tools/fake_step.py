@@ -23,7 +23,7 @@ from trainer.data.loader import Loader
 from trainer.data.order import Order, training_shares
 from trainer.data.sets import Batch, tokens_of
 from trainer.data.stream import Stream
-from trainer.data.task_contract import own_of
+from trainer.data.task_contract import blocks_of, own_of
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime, place
 from trainer.distributed.tensors import local_part, map_tensors
@@ -33,6 +33,7 @@ from trainer.distributed.torch_private import (
     forget_shardings,
     joining_meshes,
 )
+from trainer.models.blocks import choose
 from trainer.models.ema import Average
 from trainer.models.footprint import Activations, Footprint
 from trainer.models.recompute import recompute_blocks
@@ -83,6 +84,7 @@ def _need(settings: Settings, runtime: Runtime, *, real: bool) -> Need:
         own = own_of(task, settings.task)
         context = strategies.Context(settings, runtime, task.loss, lambda: batches[0], own)
         model = _model(task, dtype_of(settings))
+        choose(blocks_of(task, model, settings.task))
         if settings.activation_checkpointing:
             recompute_blocks(model)
         strategy = strategies.build("single" if mode.processes else name, model, context)

@@ -214,6 +214,19 @@ class OptimizerWantsAClosure(Right):
         return torch.optim.LBFGS([p for group in groups for p in group["params"]])
 
 
+class BlocksOfAnother(Right):
+    def blocks(self, model: Any) -> Any:
+        return [nn.Linear(2, 2)]
+
+
+class BlocksWithinABlock(Right):
+    def model(self) -> Any:
+        return nn.Sequential(nn.Sequential(super().model()))
+
+    def blocks(self, model: Any) -> Any:
+        return [model[0], model[0][0]]
+
+
 class ScheduleIsNegative(Right):
     def schedule(self, step: int, steps: int) -> Any:
         return -1

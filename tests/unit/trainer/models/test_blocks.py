@@ -8,6 +8,9 @@ import torch
 import torchvision.models as vision
 from torch import nn
 
+from trainer import tasks
+from trainer.config.settings import Settings
+from trainer.engine.build import model_of
 from trainer.models.blocks import blocks, tied
 from trainer.models.gpt import SIZES, Gpt
 
@@ -91,3 +94,11 @@ def test_tied_parameters_have_all_their_names() -> None:
     assert names == ["tokens.weight", "head.weight"]
     (three,) = tied(Halves()).values()
     assert three == ["shared.weight", "encoder.words.weight", "decoder.words.weight"]
+
+
+def test_those_that_a_task_names_are_its_models_blocks_also_once_it_is_cut() -> None:
+    settings = Settings(task="tests.parity.own_tasks:SixBlocks")
+    model = model_of(tasks.load(settings), settings)
+    assert blocks(model) == [*model.get_submodule("1").children()]
+    half = nn.Sequential(*[*model.get_submodule("1").children()][:3], model.get_submodule("2"))
+    assert blocks(half) == [*half][:3]

@@ -5,6 +5,7 @@ python -m trainer.why runs/digits
 
 import argparse
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.diagnosis.diagnose import Diagnosis, diagnose, in_words
-from trainer.diagnosis.signs import Sign, read_log
+from trainer.diagnosis.errors import errors, plain
+from trainer.diagnosis.signs import NOT_OF_RANKS, Sign, read_log
 from trainer.report.events import Event
 from trainer.report.history import Attempt, History, read
 from trainer.report.verdict import verdict
@@ -20,6 +22,7 @@ from trainer.report.verdict import verdict
 log = logging.getLogger("why")
 
 _MOST = 10  # lines
+_MOST_LOGS = 64
 _TAIL = 1 << 16  # bytes of a log that are read, from its end
 
 
@@ -50,7 +53,7 @@ def why(run: History) -> list[str]:
         faults = [mark for mark in run.marks if mark.kind == "fault"]
         lines += [f"fault     step {mark.step}: {mark.text}" for mark in faults[-3:]]
     elif last is not None:
-        lines += in_words(last, job=run.name)
+        lines += in_words(last, job=run.name, silent=_silent(run.attempts[-1]))
     elif ended.state == "open":
         lines.append(
             "cause     no end is recorded: it runs, or its processes or machine were killed"
@@ -72,7 +75,8 @@ def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
             _detail(rank, run.folder / "logs" / f"{host}.log"),
         )
     if attempt.reason:
-        yield Sign(f"{attempt.reason} (exit {attempt.exit})", "logs/", "launcher", attempt.ended)
+        text, said = f"{attempt.reason} (exit {attempt.exit})", _all_lines(run.folder / "logs")
+        yield Sign(text, "logs/", "launcher", attempt.ended, said)
     # Of a program it is the launcher's, and says what its own events say, if they are there.
     writer = "launcher" if "program" in run.launch else "rank 0"
     is_said = writer == "launcher" and bool(attempt.failures or attempt.reason)
@@ -86,18 +90,38 @@ def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
         )
 
 
+def _silent(attempt: Attempt) -> list[str]:
+    """Return the ranks that did not fail by themselves, if they are few beside those that did."""
+    failed = {rank.get("rank") for rank in attempt.failures}
+    rest = [rank for rank in range(int(attempt.launch.get("world_size", 0))) if rank not in failed]
+    return [f"rank {rank}" for rank in rest] if len(rest) <= len(failed) else []
+
+
 def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
-    """Return a rank's last lines or traceback; without a pipe of its own, its lines in the log."""
+    """Return a rank's last lines or traceback; its lines in the log if only those hold an error."""
     lines = rank.get("last_lines")
-    if isinstance(lines, list) and lines:
-        return tuple(map(str, lines))
-    if rank.get("traceback") or not log_file.is_file():
-        return tuple(str(rank.get("traceback", "")).splitlines())
-    with log_file.open("rb") as file:
-        file.seek(max(0, log_file.stat().st_size - _TAIL))
-        written = file.read(_TAIL).decode(errors="replace").splitlines()
-    mine = [one for one in read_log(written, source="") if one.who == f"rank {rank.get('rank')}"]
-    return mine[-1].detail if mine else ()
+    own = tuple(map(str, lines if isinstance(lines, list) else ()))
+    own = own or tuple(str(rank.get("traceback", "")).splitlines())
+    if errors(plain(own)) or not log_file.is_file():
+        return own
+    found = read_log(_tail(log_file), source="")
+    mine = [one for one in found if one.who == f"rank {rank.get('rank')}"]
+    if mine and (not own or errors(plain(mine[-1].detail))):
+        return mine[-1].detail
+    return own
+
+
+def _all_lines(logs: Path) -> tuple[str, ...]:
+    """Return what the ranks of all nodes wrote last, without their numbers."""
+    files = sorted(logs.glob("*.log"))[:_MOST_LOGS]
+    lines = (line for file in files for line in _tail(file) if not line.startswith(NOT_OF_RANKS))
+    return tuple(re.sub(r"^\[rank \d+\] ", "", line) for line in lines)
+
+
+def _tail(file: Path) -> list[str]:
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - _TAIL))
+        return opened.read(_TAIL).decode(errors="replace").splitlines()
 
 
 def _before(earlier: list[Diagnosis | None]) -> list[str]:

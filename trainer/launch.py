@@ -8,10 +8,15 @@ that torchrun gives, and starts our trainer, or any other program.
     python -m trainer.launch --nproc-per-node 2 train.py --epochs 3
 """
 
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # python -m looks in the current folder first, where a script may have a random.py or queue.py.
+    sys.path.append(sys.path.pop(0))
+
 import logging
 import os
 import signal
-import sys
 from types import FrameType
 
 from trainer.config.exits import PROFILE_SIGNAL, STOP_SIGNALS, Exit, Fault

@@ -6,6 +6,7 @@ python -m trainer.why runs/digits
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.config.printable import printable
 from trainer.diagnosis.diagnose import Diagnosis, diagnose, in_words
-from trainer.diagnosis.signs import Sign, read_log
+from trainer.diagnosis.errors import errors, plain
+from trainer.diagnosis.signs import NOT_OF_RANKS, Sign, cut, read_log
 from trainer.regular import open_regular
 from trainer.report.events import Event
 from trainer.report.history import Attempt, History, read
@@ -23,6 +25,7 @@ from trainer.report.verdict import verdict
 log = logging.getLogger("why")
 
 _MOST = 10  # lines
+_MOST_LOGS = 64
 _TAIL = 1 << 16  # bytes of a log that are read, from its end
 
 
@@ -53,7 +56,7 @@ def why(run: History) -> list[str]:
         faults = [mark for mark in run.marks if mark.kind == "fault"]
         lines += [f"fault     step {mark.step}: {mark.text}" for mark in faults[-3:]]
     elif last is not None:
-        lines += in_words(last, job=run.name)
+        lines += in_words(last, job=run.name, silent=_silent(run.attempts[-1]))
     elif ended.state == "open":
         lines.append(
             "cause     no end is recorded: it runs, or its processes or machine were killed"
@@ -75,7 +78,8 @@ def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
             _detail(rank, run.folder / "logs" / f"{host}.log"),
         )
     if attempt.reason:
-        yield Sign(f"{attempt.reason} (exit {attempt.exit})", "logs/", "launcher", attempt.ended)
+        text, said = f"{attempt.reason} (exit {attempt.exit})", _all_lines(run.folder / "logs")
+        yield Sign(text, "logs/", "launcher", attempt.ended, said)
     # Of a program it is the launcher's, and says what its own events say, if they are there.
     writer = "launcher" if "program" in run.launch else "rank 0"
     is_said = writer == "launcher" and bool(attempt.failures or attempt.reason)
@@ -89,21 +93,41 @@ def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
         )
 
 
+def _silent(attempt: Attempt) -> list[str]:
+    """Return the ranks that did not fail by themselves, if they are few beside those that did."""
+    failed = {rank.get("rank") for rank in attempt.failures}
+    rest = [rank for rank in range(int(attempt.launch.get("world_size", 0))) if rank not in failed]
+    return [f"rank {rank}" for rank in rest] if len(rest) <= len(failed) else []
+
+
 def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
-    """Return a rank's last lines or traceback; without a pipe of its own, its lines in the log."""
+    """Return a rank's last lines or traceback; its lines in the log if only those hold an error."""
     lines = rank.get("last_lines")
-    if isinstance(lines, list) and lines:
-        return tuple(map(str, lines))
-    if rank.get("traceback"):
-        return tuple(str(rank["traceback"]).splitlines())
+    own = tuple(map(str, lines if isinstance(lines, list) else ()))
+    own = own or tuple(str(rank.get("traceback", "")).splitlines())
+    if errors(plain(own)):
+        return own
+    found = read_log(_tail(log_file), source="")
+    mine = [one for one in found if one.who == f"rank {rank.get('rank')}"]
+    if mine and (not own or errors(plain(mine[-1].detail))):
+        return mine[-1].detail
+    return own
+
+
+def _all_lines(logs: Path) -> tuple[str, ...]:
+    """Return what the ranks of all nodes wrote last, without their numbers."""
+    files = sorted(logs.glob("*.log"))[:_MOST_LOGS]
+    lines = (line for file in files for line in _tail(file) if not line.startswith(NOT_OF_RANKS))
+    return tuple(re.sub(r"^\[rank \d+\] ", "", line) for line in lines)
+
+
+def _tail(file: Path) -> list[str]:
     try:
-        with open_regular(log_file) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            written = file.read(_TAIL).decode(errors="replace").splitlines()
+        with open_regular(file) as opened:
+            opened.seek(max(0, os.fstat(opened.fileno()).st_size - _TAIL))
+            return [cut(line) for line in opened.read(_TAIL).decode(errors="replace").splitlines()]
     except (OSError, ValueError):  # the host's name may be none of a file
-        return ()
-    mine = [one for one in read_log(written, source="") if one.who == f"rank {rank.get('rank')}"]
-    return mine[-1].detail if mine else ()
+        return []
 
 
 def _before(earlier: list[Diagnosis | None]) -> list[str]:

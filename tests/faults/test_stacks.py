@@ -51,7 +51,7 @@ def main() -> None:
         while not over.is_set():
             with tempfile.TemporaryFile() as scratch:
                 for _ in range(10):
-                    place = position.main_position(scratch, device="cpu")
+                    place = position.main_position(scratch, device="cpu", is_alone=False)
                     assert place
                     assert "in main" in place.line
                     looks += 1

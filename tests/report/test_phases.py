@@ -22,6 +22,7 @@ from trainer.tasks import synthetic
 pytestmark = pytest.mark.slow
 
 SLOW = 0.03  # seconds
+STEPS = 480
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def test_each_rank_is_seen_where_it_is_slow(tmp_path: Path) -> None:
         tmp_path,
         task="tests.report.test_phases:Slow",
         mode="ddp",
-        steps="480",
+        steps=str(STEPS),
         eval_steps="0",
         checkpoint_steps="0",
     )
@@ -62,9 +63,9 @@ def test_each_rank_is_seen_where_it_is_slow(tmp_path: Path) -> None:
             spent[one["rank"]].update({k: v for k, v in one.items() if k.endswith("_s")})
     assert len(run.usage) >= 2, "it was to train for more than ten seconds"
     for rank, of in spent.items():
-        parts = {name: of[f"{name}_s"] for name in ("data", "compute", "communication")}
-        mine, other = ("data", "compute") if rank == 0 else ("compute", "data")
-        assert parts[mine] > 3 * parts[other], (rank, parts)
+        # Against the other rank's: on a busy machine both ranks' own work takes longer.
+        mine = "data_s" if rank == 0 else "compute_s"
+        assert of[mine] - spent[1 - rank][mine] > SLOW * STEPS / 2, (rank, spent)
         assert of["import_s"] > 0
         assert of["join_s"] > 0
         assert of["communication_s"] > 0
@@ -77,6 +78,20 @@ def test_each_rank_is_seen_where_it_is_slow(tmp_path: Path) -> None:
     assert run.ending["time"] - run.usage[-1]["time"] < 3
     titles = {chart.title: chart for chart in draw([run])}
     assert "rank 0" in titles["Where each rank's time went"].svg
+
+
+def test_the_time_of_a_run_of_one_rank_is_divided_too(start: Any, tmp_path: Path) -> None:
+    variables = {"TRAINER_TASK": "synthetic", "TRAINER_STEPS": "2000", "TRAINER_OUT": str(tmp_path)}
+    assert start("-m", "trainer", **variables).end().code == 0
+    run = read(tmp_path)
+    parts = [one for event in run.usage for one in event["ranks"]]
+    spent = {name: sum(one.get(f"{name}_s", 0.0) for one in parts) for name in PHASES}
+    wall = run.usage[-1]["time"] - run.launch["began"]
+    assert sum(spent.values()) == pytest.approx(wall, rel=0.05), spent
+    assert spent["compute"] > 0
+    assert spent["communication"] == 0
+    assert run.ending is not None
+    assert run.ending["time"] - run.usage[-1]["time"] < 3
 
 
 def test_the_time_before_a_stop_is_told_too(start: Any, tmp_path: Path) -> None:
@@ -93,4 +108,5 @@ def test_the_time_before_a_stop_is_told_too(start: Any, tmp_path: Path) -> None:
     assert stopped["time"] - last["time"] < 3
     for one in last["ranks"]:
         spent = sum(one[f"{name}_s"] for name in PHASES if f"{name}_s" in one)
-        assert spent == pytest.approx(last["time"] - first["time"], rel=0.25)
+        # A rank says it each second, so what another has read may be a second old at both ends.
+        assert spent == pytest.approx(last["time"] - first["time"], abs=2)

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import QUICK, ROOT
+from tests.conftest import QUICK, ROOT, Started
 from tests.faults.test_bad_samples import ALL_AT_ONCE, pictures, spoil
 from tests.launch.test_commands import launch
 from tests.launch.test_nodes import node
 from tests.ranks import free_port
+from tests.why.fifth_set import FIFTH_SET
 from tests.why.held_out import HELD_OUT
 from tests.why.scripts import SCRIPTS
 from tests.why.second_set import IN_SILENCE, SECOND_SET
 from tests.why.third_set import THIRD_SET
+from tests.why.whole_scripts import FOURTH_SET
 from trainer.report.history import read
 from trainer.why import why
 
@@ -24,6 +26,7 @@ __all__ = ["pictures"]
 pytestmark = pytest.mark.slow
 
 TASKS = "tests.faults.tasks:"
+WHOLE = FOURTH_SET | FIFTH_SET
 UNSEEN = HELD_OUT | SECOND_SET | THIRD_SET  # by the table, when they were written
 
 
@@ -72,8 +75,16 @@ def test_a_script_of_several_ranks_that_wait_for_the_one_that_failed(
     launch(start, "--nproc-per-node", "3", str(script), TRAINER_OUT=str(tmp_path / "run"))
     found = told(tmp_path / "run")
     ends_with(found, "raised", "rank 2 ", "KeyError: 'horse'")
-    assert found["at"] == f"{script}, line 5, in label"
+    assert found["at"] == f'{script}, line 5, in label: return {{"cat": 0, "dog": 1}}[name]'
     assert found.get("then", "lost peer").startswith("lost peer")
+
+
+def test_a_warning_before_the_error_is_not_its_cause(start: Any, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    warning = "import sys\nprint('/root/.cache: Permission denied, so no cache', file=sys.stderr)\n"
+    script.write_text(f"{warning}raise ValueError('fold 7 of 5')", encoding="utf-8")
+    launch(start, str(script), TRAINER_OUT=str(tmp_path / "run"))
+    ends_with(told(tmp_path / "run"), "raised", "", "fold 7 of 5")
 
 
 def test_a_script_that_is_not_there(start: Any, tmp_path: Path) -> None:
@@ -199,7 +210,7 @@ def test_the_failing_node_is_named_and_not_the_one_that_lost_it(start: Any, tmp_
     assert sorted(one.end().code for one in both) == [69, 70]
     found = told(run)
     ends_with(found, "raised", "rank 1 ", "enough of it")
-    assert found["at"].endswith("in loss")
+    assert ", in loss: " in found["at"]
 
 
 def test_a_node_that_never_comes(start: Any, tmp_path: Path) -> None:
@@ -269,3 +280,21 @@ def test_a_rank_that_is_at_fault_without_an_error(name: str, start: Any, tmp_pat
     own = {"TRAINER_OUT": str(tmp_path / "run")}
     assert launch(start, "--nproc-per-node", "2", str(script), **own)[0] != 0
     ends_with(told(tmp_path / "run"), cause, who, "")
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_whole_script_that_the_table_was_not_written_with(name: str, tmp_path: Path) -> None:
+    whole = WHOLE[name]
+    for file, text in {"train.py": whole.text, **whole.files}.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    own = {"TRAINER_OUT": "run", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **whole.variables}
+    command = ("--nproc-per-node", "2", *(whole.command or ("train.py",)))
+    started = Started(tmp_path, "-m", "trainer.launch", *command, env=own)
+    try:
+        assert started.process.wait(120) != 0
+    finally:
+        started.clear()
+    found = told(tmp_path / "run")
+    assert found["cause"].rpartition("(")[2].rstrip(")") in whole.causes, found
+    assert found["first"].startswith(whole.who), found
+    assert whole.evidence in found["evidence"], found

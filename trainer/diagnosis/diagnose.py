@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from trainer.config.printable import printable
 from trainer.diagnosis.causes import Cause, find
+from trainer.diagnosis.errors import errors, place, plain
 from trainer.diagnosis.signs import Sign, cut
 
 _LONGEST = 240  # characters of a line of evidence
@@ -23,14 +24,13 @@ _NAMED = re.compile(
     r"|([Rr]ank \d+)[^,;\]]*? (?:did not come|failed to pass)"
 )
 # Causes for which another line is the better evidence; of two the one with the lower number.
-_VAGUE = {"killed": 1, "raised": 2}
+_VAGUE = {"killed": 1.0, "crash": 1.0, "raised": 3.0}
+_FOLLOWS = 2.0
 _LEFT = "left early"  # only the launcher sees it: the other ranks see a lost peer, or hang
 _GONE = re.compile(r", after (rank \d+) had ended with 0")
-_FRAME = re.compile(r'\s*File "([^"]+)", line (\d+), in (.+)')
-_HEAD = re.compile(r"[ \t^~]|Traceback ")
-_NOT_OWN = re.compile(
-    r"site-packages|/lib/python|<frozen|/trainer/(engine|strategies|launcher)/|__main__"
-)
+_NO_REASON = re.compile(r"ended\b|raised, and was ended|Signal \d|exit \d")  # only how it ended
+_THREAD = re.compile(r"Exception in thread ")
+_HEAD = re.compile(r"[ \t^~]|Traceback |\W*$")
 
 
 @dataclass(frozen=True)
@@ -73,51 +73,60 @@ def _time(sign: Sign) -> float:
 
 
 def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
-    """Return a sign's cause, and the line that shows it: its text, or a line that came with it."""
+    """Return a sign's cause, and what shows it: its text, or an error that came with it.
+
+    Where the rank wrote an error, its other lines count for nothing: a warning is no cause.
+    """
     cause = find(sign.text)
-    if cause is not None and cause.name not in ("raised", _LEFT):
+    lines = plain(sign.detail)
+    # A thread that died is why a hang came: the rank itself went on.
+    untold = ("raised", "crash", _LEFT, "hang" if any(map(_THREAD.match, lines)) else "")
+    if cause is not None and cause.name not in untold:
         return cause, sign.text
-    # The newest lines first, without a traceback's head, its frames and a program's own code.
-    lines = [line for line in reversed(_plain(sign)) if line.strip() and not _HEAD.match(line)]
-    found = [(one, line) for line in lines if (one := find(line)) is not None]
-    best = min(found, key=lambda one: _VAGUE.get(one[0].name, 0), default=None)
+    told = errors(lines)
+    if not told or "CalledProcessError" in told[0]:  # a command's own lines say why it failed
+        told += [one for one in reversed(lines) if not _HEAD.match(one)]  # no frames of a traceback
+    found = [(one, text) for text in told if (one := find(text)) is not None]
+    best = min(found, key=lambda one: _vague(one[0]), default=None)
     if cause and cause.name == _LEFT and best and (best[0].follows or best[0].name == "hang"):
         return cause, sign.text
-    if best:
+    if best and best[0].name not in _VAGUE:
         # Of an error in several lines the one that names a rank.
         same = [one for one in found if one[0] is best[0]]
         return next((one for one in same if _NAMED.search(one[1])), best)
-    return cause, lines[0] if lines and cause is not None else sign.text
+    if cause is None or not told or not (cause.name == "hang" or _NO_REASON.match(sign.text)):
+        return cause, sign.text
+    # gloo may abort a rank that has raised, while Python shuts down.
+    is_after = best is not None and best[0].name == "raised" and "SIGABRT" in sign.text
+    if cause.name == "crash" and not is_after:
+        return cause, f"{sign.text}: {told[0]}"
+    return best or (cause, told[0])
 
 
-def _plain(sign: Sign) -> list[str]:
-    """Return the lines of a sign without the rank that torch.distributed puts before a traceback's."""
-    return [re.sub(r"^\[rank\d+\]: ?", "", line) for line in sign.detail]
+def _vague(cause: Cause) -> float:
+    return _VAGUE.get(cause.name, _FOLLOWS if cause.follows else 0)
 
 
-def in_words(found: Diagnosis, *, job: str) -> list[str]:
-    """Return a diagnosis in lines: what failed first, why, the evidence, what to do, what followed."""
+def in_words(found: Diagnosis, *, job: str, silent: Sequence[str] = ()) -> list[str]:
+    """Return a diagnosis in lines: what failed first, why, the evidence, what to do, what followed.
+
+    `silent`: the ranks without an error, for which the others waited if the cause is a hang.
+    """
     sign, cause = found.sign, found.cause
     named = (_GONE if cause.name == _LEFT else _NAMED).search(found.evidence)
-    who = next(filter(None, named.groups())).lower() if named else sign.who
-    at = f", {datetime.fromtimestamp(sign.time, UTC):%Y-%m-%d %H:%M:%S} UTC" if sign.time else ""
+    missing = ", ".join(silent) if cause.name == "hang" else ""
+    who = next(filter(None, named.groups())).lower() if named else missing or sign.who
+    when = f", {datetime.fromtimestamp(sign.time, UTC):%Y-%m-%d %H:%M:%S} UTC" if sign.time else ""
     lines = [
-        f"first     {who or 'unknown'}{at}",
+        f"first     {who or 'unknown'}{when}",
         f"cause     {cause.meaning} ({cause.name})",
         f"evidence  {found.evidence[:_LONGEST]} [{sign.source}]",
     ]
-    if place := _place(_plain(sign)):
-        lines.append(f"at        {place}")
+    if at := place(plain(sign.detail)):
+        lines.append(f"at        {at}")
     lines.append(f"do        {cause.do.replace('{job}', job)}")
     lines += [f"then      {text}" for text in _after(found.after)]
     return [printable(line) for line in lines]
-
-
-def _place(detail: Sequence[str]) -> str:
-    """Return the innermost frame of a traceback that is the user's own."""
-    frames = [found for line in detail if (found := _FRAME.match(line))]
-    own = [frame for frame in frames if not _NOT_OWN.search(frame[1])]
-    return f"{own[-1][1]}, line {own[-1][2]}, in {own[-1][3]}" if own else ""
 
 
 def _after(after: Sequence[tuple[Sign, Cause]]) -> list[str]:

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-_LONGEST_DETAIL = 40  # lines before a failure's own that are kept
+# In a log: the launcher's lines, events, the date of a start.
+NOT_OF_RANKS = ("launch: ", "{", "--- ")
+_LONGEST_DETAIL = 100  # lines before a failure's own that are kept
 # Characters of a line, from its begin and its end: some patterns take the square of its length.
 _HALF = 1000
 
@@ -57,7 +59,7 @@ def read_log(lines: Iterable[str], *, source: str, place: str = "") -> Iterator[
             yield Sign(found[0].partition(": ")[2], source, place, time, _last(before, rank=""))
         elif text.startswith('{"event": "error"'):
             yield from _error_event(text, source=source, place=place, time=time)
-        elif not text.startswith(("launch: ", "{")):
+        elif not text.startswith(NOT_OF_RANKS):
             before.append(("", text))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 _BUSY = 0.01  # of a core: threads that only wait for something take less
 _CHECKS = 20  # in the time allowed
+_SHORTEST = 2.0  # seconds between two checks
 
 
 class Stall:
@@ -22,7 +23,8 @@ class Stall:
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._interval = max(limit / _CHECKS, 0.2)
+        # Not shorter than a few ticks of idle threads; twice at least in the time allowed.
+        self._interval = max(limit / _CHECKS, min(limit / 2, _SHORTEST))
         self._seen_output, self._seen_time = -1, 0.0
         self._checked = self._worked = time.monotonic()
 

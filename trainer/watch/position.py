@@ -4,7 +4,7 @@ A rank that waits in a collective cannot report it, so the watchdog looks at its
 the innermost line of Python is in torch.distributed, or in the backward pass, whose end waits for the
 gradients of other ranks, and when the kernel has the thread asleep. Anything else is its own work.
 
-    position = main_position(scratch, device="cuda")
+    position = main_position(scratch, device="cuda", is_alone=False)
 """
 
 import os
@@ -53,17 +53,17 @@ class Position:
         return self.phase not in _BETWEEN.values()
 
 
-def main_position(scratch: IO[bytes], *, device: str) -> Position | None:
+def main_position(scratch: IO[bytes], *, device: str, is_alone: bool) -> Position | None:
     """Return where the main thread is, None when it has ended.
 
-    `scratch` is as in `main_stack`, `device` the rank's device type.
+    `scratch` is as in `main_stack`, `device` the rank's device type. `is_alone`: there are no others.
     """
     stack = main_stack(scratch)
     if not stack:
         return None
     innermost = next((f.file for f in stack if not f.file.startswith(_TRANSPARENT)), "")
     waits_for_device = device != "cpu" and innermost.startswith(_DEVICE)
-    waits_for_ranks = innermost.startswith(_COLLECTIVE) and _main_is_asleep()
+    waits_for_ranks = not is_alone and innermost.startswith(_COLLECTIVE) and _main_is_asleep()
     frame = next((f for f in stack if not f.file.startswith(_LIBRARIES)), stack[0])
     between = [
         phase for f in stack for place, phase in _BETWEEN.items() if f.file.startswith(place)

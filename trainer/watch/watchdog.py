@@ -81,8 +81,7 @@ class Watched:
     def finish(self) -> None:
         """Have what was used since the last usage event reported. All ranks call it."""
         self.finishing.set()
-        if self.runtime.control is not None:
-            self.finished.wait(_ANSWER)
+        self.finished.wait(_ANSWER)
 
 
 @dataclass
@@ -122,23 +121,11 @@ def watching(
 ) -> Iterator[Watched]:
     """Watch the main thread, which runs the block; `imported` is when it had its modules.
 
-    A run of one rank waits for nobody.
+    A run of one rank waits for nobody: it only reports its usage.
     """
     faulthandler.cancel_dump_traceback_later()
     watched = Watched(settings, runtime, report)
-    if runtime.control is None:
-        yield watched
-        return
-    # Two threads must not wait on one connection, so this is not the process group's store.
-    store = dist.PrefixStore(
-        f"watch/{from_main(os.urandom(8).hex(), runtime, str)}",
-        dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            timeout=timedelta(seconds=settings.collective_timeout),
-        ),
-    )
+    store = _store(settings, runtime)
     end = threading.Event()
     before = {"import": imported - process_start(), "join": time.time() - imported}
     arguments = (watched, store, end, _Rank(Meter(runtime.device), defaultdict(float, before)))
@@ -157,9 +144,24 @@ def watching(
         thread.join(timeout=_ANSWER)
 
 
+def _store(settings: Settings, runtime: Runtime) -> dist.Store:
+    if runtime.control is None:
+        return dist.HashStore()
+    # Two threads must not wait on one connection, so this is not the process group's store.
+    return dist.PrefixStore(
+        f"watch/{from_main(os.urandom(8).hex(), runtime, str)}",
+        dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=timedelta(seconds=settings.collective_timeout),
+        ),
+    )
+
+
 def _watch(watched: Watched, store: dist.Store, end: threading.Event, rank: _Rank) -> None:
     """Look at the main thread until `end` is set; end the process when it waits for too long."""
-    runtime = watched.runtime
+    runtime, is_alone = watched.runtime, watched.runtime.control is None
     detector = StragglerDetector()
     last_look = rank.waiting_since = time.monotonic()
     last_status = last_look - _STATUS_EVERY
@@ -167,7 +169,8 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, rank: _Ran
     last_usage, last_statuses = last_look - usage_every, dict[int, Any]()
     while not end.wait(_LOOK_EVERY):
         now = time.monotonic()
-        if (position := main_position(rank.scratch, device=runtime.device.type)) is not None:
+        position = main_position(rank.scratch, device=runtime.device.type, is_alone=is_alone)
+        if position is not None:
             rank.update(position, now, now - last_look, watched)
         last_look = now
         is_last = watched.finishing.is_set() and not watched.finished.is_set()
@@ -190,7 +193,8 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, rank: _Ran
             return
         if is_last:
             watched.finished.set()
-        if hang or now - rank.waiting_since >= watched.settings.collective_timeout:
+        waits = not is_alone and now - rank.waiting_since >= watched.settings.collective_timeout
+        if hang or waits:
             _end_hanging_run(watched, store, rank)
 
 

@@ -24,7 +24,7 @@ from trainer.launcher.output.run_events import RunEvents
 _LINE_END = re.compile(rb"\r\n|\r|\n")  # a progress bar ends its lines with \r
 _PIPE_SIZE = 65536  # bytes, as on Linux
 _MAX_LINE = 1 << 20  # bytes, after which a line without an end is broken
-_LAST_LINES = 40  # kept of each stream: an error and the one that caused it
+_LAST_LINES = 100  # kept of each stream: an error and the one that caused it
 _TRACEBACK = re.compile(rb"(\[rank\d+\]: )?Traceback \(most recent call last\):")  # torch's prefix
 _POLL = 0.2  # seconds between two looks at the events that a program writes to a file
 _TIMEOUT = 5.0  # seconds to write what is left when our own stdout or stderr is not read

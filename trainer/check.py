@@ -95,6 +95,8 @@ def check(name: str) -> Iterator[str]:
     yield from load_own(model, task, settings)
     named = dict(model.named_parameters())
     yield f"model(): {type(model).__name__}, {sum(p.numel() for p in named.values()):,} parameters"
+    if others := [k for k, v in model.state_dict().items() if not isinstance(v, torch.Tensor)]:
+        yield f"an export will be without {', '.join(others[:3])}: it holds tensors alone"
     for part, data in sets.items():
         second = min(1, len(data) - 1) if isinstance(data, Stream) else len(data) - 1
         two = Samples(torch.tensor([0, second]), torch.ones(2))

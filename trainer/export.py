@@ -93,6 +93,8 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
         raise Fault(Exit.MACHINE, f"{out}: cannot be written: {reason}") from error
     size = sum(tensor.nbytes for tensor in tensors.values())
     print(f"{out}: {len(tensors)} tensors, {size:,} bytes, of {found.where}")
+    if others := _with_prefix("model.", found.manifest.values):
+        print(f"export: it is without {', '.join(others)}: it holds tensors alone", file=sys.stderr)
 
 
 def _with_prefix(prefix: str, keys: Iterable[str]) -> dict[str, str]:

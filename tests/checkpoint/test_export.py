@@ -32,6 +32,28 @@ def test_what_is_exported_gives_the_same_logits(tmp_path: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 
+class Counting(torch.nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": 5}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"seen": 5}
+
+
+def test_what_is_no_tensor_is_said_to_be_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Counting(3, 2)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    write(capture(model, optimizer, {}), label(1), store_at(tmp_path), Keep(1), group=None)
+    out = tmp_path / "weights.safetensors"
+    assert main([str(tmp_path / "step-00000001"), "-o", str(out)]) == Exit.DONE
+    assert sorted(load_file(out)) == ["bias", "weight"]
+    shown = capsys.readouterr().err
+    assert shown.splitlines() == ["export: it is without _extra_state.seen: it holds tensors alone"]
+
+
 class Average:
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"weight": torch.full((2, 3), 7.0)}

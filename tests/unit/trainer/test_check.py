@@ -46,6 +46,20 @@ def test_a_built_in_task_is_right(task: str) -> None:
     assert main([task]) == Exit.DONE
 
 
+class Counts(Right):
+    def model(self) -> Any:
+        class Model(nn.Linear):
+            def get_extra_state(self) -> Any:
+                return {"seen": 5}
+
+        return nn.Sequential(Model(2, 2))
+
+
+def test_what_an_export_leaves_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{__name__}:Counts"]) == Exit.DONE
+    assert "an export will be without 0._extra_state: it holds" in capsys.readouterr().out
+
+
 def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"{__name__}:Unused"]) == Exit.DONE
     assert "reaches 2 of 4 parameters; not unused.weight, unused.bias" in capsys.readouterr().out

@@ -27,7 +27,7 @@ NOT_RUN = {
     r"^make (lock|audit)\b": _NETWORK,
     r"^cosign ": "needs a published image",
     r"^make (test|lint|coverage)": _MINUTES,
-    r"^make bench( |$)": "takes minutes; tests/bench/test_bench.py has contenders take turns",
+    r"^make bench(-growth)?( |$)": "takes minutes; tests/bench/test_bench.py has contenders take turns",
     r"^make (bench-peers|torchx)": _NETWORK,
     r"-m pytest ": _MINUTES,
     r"^python -m tests\.goldens": "writes into the tree; tests/unit/k8s/render compares the goldens",

@@ -136,6 +136,6 @@ def _forget_meshes() -> None:
     A name leads to the same ranks again as long as the groups are made in the same order. To keep this
     where it is right halves the time of a case: two of its three seconds were such results.
     """
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from trainer.distributed.torch_private import forget_shardings
 
-    _clear_sharding_prop_cache()
+    forget_shardings()

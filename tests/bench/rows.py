@@ -178,6 +178,11 @@ def _mode_row(mode: str, ranks: int, *, net: str = "digits") -> Row:
     )
 
 
+def _start_row(who: str, ranks: int, *, rounds: int) -> Row:
+    what = f"{who}, from the command to the first step, all processes"
+    return Row(what, partial(_start, ranks=ranks), {"torchrun": 0.5}, rounds)
+
+
 ROWS = {
     "step": Row(
         "a step of digits' net, batch 32, one thread, guards and metrics on",
@@ -241,24 +246,9 @@ ROWS = {
         {"torch.load": 1},
         rounds=9,
     ),
-    "start-1": Row(
-        "one rank, from the command to its first step, all processes",
-        partial(_start, ranks=1),
-        {"torchrun": 0.5},
-        rounds=5,
-    ),
-    "start-2": Row(
-        "two ranks, from the command to their first step, all processes",
-        partial(_start, ranks=2),
-        {"torchrun": 0.5},
-        rounds=5,
-    ),
-    "start-8": Row(
-        "eight ranks, from the command to their first step, all processes",
-        partial(_start, ranks=8),
-        {"torchrun": 0.5},
-        rounds=3,
-    ),
+    "start-1": _start_row("one rank", 1, rounds=5),
+    "start-2": _start_row("two ranks", 2, rounds=5),
+    "start-8": _start_row("eight ranks", 8, rounds=3),
     "restart": Row(
         "two ranks, from the failure of one to the first step after the restart, all processes",
         _restart,

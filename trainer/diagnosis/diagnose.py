@@ -24,8 +24,8 @@ _NAMED = re.compile(
     r"|([Rr]ank \d+)[^,;\]]*? (?:did not come|failed to pass)"
 )
 # Causes for which another line is the better evidence; of two the one with the lower number.
-_VAGUE = {"killed": 1.0, "crash": 1.0, "raised": 3.0}
-_FOLLOWS = 2.0
+_VAGUE = {"killed": 1, "crash": 1, "raised": 3}
+_FOLLOWS = 2
 _LEFT = "left early"  # only the launcher sees it: the other ranks see a lost peer, or hang
 _GONE = re.compile(r", after (rank \d+) had ended with 0")
 _NO_REASON = re.compile(r"ended\b|raised, and was ended|Signal \d|exit \d")  # only how it ended
@@ -80,13 +80,14 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
     cause = find(sign.text)
     lines = plain(sign.detail)
     # A thread that died is why a hang came: the rank itself went on.
-    untold = ("raised", "crash", _LEFT, "hang" if any(map(_THREAD.match, lines)) else "")
-    if cause is not None and cause.name not in untold:
+    unexplained = ["raised", "crash", _LEFT] + ["hang"] * any(map(_THREAD.match, lines))
+    if cause is not None and cause.name not in unexplained:
         return cause, sign.text
-    told = errors(lines)
-    if not told or "CalledProcessError" in told[0]:  # a command's own lines say why it failed
-        told += [one for one in reversed(lines) if not _HEAD.match(one)]  # no frames of a traceback
-    found = [(one, text) for text in told if (one := find(text)) is not None]
+    messages = errors(lines)
+    if not messages or "CalledProcessError" in messages[0]:
+        # A command's own lines say why it failed; a traceback's frames do not.
+        messages += [one for one in reversed(lines) if not _HEAD.match(one)]
+    found = [(one, text) for text in messages if (one := find(text)) is not None]
     best = min(found, key=lambda one: _vague(one[0]), default=None)
     if cause and cause.name == _LEFT and best and (best[0].follows or best[0].name == "hang"):
         return cause, sign.text
@@ -94,16 +95,17 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
         # Of an error in several lines the one that names a rank.
         same = [one for one in found if one[0] is best[0]]
         return next((one for one in same if _NAMED.search(one[1])), best)
-    if cause is None or not told or not (cause.name == "hang" or _NO_REASON.match(sign.text)):
+    if cause is None or not messages or not (cause.name == "hang" or _NO_REASON.match(sign.text)):
         return cause, sign.text
     # gloo may abort a rank that has raised, while Python shuts down.
     is_after = best is not None and best[0].name == "raised" and "SIGABRT" in sign.text
     if cause.name == "crash" and not is_after:
-        return cause, f"{sign.text}: {told[0]}"
-    return best or (cause, told[0])
+        return cause, f"{sign.text}: {messages[0]}"
+    return best or (cause, messages[0])
 
 
-def _vague(cause: Cause) -> float:
+def _vague(cause: Cause) -> int:
+    """Return how little a cause says: of several the one with the lowest number is shown."""
     return _VAGUE.get(cause.name, _FOLLOWS if cause.follows else 0)
 
 

@@ -89,8 +89,10 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
         messages += [one for one in reversed(lines) if not _HEAD.match(one)]
     found = [(one, text) for text in messages if (one := find(text)) is not None]
     best = min(found, key=lambda one: _vague(one[0]), default=None)
-    if cause and cause.name == _LEFT and best and (best[0].follows or best[0].name == "hang"):
-        return cause, sign.text
+    # Whatever ended the rank, SIGABRT too: what it ran into was that another had left.
+    gone = _GONE.search(sign.text)
+    if gone and best and (best[0].follows or best[0].name == "hang"):
+        return find(gone[0]), sign.text
     if best and best[0].name not in _VAGUE:
         # Of an error in several lines the one that names a rank.
         same = [one for one in found if one[0] is best[0]]

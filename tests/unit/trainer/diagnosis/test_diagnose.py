@@ -1,0 +1,32 @@
+"""What counts as the cause where a rank left signs of several."""
+
+import pytest
+
+from trainer.diagnosis.diagnose import diagnose, in_words
+from trainer.diagnosis.signs import Sign
+
+CLOSED = (
+    "Traceback (most recent call last):",
+    '  File "/job/train.py", line 30, in main',
+    "    loss.backward()",
+    "RuntimeError: Connection closed by peer [127.0.0.1]:4711",
+)
+
+
+@pytest.mark.parametrize("ended", ["ended with its own code 1", "Signal 6 (SIGABRT)"])
+def test_a_rank_that_lost_one_that_had_left_is_not_the_cause_however_it_ended(ended: str) -> None:
+    """gloo may abort a rank that has raised, while Python shuts down."""
+    sign = Sign(f"{ended}, after rank 1 had ended with 0", "logs/", "rank 0", 1.0, CLOSED)
+    found = diagnose([sign])
+    assert found is not None
+    assert found.cause.name == "left early"
+    assert in_words(found, job="job")[0].startswith("first     rank 1")
+
+
+def test_a_rank_that_failed_by_itself_after_another_had_left_is_the_cause() -> None:
+    own = (*CLOSED[:-1], "ValueError: fold 7 of 5")
+    sign = Sign("Signal 6 (SIGABRT), after rank 1 had ended with 0", "logs/", "rank 0", 1.0, own)
+    found = diagnose([sign])
+    assert found is not None
+    assert found.cause.name == "raised"
+    assert "fold 7 of 5" in found.evidence

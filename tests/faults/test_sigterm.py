@@ -1,10 +1,13 @@
 """SIGTERM at a chosen moment: all ranks save the same step, and the run resumes from it."""
 
 import json
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from tests.conftest import QUICK, ROOT
 from tests.ranks import run_ranks
@@ -52,3 +55,33 @@ def test_sigterm_in_the_middle_of_it_saves_one_step_and_loses_none(
     rest = run_ranks(2, run, **TRAINED)[len(before) :]
     assert [event["step"] for event in rest if event.get("action") == "resumed"] == [step]
     assert losses(before + rest) == whole  # bit by bit
+
+
+def counting(folder: Path, milliseconds: str) -> None:
+    """Make a step so long, and write how many all-reduces this rank makes to agree with the others."""
+    os.environ |= {"SLOW": milliseconds, "SLOW_RANK_1": milliseconds}
+    made, all_reduce = [0], dist.all_reduce
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        made[0] += "async_op" in options
+        (folder / f"made-{os.environ['RANK']}").write_text(str(made[0]))
+        return all_reduce(*arguments, **options)
+
+    dist.all_reduce = counted
+
+
+EVALUATED = 25  # batches; each begins with an agreement
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "steps", "least", "most"), [("0", 200, 200 / 8, 125), ("120", 12, 12, 12)]
+)
+def test_short_steps_do_not_agree_each_time_and_long_ones_do(
+    milliseconds: str, steps: int, least: float, most: float, tmp_path: Path
+) -> None:
+    quiet = {"steps": str(steps), "log_steps": "1000", "eval_steps": "0", "checkpoint_steps": "0"}
+    plant = partial(counting, tmp_path, milliseconds)
+    run_ranks(2, tmp_path, plant, task="tests.faults.tasks:Slow", **quiet)
+    made = [int((tmp_path / f"made-{rank}").read_text()) for rank in (0, 1)]
+    assert made[0] == made[1]
+    assert least <= made[0] - EVALUATED <= most

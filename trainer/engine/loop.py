@@ -220,9 +220,8 @@ def _take_steps(
     while run.step < steps:
         report_saved(run)
         # Each rank asks by its own clock; together they agree on the step to save after.
-        if stop.agreed(
-            save=0 < 60 * settings.checkpoint_minutes <= time.monotonic() - run.save_began
-        ):
+        due = 0 < 60 * settings.checkpoint_minutes <= time.monotonic() - run.save_began
+        if stop.agreed(save=due, is_step=True):
             return True
         profile_step()
 

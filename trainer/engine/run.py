@@ -101,9 +101,14 @@ class Run:
         if self.settings.steps is None:
             end = min(end, max(self.samples, self.settings.epochs * length))
         # Only what is read sample by sample, or transformed as a batch, draws random numbers.
-        keyed = not isinstance(self.training, InMemory) or isinstance(self.training, Transformed)
+        keyed = not self.is_in_memory or isinstance(self.training, Transformed)
         is_stream = isinstance(self.training, Stream)
         return Order(self.settings.seed, length, end, tokens_of(self.training), keyed, is_stream)
+
+    @cached_property
+    def is_in_memory(self) -> bool:
+        """Whether the training set is indexed, not read sample by sample."""
+        return isinstance(self.training, InMemory)
 
     @cached_property
     def training_batches(self) -> Loader:

@@ -7,6 +7,7 @@ with stop_requests(runtime) as stop:
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -17,6 +18,9 @@ from trainer.config.exits import Exit, Fault
 from trainer.distributed.runtime import Runtime
 
 log = logging.getLogger("trainer")
+
+_SECONDS = 0.1  # from one agreement to the next, where steps are shorter
+_MOST = 8  # calls from one to the next: steps that get longer are not to make a stop late
 
 
 class Stop:
@@ -31,8 +35,10 @@ class Stop:
         self._runtime = runtime
         self.calls = 0
         self._sign = sign
-        self._flags = torch.zeros(2)
+        self._flags = torch.zeros(3)
         self._pending: dist.Work | None = None
+        self._began = time.monotonic()
+        self._since, self._interval = 0, 1  # calls
 
     @property
     def name(self) -> str | None:
@@ -48,12 +54,13 @@ class Stop:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def agreed(self, *, save: bool = False) -> bool:
-        """Return whether any rank had been asked to stop at the last call, the same on every rank.
+    def agreed(self, *, save: bool = False, is_step: bool = False) -> bool:
+        """Return whether any rank had been asked to stop at the last agreement, alike on every rank.
 
         `save` asks all ranks for a checkpoint in the same way; the attribute `save` has the answer.
-        It is a collective: every rank calls it equally often. The all-reduce runs while the step
-        computes, so the answer is that of the call before and no rank waits for it.
+        Every rank calls it equally often. The all-reduce runs while the step computes, so the answer
+        is that of the one before and no rank waits for it. Where steps are short (`is_step`), not each
+        has an agreement: in the last one the ranks agreed on the number of calls until the next.
         """
         self.calls += 1
         self._sign()
@@ -61,11 +68,19 @@ class Stop:
             self.save = save
             return self.signal is not None
         asked, self.save = False, False
+        self._since += 1
+        if is_step and self._since < self._interval:
+            return False
         if self._pending is not None:
             self._pending.wait()
-            asked, self.save = map(bool, self._flags.tolist())
-        self._flags[0] = self.signal is not None
-        self._flags[1] = save and not self.save  # just granted: do not ask again
+            stopping, saving, interval = self._flags.tolist()
+            asked, self.save, self._interval = stopping > 0, saving > 0, -int(interval)
+        now = time.monotonic()
+        a_call, self._began, self._since = (now - self._began) / self._since, now, 0
+        fits = int(_SECONDS / max(a_call, _SECONDS / _MOST)) if is_step else 1
+        asks = save and not self.save  # not again where it was just granted
+        # The greatest of minus the intervals is that of the slowest rank.
+        self._flags = torch.tensor([float(self.signal is not None), float(asks), -max(fits, 1)])
         self._pending = dist.all_reduce(
             self._flags, dist.ReduceOp.MAX, group=self._runtime.control, async_op=True
         )

@@ -17,9 +17,10 @@ from itertools import chain
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainer.config.exits import Exit, Fault
-from trainer.data.sets import Batch, InMemory, UnreadableSample
+from trainer.data.sets import Batch, UnreadableSample
 from trainer.distributed.messages import from_all
 from trainer.engine.run import Run
 
@@ -32,10 +33,12 @@ class SkippedSamples:
     def __init__(self, run: Run, batches: Iterable[Batch]) -> None:
         self._run = run
         self._skipped = [one for batch in batches for one in batch.unreadable if one.weight]
-        self._sum = torch.tensor([sum(one.weight for one in self._skipped)], dtype=torch.float64)
+        self._sum: Tensor | None = None
         self._pending: dist.Work | None = None
-        # Data in memory has been read completely: none of it can be bad.
-        if run.runtime.control is not None and not isinstance(run.training, InMemory):
+        if run.is_in_memory:  # it has been read completely: none of it can be bad
+            return
+        self._sum = torch.tensor([sum(one.weight for one in self._skipped)], dtype=torch.float64)
+        if run.runtime.control is not None:
             self._pending = dist.all_reduce(self._sum, group=run.runtime.control, async_op=True)
 
     def rescale_gradients(self, weight: float) -> float:
@@ -55,6 +58,8 @@ class SkippedSamples:
 
         Raises Fault(65) for more bad samples than allowed.
         """
+        if self._sum is None:
+            return weight
         if self._pending is not None:
             self._pending.wait()
         sizing = self._run.runtime.sizing

@@ -1,0 +1,162 @@
+"""The table of causes knows what libraries really raise: each error here is made, not typed."""
+
+import contextlib
+import copy
+import gzip
+import http.server
+import json
+import pickle
+import sqlite3
+import tarfile
+import threading
+import tomllib
+import traceback
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from ctypes import CDLL
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from trainer.diagnosis.causes import find
+from trainer.diagnosis.errors import errors
+
+X, NET = torch.ones(4, 8), nn.Linear(8, 3)
+
+
+def twice() -> None:
+    loss = NET(X).sum() ** 2
+    loss.backward()
+    loss.backward()
+
+
+def in_place() -> None:
+    hidden = torch.sigmoid(NET(X))
+    hidden += 1
+    hidden.sum().backward()
+
+
+def locked(folder: Path) -> None:
+    file = folder / "trials.db"
+    with (
+        contextlib.closing(sqlite3.connect(file)) as one,
+        contextlib.closing(sqlite3.connect(file, timeout=0)) as other,
+    ):
+        for connection in (one, other):
+            connection.execute("begin exclusive")
+
+
+def refused(_: Path) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/weights.pt")
+
+
+def spawned() -> None:
+    how = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    next(iter(DataLoader([1, 2], collate_fn=lambda one: one, **how)))  # type: ignore[arg-type]
+
+
+def of_another_model() -> None:
+    saved = torch.optim.SGD([X, X[0]]).state_dict()
+    torch.optim.SGD([X]).load_state_dict(saved)
+
+
+RAISED: list[tuple[str, Callable[[Path], object]]] = [
+    ("shapes", lambda _: F.cross_entropy(NET(X), torch.zeros(3, dtype=torch.long))),
+    ("shapes", lambda _: F.cross_entropy(NET(X), torch.full((4,), 3))),
+    ("shapes", lambda _: F.binary_cross_entropy_with_logits(NET(X), torch.zeros(4))),
+    ("shapes", lambda _: NET(X.double())),
+    ("shapes", lambda _: NET(torch.ones(4, 9))),
+    ("shapes", lambda _: nn.Conv2d(3, 1, 1)(torch.ones(1, 1, 8, 8))),
+    ("shapes", lambda _: nn.Embedding(4, 2)(torch.tensor([4]))),
+    ("shapes", lambda _: nn.Embedding(4, 2)(X)),
+    ("shapes", lambda _: X.mean(dim=2)),
+    ("shapes", lambda _: F.nll_loss(NET(X), torch.zeros(4, dtype=torch.int))),
+    ("shapes", lambda _: X.view(3, -1)),
+    ("shapes", lambda _: X + torch.ones(5, 8)),
+    ("shapes", lambda _: torch.cat([X, torch.ones(4, 8, 1)])),
+    ("shapes", lambda _: torch.tensor([[1, 2, 3], [1, 2]])),
+    ("shapes", lambda _: default_collate([X, torch.ones(3)])),
+    ("shapes", lambda _: default_collate([None, None])),
+    ("shapes", lambda _: torch.arange(3).mean()),
+    ("shapes", lambda _: torch.stack([X, torch.ones(3)])),
+    ("shapes", lambda _: nn.BatchNorm1d(8).train()(X[:1])),
+    ("shapes", lambda _: nn.LSTM(4, 2)(torch.ones(2, 3, 8))),
+    ("shapes", lambda _: nn.LayerNorm(4)(X)),
+    ("shapes", lambda _: nn.MultiheadAttention(8, 3)),
+    ("shapes", lambda _: X.gather(1, torch.full((4, 1), 8))),
+    ("shapes", lambda _: F.one_hot(torch.tensor([3]), 2)),
+    ("shapes", lambda _: F.cross_entropy(NET(X), torch.rand(4))),
+    ("shapes", lambda _: X.item()),
+    ("shapes", lambda _: np.ones(3) + np.ones(4)),
+    ("shapes", lambda _: np.array([[1, 2], [1]], dtype=float)),
+    ("shapes", lambda _: nn.MaxPool2d(2)(torch.ones(1, 3, 1, 1))),
+    ("autograd", lambda _: X.sum().backward()),
+    ("autograd", lambda _: twice()),
+    ("autograd", lambda _: in_place()),
+    ("autograd", lambda _: NET.weight.mul_(2)),
+    ("autograd", lambda _: NET(X).numpy()),
+    ("autograd", lambda _: torch.optim.SGD([NET(X)])),
+    ("autograd", lambda _: copy.deepcopy(NET(X))),
+    ("process group", lambda _: dist.barrier()),
+    ("process group", lambda _: dist.init_process_group("gloo", init_method="env://")),
+    ("worker start", lambda _: pickle.dumps(lambda: 0)),
+    ("worker start", lambda _: spawned()),
+    ("same file", locked),
+    ("same file", lambda folder: folder.mkdir()),
+    ("content", lambda folder: zipfile.ZipFile(some(folder))),
+    ("content", lambda folder: tarfile.TarFile(some(folder))),
+    ("content", lambda folder: gzip.decompress(some(folder).read_bytes())),
+    ("content", lambda _: gzip.decompress(gzip.compress(bytes(999))[:-20])),
+    ("content", lambda folder: np.load(some(folder))),
+    ("content", lambda _: json.loads("<html>")),
+    ("checkpoint", lambda folder: torch.load(some(folder), weights_only=False)),
+    ("checkpoint", lambda folder: torch.load(some(folder))),
+    ("checkpoint", lambda folder: load_file(some(folder))),
+    ("checkpoint", lambda _: nn.Linear(8, 4).load_state_dict(NET.state_dict())),
+    ("checkpoint", lambda _: of_another_model()),
+    ("data", lambda _: DataLoader(TensorDataset(X[:0]), shuffle=True)),
+    ("bad samples", lambda folder: Image.open(some(folder))),
+    ("content", lambda _: tomllib.loads("lr: 0.1")),
+    ("content", lambda _: b"\xff\xfe1".decode()),
+    ("credentials", refused),
+    ("package", lambda _: CDLL("libno_such.so.12")),
+]
+
+
+def some(folder: Path) -> Path:
+    """Return a file that is a page of a server."""
+    path = folder / "data"
+    path.write_text("<html>404 Not Found</html>" * 100, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("number", range(len(RAISED)), ids=lambda n: f"{n}-{RAISED[n][0]}")
+def test_what_a_library_raises_has_its_cause(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    cause, code = RAISED[number]
+    with pytest.raises(Exception) as raised:  # noqa: PT011  # which one is in the table
+        code(tmp_path)
+    newest = errors("".join(traceback.format_exception(raised.value)).splitlines())[0]
+    found = find(newest)
+    assert found is not None, newest
+    assert found.name == cause, newest

@@ -45,7 +45,7 @@ HELD_OUT: dict[str, tuple[set[str], Script]] = {
         Script("import torch\ntorch.empty(2**50)", "DefaultCPUAllocator"),
     ),
     "data that is not JSON": (
-        {"raised", "data"},
+        {"content"},
         Script("import json\njson.loads('{')", "JSONDecodeError"),
     ),
     "a message and no exception": (
@@ -75,7 +75,7 @@ HELD_OUT: dict[str, tuple[set[str], Script]] = {
         Script("open('/sys/muster', 'w')", "/sys/muster"),
     ),
     "an archive that is damaged": (
-        {"raised", "data"},
+        {"content"},
         Script("import gzip, io\ngzip.open(io.BytesIO(b'no archive')).read()", "BadGzipFile"),
     ),
     "batches of unequal shape": (

@@ -17,7 +17,7 @@ THIRD_SET: dict[str, tuple[set[str], Script]] = {
         Script("import torch\ntorch.linalg.inv(torch.eye(3).half())", "Half"),
     ),
     "a graph that is gone": (
-        {"raised"},
+        {"autograd"},
         Script(
             "import torch\nx = torch.ones(1, requires_grad=True)\ny = (x * x).sum()\n"
             "y.backward(); y.backward()",
@@ -33,7 +33,7 @@ THIRD_SET: dict[str, tuple[set[str], Script]] = {
         ),
     ),
     "an archive that is cut off": (
-        {"raised", "data"},
+        {"content"},
         Script(
             "import tarfile\nopen('shard.tar', 'wb').write(b'\\0' * 100)\ntarfile.open('shard.tar')",
             "ReadError",
@@ -55,7 +55,7 @@ THIRD_SET: dict[str, tuple[set[str], Script]] = {
         ),
     ),
     "a server that answers no": (
-        {"download", "permission"},
+        {"credentials"},
         Script(
             "import http.server, threading, urllib.request\n"
             "class No(http.server.BaseHTTPRequestHandler):\n"

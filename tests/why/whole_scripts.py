@@ -176,11 +176,11 @@ FOURTH_SET: dict[str, Whole] = {
     ),
     "more than weights": Whole(
         {"not weights alone"},
-        "Weights only load failed",
+        "Unsupported global",
         parts=_at("MODEL", "torch.save(model, f'{rank}.pt')\ntorch.load(f'{rank}.pt')"),
     ),
     "one database of both": Whole(
-        _OWN,
+        {"same file"},
         "database is locked",
         parts=_at(
             "SETUP",
@@ -190,7 +190,7 @@ FOURTH_SET: dict[str, Whole] = {
         ),
     ),
     "both make one folder": Whole(
-        _OWN,
+        {"same file"},
         "FileExistsError",
         parts=_at(
             "BEFORE",
@@ -198,7 +198,7 @@ FOURTH_SET: dict[str, Whole] = {
         ),
     ),
     "text that is no UTF-8": Whole(
-        _OWN,
+        {"content"},
         "UnicodeDecodeError",
         _FIRST,
         _at(
@@ -227,12 +227,12 @@ FOURTH_SET: dict[str, Whole] = {
         other=(" + self.extra(x)", ""),
     ),
     "a tensor that is changed in place": Whole(
-        _OWN,
+        {"autograd"},
         "inplace operation",
         other=("torch.sigmoid(self.body(x))", "torch.sigmoid(self.body(x)); x += 1"),
     ),
     "a function that a worker cannot get": Whole(
-        _OWN,
+        {"pickle"},
         "pickle",
         parts=_at(
             "SETUP",

@@ -84,6 +84,7 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
     if cause is not None and cause.name not in unexplained:
         return cause, sign.text
     messages = errors(lines)
+    is_error = bool(messages)
     if not messages or "CalledProcessError" in messages[0]:
         # A command's own lines say why it failed; a traceback's frames do not.
         messages += [one for one in reversed(lines) if not _HEAD.match(one)]
@@ -101,7 +102,8 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
         return cause, sign.text
     # gloo may abort a rank that has raised, while Python shuts down.
     is_after = best is not None and best[0].name == "raised" and "SIGABRT" in sign.text
-    if cause.name == "crash" and not is_after:
+    is_last_line = best is None and not is_error  # which may tell nothing, so the end is shown too
+    if is_last_line or (cause.name == "crash" and not is_after):
         return cause, f"{sign.text}: {messages[0]}"
     return best or (cause, messages[0])
 
@@ -124,13 +126,21 @@ def in_words(found: Diagnosis, *, job: str, silent: Sequence[str] = ()) -> list[
     lines = [
         f"first     {who or 'unknown'}{when}",
         f"cause     {cause.meaning} ({cause.name})",
-        f"evidence  {found.evidence[:_LONGEST]} [{sign.source}]",
+        f"evidence  {_shown(found)} [{sign.source}]",
     ]
     if at := place(plain(sign.detail)):
         lines.append(f"at        {at}")
     lines.append(f"do        {cause.do.replace('{job}', job)}")
     lines += [f"then      {text}" for text in _after(found.after)]
     return [printable(line) for line in lines]
+
+
+def _shown(found: Diagnosis) -> str:
+    """Return the evidence, cut so that what the cause was known by is in it."""
+    known = found.cause.pattern.search(found.evidence)
+    if known is None or known.end() <= _LONGEST:
+        return found.evidence[:_LONGEST]
+    return f"... {found.evidence[known.start() :][:_LONGEST]}"
 
 
 def _after(after: Sequence[tuple[Sign, Cause]]) -> list[str]:

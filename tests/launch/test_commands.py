@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +79,18 @@ def test_a_rank_of_any_program_gets_what_torchrun_gives(start: Any, tmp_path: Pa
 
 def pythons() -> list[str]:
     """Return the oldest Python from 3.10 on and the newest that are at hand, by version."""
-    names = [f"python3.{minor}" for minor in range(10, 20)]
     places = [*os.get_exec_path(), *map(str, Path.home().glob(".pyenv/versions/3.*/bin"))]
-    found: dict[str, str] = {}
-    for name in names:
-        for path in filter(None, (shutil.which(name, path=place) for place in places)):
-            works = subprocess.run([path, "-c", ""], capture_output=True, check=False)
-            if works.returncode == 0:
-                found.setdefault(name, path)
-    paths = [found[name] for name in names if name in found] or [sys.executable]
-    return sorted({paths[0], paths[-1]}, key=paths.index)
+    by_version = [
+        [path for place in places if (path := shutil.which(f"python3.{minor}", path=place))]
+        for minor in range(10, 20)
+    ]
+
+    def works(path: str) -> bool:
+        return not subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode
+
+    oldest = next(filter(works, chain(*by_version)), sys.executable)
+    newest = next(filter(works, chain(*reversed(by_version))), sys.executable)
+    return list(dict.fromkeys((oldest, newest)))
 
 
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)

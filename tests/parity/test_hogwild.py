@@ -16,6 +16,7 @@ from tests.parity.table import TOLERANCE, Case, reference
 from tests.ranks import run_ranks, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["digits", "tokens, tied"])
 def test_one_process_equals_single(task: str, once: Once, tmp_path: Path) -> None:
     case = Case(task, "single", "sgd", 4)

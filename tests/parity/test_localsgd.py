@@ -21,7 +21,8 @@ COMMON = {
 DILOCO = {"outer_lr": "0.7", "outer_momentum": "0.9"}
 
 
-@pytest.mark.parametrize("micro", ["16", pytest.param("4", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("micro", ["16", "4"])
 def test_averaging_after_every_step_is_ddp(micro: str, tmp_path: Path) -> None:
     """With momentum averaged too, and without clipping, which goes by each rank's own norm."""
     common = COMMON | {"clip_norm": "0", "micro_batch": micro}

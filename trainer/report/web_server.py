@@ -11,6 +11,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -29,7 +30,8 @@ def served(application: Callable[..., Any], *, port: int, host: str = "") -> Ite
     _Server.address_family = family
     with _Server((address, port), _Handler) as server:
         server.set_app(application)
-        thread = threading.Thread(target=server.serve_forever, name="web", daemon=True)
+        serve = partial(server.serve_forever, poll_interval=0.1)  # which `shutdown` waits for
+        thread = threading.Thread(target=serve, name="web", daemon=True)
         thread.start()
         try:
             yield server.server_port

@@ -18,13 +18,17 @@ HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(web_server, "_SECONDS", 1)
+def port() -> Iterator[int]:
     registry = CollectorRegistry()
     Gauge("muster_step", "steps", registry=registry).set(7)
     number = free_port()
     with served(make_wsgi_app(registry), port=number):
         yield number
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_server, "_SECONDS", 0.5)
 
 
 def scrape(port: int) -> str:
@@ -40,7 +44,16 @@ def test_it_answers_over_both_families(host: str, port: int) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.0 200 OK")
 
 
-@pytest.mark.parametrize("sent", [b"", HALF, b"\xff" * 70_000, b"GET /\r\n" * 5])
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        pytest.param(b"GET /\r\n" * 5, marks=pytest.mark.slow),
+        pytest.param(HALF, marks=pytest.mark.slow),
+        pytest.param(b"\xff" * 70_000, marks=pytest.mark.slow),
+    ],
+)
 def test_half_open_connections_hold_no_threads(sent: bytes, port: int) -> None:
     before = threading.active_count()
     connections = []
@@ -60,6 +73,7 @@ def test_half_open_connections_hold_no_threads(sent: bytes, port: int) -> None:
         connection.close()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_byte_at_a_time_does_not_hold_one_either(port: int) -> None:
     before = threading.active_count()
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:

@@ -10,8 +10,9 @@ import yaml
 from k8s.cli import command
 from tests.rendering import render
 
-PUBLISHED: list[dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("published_manifests.yaml").read_text(encoding="utf-8")
+PUBLISHED: list[dict[str, Any]] = yaml.load(
+    Path(__file__).with_name("published_manifests.yaml").read_text(encoding="utf-8"),
+    yaml.CSafeLoader,
 )
 
 

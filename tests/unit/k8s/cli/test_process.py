@@ -52,6 +52,7 @@ def processor_seconds(
     return after.ru_utime - before.ru_utime + in_kernel
 
 
+@pytest.mark.slow
 def test_a_whole_process_takes_little_more_than_its_imports(tmp_path: Path) -> None:
     """A ratio in processor time, side by side and the middle one of several: a neighbour slows either.
 
@@ -84,6 +85,7 @@ def test_no_more_processor_time_than_torchx(tmp_path: Path) -> None:
     assert ours < other
 
 
+@pytest.mark.slow
 def test_it_imports_neither_torch_nor_kubernetes_nor_a_terminal_library() -> None:
     code = (
         "import sys; from k8s.cli.command import main\n"
@@ -218,6 +220,7 @@ def test_help_names_every_launcher_and_teaches_with_examples() -> None:
     assert "render.py job.yaml | kubectl apply -f -" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_error() -> None:
     command = f"{sys.executable} render.py {EXAMPLE} --plan --json | head -c 1"
     done = subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, check=False)

@@ -50,6 +50,7 @@ def test_a_wait_for_it_is_bounded(cluster: Cluster) -> None:
     assert time.monotonic() - began < 1.9
 
 
+@pytest.mark.slow
 def test_what_a_pod_writes_without_end_is_not_kept(cluster: Cluster) -> None:
     server, config = cluster
     server.enter = here

@@ -108,6 +108,7 @@ def test_a_cluster_that_is_lost_halfway_is_69_at_every_request(
     assert last > 3
 
 
+@pytest.mark.slow
 def test_a_request_is_tried_again_after_429_and_5xx(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)

@@ -62,6 +62,7 @@ def test_status_says_which_code_a_job_has(run: Run, cluster: Cluster) -> None:
     assert said["code"] == {"sha256": "5bda46", "commit": "c0ffee-dirty"}
 
 
+@pytest.mark.slow
 def test_a_machine_that_does_not_answer_hides_no_more_than_what_it_has(
     run: Run, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -231,6 +231,7 @@ NAMES = st.text(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     files=st.dictionaries(NAMES, st.tuples(st.binary(max_size=200), st.booleans()), min_size=1),

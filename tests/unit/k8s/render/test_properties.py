@@ -150,6 +150,7 @@ def job_files(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(values=job_files(), launcher=st.sampled_from(launchers.known()))
 def test_accepted_renders_and_parses(values: dict[str, Any], launcher: str) -> None:

@@ -197,6 +197,7 @@ def policies_of(made: Any) -> list[dict[str, Any]]:
     return [one for one in found if one["kind"] == "NetworkPolicy"]
 
 
+@pytest.mark.slow
 def test_every_golden_is_as_the_page_says() -> None:
     open_pairs = set()
     for where, values, made in goldens.of_clusters():

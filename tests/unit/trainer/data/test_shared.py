@@ -91,6 +91,7 @@ def test_a_pickle_that_lies_anywhere_else_is_not_read(kind: str, trace: Path) ->
     assert not trace.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_memory_of_another_user_is_not_read(trace: Path) -> None:
     made = memory(NAME, SEALS)

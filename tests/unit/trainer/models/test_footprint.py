@@ -60,7 +60,7 @@ def dry_run(**settings: Any) -> Checked:
     [
         {"mode": "fsdp"},
         {"mode": "fsdp", "precision": "bf16", "activation_checkpointing": True},
-        {"mode": "pp", "mesh": "pp=4,dp_shard=2"},
+        pytest.param({"mode": "pp", "mesh": "pp=4,dp_shard=2"}, marks=pytest.mark.slow),
         {"mode": "localsgd"},
     ],
     ids=lambda found: " ".join(map(str, found.values())),
@@ -70,6 +70,7 @@ def test_the_peak_is_that_of_a_sum_over_all_storages(task: str, settings: dict[s
     assert found.peak == found.whole
 
 
+@pytest.mark.slow
 def test_twice_as_many_blocks_take_not_much_more_than_twice_as_many_looks() -> None:
     """2.6 times; a sum over all storages after each operator would look four times as often."""
     looks = [dry_run(task="tokens", mode="fsdp", model=name).looks for name in ("124m", "350m")]

@@ -46,6 +46,7 @@ def test_a_target_that_is_no_class_is_refused(classes: int) -> None:
         cross_entropy(logits, torch.full_like(targets, -100))
 
 
+@pytest.mark.slow
 def test_its_registrations_hold_what_they_promise() -> None:
     operator = torch.ops.muster.cross_entropy.default
     for dtype in (torch.float32, torch.bfloat16):

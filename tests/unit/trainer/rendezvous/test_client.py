@@ -29,6 +29,11 @@ PLACE = {"round": 3, "node": 1, "nodes": 2, "first_rank": 1, "world_size": 2}
 START = encode("start", **PLACE, port=5)
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.rendezvous.client._RETRY_INTERVAL", 0.1)
+
+
 @contextlib.contextmanager
 def joined(
     *first: bytes,
@@ -144,21 +149,21 @@ def test_a_store_that_does_not_answer_is_given_up(then: str, code: Exit, reason:
     with joined(HEARTBEAT, once_ready=starting, has_store=True) as (member, gone):
         begun = time.monotonic()
         if then == "server vanishes":
-            threading.Timer(0.7, gone.set).start()
+            threading.Timer(0.4, gone.set).start()
 
         def turn() -> None:
-            if then == "signal" and time.monotonic() > begun + 0.7:
+            if then == "signal" and time.monotonic() > begun + 0.4:
                 raise Fault(Exit.STOPPED, "stopped")
 
         with pytest.raises(Fault, match=reason) as caught:
             member.next_round(
                 clean=True,
                 open_port=lambda: 0,
-                deadline=begun + (0.8 if then == "time is up" else 30),
+                deadline=begun + (0.4 if then == "time is up" else 30),
                 turn=turn,
             )
         assert caught.value.code == code
-        assert 0.5 < time.monotonic() - begun < 10
+        assert 0.3 < time.monotonic() - begun < 10
 
 
 def test_a_store_that_answers_late_is_waited_for() -> None:
@@ -166,10 +171,10 @@ def test_a_store_that_answers_late_is_waited_for() -> None:
         store.bind(("127.0.0.1", 0))
         starting = encode("start", **PLACE, port=store.getsockname()[1])
         with joined(HEARTBEAT, once_ready=starting, has_store=True) as (member, _):
-            threading.Timer(0.7, store.listen).start()
+            threading.Timer(0.4, store.listen).start()
             begun = time.monotonic()
             next_round(member)
-            assert time.monotonic() - begun > 0.5
+            assert time.monotonic() - begun > 0.3
 
 
 def test_a_name_that_does_not_resolve_yet_is_waited_for_and_reported() -> None:
@@ -177,7 +182,7 @@ def test_a_name_that_does_not_resolve_yet_is_waited_for_and_reported() -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
     member = client(contract(1, nodes=2, port=1), open_connection=fail)
-    member.start(deadline=time.monotonic() + 1)
+    member.start(deadline=time.monotonic() + 0.3)
     with pytest.raises(Fault, match="Name or service not known") as caught:
         next_round(member)
     assert caught.value.code == Exit.PEER
@@ -191,7 +196,7 @@ def test_a_round_that_ends_before_its_store_answers_is_followed_by_another() -> 
             member.next_round(
                 clean=True,
                 open_port=lambda: len(asked.append(1) or asked),  # type: ignore[func-returns-value]
-                deadline=time.monotonic() + 1,
+                deadline=time.monotonic() + 0.4,
                 turn=lambda: None,
             )
         assert len(asked) > 1

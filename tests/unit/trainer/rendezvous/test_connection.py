@@ -65,6 +65,7 @@ def test_without_an_answer_the_most_telling_problem_is_raised(
     names: list[str], problem: str, addresses: dict[str, Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _resolve_to([addresses[name] for name in names], monkeypatch)
+    monkeypatch.setattr("trainer.rendezvous.connection._CONNECT_TIMEOUT", 0.5)
     with pytest.raises(OSError, match=problem):
         connect("name", 1)
 

@@ -6,6 +6,7 @@ Every run ends in a round in which all nodes agree, or in an event that ends it 
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -214,5 +215,5 @@ class Machine(RuleBasedStateMachine):
             assert others <= self.sent_the_end or state is State.ENDING
 
 
-TestMembership = Machine.TestCase
+TestMembership = pytest.mark.slow(Machine.TestCase)
 TestMembership.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

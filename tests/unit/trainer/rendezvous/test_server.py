@@ -38,6 +38,7 @@ def test_a_node_that_vanishes_breaks_a_fixed_size_and_is_named(serve: Any) -> No
     assert caught.value.code == Exit.PEER
 
 
+@pytest.mark.slow
 def test_a_silent_node_is_lost_within_the_bound_and_another_never(serve: Any) -> None:
     join = serve(1, 3)
     member = join(0)

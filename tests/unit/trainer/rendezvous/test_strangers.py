@@ -43,6 +43,7 @@ def test_strangers_have_an_absolute_time_to_join_however_much_they_send(serve: A
     assert TIMEOUT * 0.8 < time.monotonic() - began < TIMEOUT * 3
 
 
+@pytest.mark.slow
 def test_a_running_job_of_fixed_size_answers_few_strangers_and_refuses_a_late_node(
     serve: Any,
 ) -> None:
@@ -51,7 +52,7 @@ def test_a_running_job_of_fixed_size_answers_few_strangers_and_refuses_a_late_no
     with contextlib.ExitStack() as stack:
         strangers = [
             stack.enter_context(socket.create_connection(("127.0.0.1", join.port)))
-            for _ in range(200)
+            for _ in range(120)
         ]
         time.sleep(TIMEOUT)
         selector = stack.enter_context(selectors.DefaultSelector())
@@ -59,7 +60,7 @@ def test_a_running_job_of_fixed_size_answers_few_strangers_and_refuses_a_late_no
             selector.register(one, selectors.EVENT_READ)
         assert 0 < len(selector.select(0)) <= 10 * (HEARTBEATS_PER_SILENCE + 1)
     with pytest.raises(Fault, match="a former attempt of this job still runs here"):
-        join(1, seconds=10)
+        join(1, seconds=4)
 
 
 def test_of_too_many_strangers_the_oldest_goes_and_a_node_still_joins(serve: Any) -> None:

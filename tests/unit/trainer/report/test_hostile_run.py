@@ -62,12 +62,14 @@ def test_a_strangers_event_is_read_in_time(
     assert bounded(tell) == ""
 
 
+@pytest.mark.slow
 def test_a_report_has_no_half_characters(tmp_path: Path) -> None:
     event = LAUNCH | {"task": "\ud800", "settings": {"a": "\udfff"}}
     write.write([history.read(folder_of(tmp_path, event))], tmp_path / "report.html")
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_file_without_end_is_read_from_its_end(tmp_path: Path) -> None:
     folder_of(tmp_path)
     with (tmp_path / "metrics.jsonl").open("ab") as file:

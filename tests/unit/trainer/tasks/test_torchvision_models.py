@@ -20,7 +20,6 @@ from trainer.tasks.parts import torchvision_models
 from trainer.tools.fake_step import needs_of_ranks
 
 NAMES = models.list_models(module=models)
-FAST = ["resnet18", "regnet_x_400mf"]
 A_FAMILY_EACH = ["alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet"]
 A_FAMILY_EACH += ["inception_v3", "maxvit_t", "mnasnet0_5", "mobilenet_v3_small", "regnet_y_16gf"]
 A_FAMILY_EACH += ["shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vgg11", "vit_b_32"]
@@ -52,7 +51,9 @@ def test_it_is_built_without_its_weights(name: str) -> None:
     assert [*model.parameters()][-1].shape[0] == 7
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize(
+    "name", ["resnet18", pytest.param("regnet_x_400mf", marks=pytest.mark.slow)]
+)
 def test_a_dry_run_takes_a_step(name: str) -> None:
     take_a_dry_step(name)
 

@@ -112,7 +112,11 @@ def test_a_job_of_another_launcher_has_the_name(run: Run, cluster: Cluster) -> N
 
 @pytest.mark.parametrize(
     ("option", "shown", "lost"),
-    [("--follow", "[p] trained\n", False), ("--wait", "", False), ("--follow", "no log: ", True)],
+    [
+        ("--follow", "[p] trained\n", False),
+        ("--wait", "", False),
+        pytest.param("--follow", "no log: ", True, marks=pytest.mark.slow),
+    ],
 )
 def test_submit_follows_and_waits(
     option: str, shown: str, *, lost: bool, run: Run, cluster: Cluster

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.faults.tasks import planted
 from tests.ranks import run_ranks
 from trainer.checkpoint.retention import Keep, removable
 
@@ -41,10 +42,11 @@ def saved(events: list[dict[str, Any]]) -> list[int]:
 @pytest.mark.slow
 def test_minutes_and_steps_each_ask_for_checkpoints(tmp_path: Path) -> None:
     common = {"task": "synthetic", "steps": "9", "eval_steps": "0"}
-    by_clock = run_ranks(
-        2, tmp_path / "clock", checkpoint_steps="0", checkpoint_minutes="1e-6", **common
-    )
-    # The ranks agree on the step after one has asked, and ask once for each.
+    # So long that the ranks agree at each step.
+    slow = planted(SLOW="120", SLOW_RANK_1="120")
+    clock = {"task": "tests.faults.tasks:Slow", "checkpoint_steps": "0", "checkpoint_minutes": "1e-6"}
+    by_clock = run_ranks(2, tmp_path / "clock", slow, **(common | clock))
+    # They agree on the step after one has asked, and ask once for each.
     assert saved(by_clock) == [2, 4, 6, 8, 9]
     assert saved(run_ranks(2, tmp_path / "steps", checkpoint_steps="4", **common)) == [4, 8, 9]
     assert saved(run_ranks(1, tmp_path / "end", checkpoint_steps="0", **common)) == [9]

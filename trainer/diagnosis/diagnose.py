@@ -29,6 +29,7 @@ _FOLLOWS = 2
 _LEFT = "left early"  # only the launcher sees it: the other ranks see a lost peer, or hang
 _GONE = re.compile(r", after (rank \d+) had ended with 0")
 _NO_REASON = re.compile(r"ended\b|raised, and was ended|Signal \d|exit \d")  # only how it ended
+_SAYS_WHY = re.compile(r"own code 1\b")
 _THREAD = re.compile(r"Exception in thread ")
 _HEAD = re.compile(r"[ \t^~]|Traceback |\W*$")
 
@@ -102,8 +103,9 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
         return cause, sign.text
     # gloo may abort a rank that has raised, while Python shuts down.
     is_after = best is not None and best[0].name == "raised" and "SIGABRT" in sign.text
-    is_last_line = best is None and not is_error  # which may tell nothing, so the end is shown too
-    if is_last_line or (cause.name == "crash" and not is_after):
+    # sys.exit(text) and shells end with 1 and say why; else the last line may have nothing to do with it.
+    is_quiet = best is None and not is_error and not _SAYS_WHY.search(sign.text)
+    if is_quiet or (cause.name == "crash" and not is_after):
         return cause, f"{sign.text}: {messages[0]}"
     return best or (cause, messages[0])
 

@@ -44,7 +44,11 @@ def test_minutes_and_steps_each_ask_for_checkpoints(tmp_path: Path) -> None:
     common = {"task": "synthetic", "steps": "9", "eval_steps": "0"}
     # So long that the ranks agree at each step.
     slow = planted(SLOW="120", SLOW_RANK_1="120")
-    clock = {"task": "tests.faults.tasks:Slow", "checkpoint_steps": "0", "checkpoint_minutes": "1e-6"}
+    clock = {
+        "task": "tests.faults.tasks:Slow",
+        "checkpoint_steps": "0",
+        "checkpoint_minutes": "1e-6",
+    }
     by_clock = run_ranks(2, tmp_path / "clock", slow, **(common | clock))
     # They agree on the step after one has asked, and ask once for each.
     assert saved(by_clock) == [2, 4, 6, 8, 9]

@@ -70,7 +70,7 @@ def counting(folder: Path, milliseconds: str) -> None:
     dist.all_reduce = counted
 
 
-EVALUATED = 25  # batches; each begins with an agreement
+EVALUATED = 32  # batches; each begins with an agreement
 
 
 @pytest.mark.parametrize(

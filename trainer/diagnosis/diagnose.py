@@ -103,7 +103,7 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
         return cause, sign.text
     # gloo may abort a rank that has raised, while Python shuts down.
     is_after = best is not None and best[0].name == "raised" and "SIGABRT" in sign.text
-    # sys.exit(text) and shells end with 1 and say why; else the last line may have nothing to do with it.
+    # sys.exit(text) and shells end with 1 and say why; else the last line may tell of something else.
     is_quiet = best is None and not is_error and not _SAYS_WHY.search(sign.text)
     if is_quiet or (cause.name == "crash" and not is_after):
         return cause, f"{sign.text}: {messages[0]}"

@@ -77,7 +77,8 @@ class Stop:
             asked, self.save, self._interval = stopping > 0, saving > 0, -int(interval)
         now = time.monotonic()
         a_call, self._began, self._since = (now - self._began) / self._since, now, 0
-        fits = int(_SECONDS / max(a_call, _SECONDS / _MOST)) if is_step else 1
+        was_measured = is_step and self._pending is not None  # not before the first step
+        fits = int(_SECONDS / max(a_call, _SECONDS / _MOST)) if was_measured else 1
         asks = save and not self.save  # not again where it was just granted
         # The greatest of minus the intervals is that of the slowest rank.
         self._flags = torch.tensor([float(self.signal is not None), float(asks), -max(fits, 1)])

@@ -18,6 +18,8 @@ import hypothesis
 import psutil
 import pytest
 
+from trainer.imports import without_collection
+
 # The machine runs other tests at the same time, so an example has no deadline.
 hypothesis.settings.register_profile("muster", deadline=None)
 hypothesis.settings.load_profile("muster")
@@ -125,15 +127,11 @@ def ranks_below(launcher: int) -> list[psutil.Process]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Look for no garbage among what is imported: that takes a quarter of the collection's time."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
-        # at the end some libraries tell on standard error what is left of them
-        atexit.register(gc.unfreeze)
+    """Import the tests without garbage collection, which took half of the time."""
+    with without_collection():
+        result = yield
+    atexit.register(gc.unfreeze)  # some libraries report at exit what was not freed
+    return result
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,11 +6,9 @@ python -m trainer --help                        # every setting, and those of th
 """
 
 import contextlib
-import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from trainer.config.exits import MEANINGS, PROFILE_SIGNAL, Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.config.own_settings import BUILT_IN
 from trainer.config.settings import Settings
+from trainer.imports import without_collection
 from trainer.launcher.orphans import die_with_launcher
 
 _HELP = """usage: python -m trainer
@@ -56,10 +55,10 @@ def train(*, is_forked: bool) -> int:
         settings = from_environment()
         # torch takes seconds to import; a wrong setting is reported before.
         if settings.dry_run is not None:
-            with _importing():
+            with without_collection():
                 from trainer.tools import dry_run  # noqa: PLC0415
             return dry_run.run(settings, settings.dry_run)
-        with _importing():
+        with without_collection():
             from trainer.engine.loop import run  # noqa: PLC0415
         return run(settings)
     except Fault as fault:
@@ -68,15 +67,6 @@ def train(*, is_forked: bool) -> int:
         from trainer.distributed.runtime import as_fault  # noqa: PLC0415
 
         return report_fault(as_fault(error), error)
-
-
-@contextlib.contextmanager
-def _importing() -> Iterator[None]:
-    """Look for no garbage among what is imported, neither now nor later: a fifth of the time."""
-    gc.disable()
-    yield
-    gc.freeze()
-    gc.enable()
 
 
 def _help_text() -> str:

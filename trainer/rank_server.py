@@ -5,7 +5,6 @@ The launcher starts it (trainer/launcher/fork_server.py); nobody else does:
     python -m trainer.rank_server SOCKET LAUNCHER_PID
 """
 
-import gc
 import importlib
 import os
 import signal
@@ -17,6 +16,7 @@ from trainer.config.contract import resolve
 from trainer.config.ending import exit_process
 from trainer.config.environment import from_environment, variable
 from trainer.config.exits import STOP_SIGNALS, Fault
+from trainer.imports import without_collection
 from trainer.launcher.forking import name_process, send, serve
 from trainer.launcher.hardware import count_devices, share_cores
 from trainer.launcher.orphans import die_with_parent
@@ -42,14 +42,12 @@ def main() -> NoReturn:
     send(connection, **facts)
     if sys.platform != "linux":  # each rank is started anew
         sys.exit(0)
-    gc.disable()
-    for module in (*_PRELOADED, f"trainer.strategies.{mode.replace('-', '_')}"):
-        importlib.import_module(module)
-    from trainer.distributed.torch_private import preload  # noqa: PLC0415  # needs torch
+    with without_collection():
+        for module in (*_PRELOADED, f"trainer.strategies.{mode.replace('-', '_')}"):
+            importlib.import_module(module)
+        from trainer.distributed.torch_private import preload  # noqa: PLC0415  # needs torch
 
-    preload()
-    gc.freeze()  # a collection would touch, and so copy, the pages that ranks share
-    gc.enable()
+        preload()
     send(connection, imported=True)
     if serve(connection) == "store":
         _keep_store(connection)

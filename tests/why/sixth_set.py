@@ -1,11 +1,11 @@
 """The sixth held-out set: 24 failed runs, written before their diagnosis was seen.
 
 A script is saved as `train.py` in an empty folder, which is the current folder. The run is
-`python -m trainer.launch --nproc-per-node RANKS` and the command; without one it is `train.py`.
+`python -m trainer.launch --nproc-per-node 2` and the command; without one it is `train.py`.
 """
 
-from tests.why.sixth_set_more import MORE, Case
-from tests.why.sixth_set_rest import REST
+from tests.why.sixth_set_endings import ENDINGS
+from tests.why.sixth_set_machines import MACHINES, Case
 
 # https://github.com/Media-Smart/vedastr/issues/72: a download that broke off.
 TRUNCATED_IMAGE = """
@@ -344,6 +344,6 @@ SIXTH_SET: dict[str, Case] = {
         cause="The ranks called all_gather with tensors of different sizes: their last batches differ.",
         evidence="op.preamble.length <= op.nbytes",
     ),
-    **MORE,
-    **REST,
+    **MACHINES,
+    **ENDINGS,
 }

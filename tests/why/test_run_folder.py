@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -282,19 +283,27 @@ def test_a_rank_that_is_at_fault_without_an_error(name: str, start: Any, tmp_pat
     ends_with(told(tmp_path / "run"), cause, who, "")
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_whole_script_that_the_table_was_not_written_with(name: str, tmp_path: Path) -> None:
-    whole = WHOLE[name]
-    for file, text in {"train.py": whole.text, **whole.files}.items():
-        (tmp_path / file).write_text(text, encoding="utf-8")
-    own = {"TRAINER_OUT": "run", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **whole.variables}
-    command = ("--nproc-per-node", "2", *(whole.command or ("train.py",)))
-    started = Started(tmp_path, "-m", "trainer.launch", *command, env=own)
+def of_two_ranks(
+    folder: Path, files: Mapping[str, str], command: Sequence[str], **variables: str
+) -> dict[str, str]:
+    """Run a command, train.py if it is empty, on two ranks in a folder with these files; see `told`."""
+    for file, text in files.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    own = {"TRAINER_OUT": "run", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+    arguments = ("--nproc-per-node", "2", *(command or ("train.py",)))
+    started = Started(folder, "-m", "trainer.launch", *arguments, env=own)
     try:
         assert started.process.wait(120) != 0
     finally:
         started.clear()
-    found = told(tmp_path / "run")
+    return told(folder / "run")
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_whole_script_that_the_table_was_not_written_with(name: str, tmp_path: Path) -> None:
+    whole = WHOLE[name]
+    files = {"train.py": whole.text, **whole.files}
+    found = of_two_ranks(tmp_path, files, whole.command, **whole.variables)
     assert found["cause"].rpartition("(")[2].rstrip(")") in whole.causes, found
     assert found["first"].startswith(whole.who), found
     assert whole.evidence in found["evidence"], found

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Started
 from tests.why.sixth_set import SIXTH_SET
-from tests.why.test_run_folder import told
+from tests.why.test_run_folder import of_two_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -55,15 +54,7 @@ EVIDENCE = {
 @pytest.mark.parametrize("name", SIXTH_SET)
 def test_a_fault_of_the_sixth_set(name: str, tmp_path: Path) -> None:
     case = SIXTH_SET[name]
-    (tmp_path / "train.py").write_text(case.script, encoding="utf-8")
-    own = {"TRAINER_OUT": "run", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = ("--nproc-per-node", str(case.ranks), *(case.command or ("train.py",)))
-    started = Started(tmp_path, "-m", "trainer.launch", *command, env=own | dict(case.environment))
-    try:
-        assert started.process.wait(120) != 0
-    finally:
-        started.clear()
-    found = told(tmp_path / "run")
+    found = of_two_ranks(tmp_path, {"train.py": case.script}, case.command, **case.environment)
     assert found["cause"].endswith(f"({CAUSES[name]})"), found
     who = "rank 1" if name == "a shard that ends early" else case.who or "rank "
     assert found["first"].startswith(who), found

@@ -79,8 +79,7 @@ class Order:
             parts.append(self._in_epoch(end - 1, 1).expand(-1, count - real))
         indices, *keys = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         weights = torch.ones(count) if self.tokens is None else self.tokens[indices].float()
-        if real < count:
-            weights[real:] = 0
+        weights[real:] = 0
         whole = self.tokens is None and real == count
         return Samples(indices, weights, keys[0] if keys else None, whole)
 

@@ -29,7 +29,7 @@ _FOLLOWS = 2
 _LEFT = "left early"  # only the launcher sees it: the other ranks see a lost peer, or hang
 _GONE = re.compile(r", after (rank \d+) had ended with 0")
 _NO_REASON = re.compile(r"ended\b|raised, and was ended|Signal \d|exit \d")  # only how it ended
-_SAYS_WHY = re.compile(r"own code 1\b")
+_GIVES_REASON = re.compile(r"own code 1\b")
 _THREAD = re.compile(r"Exception in thread ")
 _HEAD = re.compile(r"[ \t^~]|Traceback |\W*$")
 
@@ -84,9 +84,9 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
     unexplained = ["raised", "crash", _LEFT] + ["hang"] * any(map(_THREAD.match, lines))
     if cause is not None and cause.name not in unexplained:
         return cause, sign.text
-    messages = errors(lines)
-    is_error = bool(messages)
-    if not messages or "CalledProcessError" in messages[0]:
+    raised = errors(lines)
+    messages = list(raised)
+    if not raised or "CalledProcessError" in raised[0]:
         # A command's own lines say why it failed; a traceback's frames do not.
         messages += [one for one in reversed(lines) if not _HEAD.match(one)]
     found = [(one, text) for text in messages if (one := find(text)) is not None]
@@ -103,8 +103,8 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
         return cause, sign.text
     # gloo may abort a rank that has raised, while Python shuts down.
     is_after = best is not None and best[0].name == "raised" and "SIGABRT" in sign.text
-    # sys.exit(text) and shells end with 1 and say why; else the last line may tell of something else.
-    is_quiet = best is None and not is_error and not _SAYS_WHY.search(sign.text)
+    # sys.exit(text) and shells end with 1 after the reason; another last line may be about anything.
+    is_quiet = best is None and not raised and not _GIVES_REASON.search(sign.text)
     if is_quiet or (cause.name == "crash" and not is_after):
         return cause, f"{sign.text}: {messages[0]}"
     return best or (cause, messages[0])
@@ -138,7 +138,7 @@ def in_words(found: Diagnosis, *, job: str, silent: Sequence[str] = ()) -> list[
 
 
 def _shown(found: Diagnosis) -> str:
-    """Return the evidence, cut so that what the cause was known by is in it."""
+    """Return the evidence, cut so that the part that has the cause's pattern is in it."""
     known = found.cause.pattern.search(found.evidence)
     if known is None or known.end() <= _LONGEST:
         return found.evidence[:_LONGEST]

@@ -30,7 +30,7 @@ def served(application: Callable[..., Any], *, port: int, host: str = "") -> Ite
     _Server.address_family = family
     with _Server((address, port), _Handler) as server:
         server.set_app(application)
-        serve = partial(server.serve_forever, poll_interval=0.1)  # which `shutdown` waits for
+        serve = partial(server.serve_forever, poll_interval=0.1)  # `shutdown` waits as long
         thread = threading.Thread(target=serve, name="web", daemon=True)
         thread.start()
         try:

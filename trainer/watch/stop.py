@@ -19,8 +19,8 @@ from trainer.distributed.runtime import Runtime
 
 log = logging.getLogger("trainer")
 
-_SECONDS = 0.1  # from one agreement to the next, where steps are shorter
-_MOST = 8  # calls from one to the next: steps that get longer are not to make a stop late
+_SECONDS = 0.1  # between two agreements, where steps are shorter
+_MOST = 8  # calls between two: where steps suddenly get longer, a stop must not come late
 
 
 class Stop:
@@ -59,8 +59,8 @@ class Stop:
 
         `save` asks all ranks for a checkpoint in the same way; the attribute `save` has the answer.
         Every rank calls it equally often. The all-reduce runs while the step computes, so the answer
-        is that of the one before and no rank waits for it. Where steps are short (`is_step`), not each
-        has an agreement: in the last one the ranks agreed on the number of calls until the next.
+        is that of the one before and no rank waits for it. Calls with `is_step` that come quickly share
+        an agreement; the ranks agree on how many do.
         """
         self.calls += 1
         self._sign()
@@ -77,10 +77,10 @@ class Stop:
             asked, self.save, self._interval = stopping > 0, saving > 0, -int(interval)
         now = time.monotonic()
         a_call, self._began, self._since = (now - self._began) / self._since, now, 0
-        was_measured = is_step and self._pending is not None  # not before the first step
-        fits = int(_SECONDS / max(a_call, _SECONDS / _MOST)) if was_measured else 1
+        is_known = is_step and self._pending is not None  # how long a step takes
+        fits = int(_SECONDS / max(a_call, _SECONDS / _MOST)) if is_known else 1
         asks = save and not self.save  # not again where it was just granted
-        # The greatest of minus the intervals is that of the slowest rank.
+        # MAX of the negative intervals is the shortest one, that of the slowest rank.
         self._flags = torch.tensor([float(self.signal is not None), float(asks), -max(fits, 1)])
         self._pending = dist.all_reduce(
             self._flags, dist.ReduceOp.MAX, group=self._runtime.control, async_op=True

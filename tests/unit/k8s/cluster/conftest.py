@@ -1,4 +1,4 @@
-"""The verbs look again sooner than at a real cluster."""
+"""The verbs ask this cluster again sooner than a real one."""
 
 import pytest
 

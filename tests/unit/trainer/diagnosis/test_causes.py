@@ -6,6 +6,7 @@ import gzip
 import http.server
 import json
 import pickle
+import re
 import sqlite3
 import tarfile
 import threading
@@ -70,6 +71,10 @@ def refused(_: Path) -> None:
 def spawned() -> None:
     how = {"num_workers": 1, "multiprocessing_context": "spawn"}
     next(iter(DataLoader([1, 2], collate_fn=lambda one: one, **how)))  # type: ignore[arg-type]
+
+
+def raised(message: str) -> None:
+    raise ValueError(message)
 
 
 def of_another_model() -> None:
@@ -137,6 +142,13 @@ RAISED: list[tuple[str, Callable[[Path], object]]] = [
     ("content", lambda _: b"\xff\xfe1".decode()),
     ("credentials", refused),
     ("package", lambda _: CDLL("libno_such.so.12")),
+    # Of a program's own: words that also stand in the table's texts.
+    ("raised", lambda _: {"size": 1}["shape"]),
+    ("raised", lambda _: int("one size")),
+    ("raised", lambda _: re.match("expected type", None)),  # type: ignore[call-overload]
+    ("raised", lambda _: raised("lr must be smaller than 1")),
+    ("raised", lambda _: raised("batch must be divisible by workers")),
+    ("raised", lambda _: raised("expected a scheduler of another type")),
 ]
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.why.sixth_set_more import Case
+from tests.why.sixth_set_machines import Case
 
 # https://github.com/prometheus/client_python/issues/806: one port, and rank 0 is there first.
 SAME_PORT = """
@@ -279,7 +279,7 @@ def main():
 main()
 """
 
-REST: dict[str, Case] = {
+ENDINGS: dict[str, Case] = {
     "the same metrics port in each rank": Case(
         script=SAME_PORT,
         environment={"METRICS_PORT": "18271"},

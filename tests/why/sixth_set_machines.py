@@ -11,7 +11,6 @@ class Case:
 
     script: str
     command: tuple[str, ...] = ()
-    ranks: int = 2
     environment: Mapping[str, str] = field(default_factory=dict)
     who: str
     cause: str
@@ -281,7 +280,7 @@ def limited(option: str, value: int) -> tuple[str, ...]:
     return ("--", "bash", "-c", f"ulimit {option} {value} && exec {sys.executable} train.py")
 
 
-MORE: dict[str, Case] = {
+MACHINES: dict[str, Case] = {
     "a checkpoint with a lambda in it": Case(
         script=LAMBDA,
         who="rank 0",

@@ -28,7 +28,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage axe kind-up kind-e2e kind-down torchx frameworks test-frameworks trackers bench bench-growth bench-peers fuzz soak docs lock image publish docker-run compose-run sbom audit clean
+.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage axe kind-up kind-e2e kind-down torchx frameworks test-frameworks trackers bench bench-gpu bench-growth bench-peers fuzz soak gpu-check docs lock image publish docker-run compose-run sbom audit clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -140,6 +140,12 @@ SITE = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 bench: $(STAMP) ## measure muster beside what a user would pick instead, into build/bench (PICK=step: one row)
 	@$(PY) -m tests.bench $(PICK)
+
+bench-gpu: $(STAMP) ## what one GPU does: ResNet-50 and a GPT of 124 M beside plain PyTorch (PICK='resnet50 bf16': one row)
+	@$(PY) -m tests.bench.gpu $(if $(PICK),'$(PICK)')
+
+gpu-check: $(STAMP) ## all that only a GPU can show, tests and speed; writes one file to send in
+	@$(PY) -m tests.bench.gpu --check
 
 bench-growth: $(STAMP) ## how the cost of a command grows with jobs, ranks, steps, files, checkpoints, parameters (PICK=files: one)
 	@$(PY) -m tests.bench.growth $(PICK)

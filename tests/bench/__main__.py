@@ -36,7 +36,7 @@ def main() -> int:
     if unknown := set(args.rows) - set(ROWS):
         parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
     date = datetime.now(UTC)
-    result: dict[str, Any] = {"date": date.isoformat(timespec="seconds"), **_where(), "rows": {}}
+    result: dict[str, Any] = {"date": date.isoformat(timespec="seconds"), **where(), "rows": {}}
     print(_heading(result))
     for name in args.rows or ROWS:
         row = ROWS[name]
@@ -108,7 +108,7 @@ def _heading(result: dict[str, Any]) -> str:
     )
 
 
-def _where() -> dict[str, Any]:
+def where() -> dict[str, Any]:
     """Return the machine and the versions."""
     installed = {"torch": version("torch")}
     if PEERS.exists():

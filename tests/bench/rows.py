@@ -17,7 +17,6 @@ from tests.bench.measure import (
 from tests.bench.peers.turn import FAILED, FIRST
 from tests.conftest import ROOT
 
-STEPS = 100  # of a turn
 TORCHX = ROOT / "build" / "torchx" / "bin"
 
 
@@ -86,21 +85,18 @@ def _events(rounds: int) -> Times:
 
 
 def _accumulation(rounds: int) -> Times:
-    micro = 4
-    parts = _muster(micro_batch=micro)
-    # Its task counts micro-batches.
-    ours = replace(parts, env={**parts.env, "BENCH_STEPS": str(STEPS * 32 // micro)})
-    loops = {
-        "bare": _bare(BENCH_MICRO=str(micro)),
-        "bare, same": _bare(BENCH_MICRO=str(micro), BENCH_LOOP="same"),
+    contenders = {
+        "muster": _muster(micro_batch=4),
+        "bare": _bare(BENCH_MICRO="4"),
+        "bare, same": _bare(BENCH_MICRO="4", BENCH_LOOP="same"),
     }
-    return in_turn({"muster": ours, **loops}, rounds=rounds)
+    return in_turn(contenders, rounds=rounds)
 
 
 def _mode(rounds: int, *, mode: str, ranks: int, net: str = "digits") -> Times:
     """A mode's step beside the same by torch's own parts; `net` is digits' or the tiny GPT."""
     ours = _muster(ranks, mode=mode, **(_GPT if net == "tokens" else {}), **_AS_BARE.get(mode, {}))
-    steps = {} if net == "digits" else {"BENCH_STEPS": "5"}
+    steps = {"BENCH_STEPS": "400" if net == "digits" else "5"}  # about a second or two of a turn
     same = {"BENCH_MODE": mode, "BENCH_NET": net, **steps}
     contenders = {"muster": replace(ours, env={**ours.env, **steps})}
     if mode == "pp":

@@ -29,6 +29,7 @@ NOT_RUN = {
     r"^make (test|lint|coverage)": _MINUTES,
     r"^make bench(-growth)?( |$)": "takes minutes; tests/bench/test_bench.py has contenders take turns",
     r"^make (bench-peers|torchx)": _NETWORK,
+    r"^make (bench-gpu|gpu-check)": "needs a GPU; tests/bench/test_gpu_rows.py tries it without",
     r"-m pytest ": _MINUTES,
     r"^python -m tests\.goldens": "writes into the tree; tests/unit/k8s/render compares the goldens",
     r"-m tests.house.planted_faults": _MINUTES,

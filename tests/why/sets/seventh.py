@@ -54,17 +54,20 @@ for step in range(3):
         cause="backward ran twice through one graph, which was made once outside of the loop",
         evidence="Trying to backward through the graph a second time",
     ),
-    # https://github.com/pytorch/pytorch/issues/62474
-    "two passes through batch norm before one backward": fails(
+    # https://github.com/kekmodel/MPL-pytorch/issues/10
+    "a step between a pass and its second backward": fails(
         f"""{MET}
-model = DDP(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+maker = DDP(nn.Linear(4, 8))
+judge = DDP(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)))
+optimizer = torch.optim.SGD(judge.parameters(), lr=0.1)
 for step in range(3):
-    real, fake = torch.randn(16, 8), torch.randn(16, 8)
-    loss = model(fake).mean() - model(real).mean()
-    loss.backward()
+    verdict = judge(maker(torch.randn(16, 4)))
+    verdict.mean().backward(retain_graph=True)
+    optimizer.step()
+    (-verdict.mean()).backward()
     print(f"step {{step}}")
 """,
-        cause="a tensor that backward needs was changed in place, here buffers that DDP broadcasts",
+        cause="weights that a later backward needs were changed in place, by the optimizer's step",
         evidence="has been modified by an inplace operation",
     ),
     # https://github.com/ultralytics/ultralytics/issues/2888
@@ -113,9 +116,9 @@ for step in range(3):
     # https://github.com/nianticlabs/simplerecon/issues/3
     "a container's small shared memory": fails(
         f"""
-import os
+import os, sys
 if "SMALL" not in os.environ:  # as a container has it: 64 MiB there, here less
-    small = "mount -t tmpfs -o size=2m tmpfs /dev/shm && exec python train.py"
+    small = f"mount -t tmpfs -o size=2m tmpfs /dev/shm && exec {{sys.executable}} train.py"
     os.execvpe("unshare", ["unshare", "-rm", "sh", "-c", small], os.environ | {{"SMALL": "1"}})
 {HEAD}
 class Images(Dataset):
@@ -147,7 +150,7 @@ model = DDP(nn.Linear(8, 8))
 print("ready")
 """,
         cause="NCCL was asked for where no GPU is seen",
-        evidence="ProcessGroupNCCL is only supported with GPUs, no GPUs found",
+        evidence="at least one CUDA device",
     ),
     # https://github.com/facebookresearch/mae/issues/142
     "a name that NumPy has dropped": fails(
@@ -334,7 +337,7 @@ class Images(Dataset):
     def __len__(self):
         return 16
     def __getitem__(self, i):
-        return torch.zeros(3, 32 if i == 12 else 48, 48)
+        return torch.zeros(3, 32 if i == 13 else 48, 48)
 for images in DataLoader(Images(), batch_size=4, num_workers=1):
     print(tuple(images.shape))
 """,

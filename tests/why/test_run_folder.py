@@ -13,12 +13,12 @@ from tests.faults.test_bad_samples import ALL_AT_ONCE, pictures, spoil
 from tests.launch.test_commands import launch
 from tests.launch.test_nodes import node
 from tests.ranks import free_port
-from tests.why.fifth_set import FIFTH_SET
-from tests.why.held_out import HELD_OUT
 from tests.why.scripts import SCRIPTS
-from tests.why.second_set import IN_SILENCE, SECOND_SET
-from tests.why.third_set import THIRD_SET
-from tests.why.whole_scripts import FOURTH_SET
+from tests.why.sets.fifth_set import FIFTH_SET
+from tests.why.sets.fourth_set import FOURTH_SET
+from tests.why.sets.held_out import HELD_OUT
+from tests.why.sets.second_set import IN_SILENCE, SECOND_SET
+from tests.why.sets.third_set import THIRD_SET
 from trainer.report.history import read
 from trainer.why import why
 

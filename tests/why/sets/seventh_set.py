@@ -4,7 +4,7 @@ Each failure is one that people report; the line before it says where. It was wr
 is expected of the answer, before any answer was seen.
 """
 
-from tests.why.sixth_set_machines import Case
+from tests.why.sets.sixth_set_machines import Case
 
 
 def fails(script: str, *, who: str = "rank ", cause: str, evidence: str, **variables: str) -> Case:

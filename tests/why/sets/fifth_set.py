@@ -1,11 +1,11 @@
-"""Whole scripts that were written after the table had learned from the fourth set, as whole_scripts.py.
+"""Whole scripts that were written after the table had learned from the fourth set, as fourth_set.py.
 
 FIFTH_SET["a worker that crashes"]
 """
 
 import sys
 
-from tests.why.whole_scripts import Whole
+from tests.why.sets.fourth_set import Whole
 
 _FIRST = "rank 1 on "
 _OWN = {"raised"}

@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.why.sixth_set_machines import Case
+from tests.why.sets.sixth_set_machines import Case
 
 # https://github.com/prometheus/client_python/issues/806: one port, and rank 0 is there first.
 SAME_PORT = """

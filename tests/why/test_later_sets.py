@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.why.sixth_set import SIXTH_SET
+from tests.why.sets.sixth_set import SIXTH_SET
 from tests.why.test_run_folder import of_two_ranks
 
 pytestmark = pytest.mark.slow

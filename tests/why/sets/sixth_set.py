@@ -4,8 +4,8 @@ A script is saved as `train.py` in an empty folder, which is the current folder.
 `python -m trainer.launch --nproc-per-node 2` and the command; without one it is `train.py`.
 """
 
-from tests.why.sixth_set_endings import ENDINGS
-from tests.why.sixth_set_machines import MACHINES, Case
+from tests.why.sets.sixth_set_endings import ENDINGS
+from tests.why.sets.sixth_set_machines import MACHINES, Case
 
 # https://github.com/Media-Smart/vedastr/issues/72: a download that broke off.
 TRUNCATED_IMAGE = """

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from trainer.config.printable import printable
 from trainer.diagnosis.causes import Cause, find
-from trainer.diagnosis.errors import errors, place, plain
+from trainer.diagnosis.errors import errors, is_raised, place, plain, until, wraps
 from trainer.diagnosis.signs import Sign, cut
 
 _LONGEST = 240  # characters of a line of evidence
@@ -24,14 +24,14 @@ _NAMED = re.compile(
     r"|([Rr]ank \d+)[^,;\]]*? (?:did not come|failed to pass)"
 )
 # Causes for which another line is the better evidence; of two the one with the lower number.
-_VAGUE = {"killed": 1, "crash": 1, "raised": 3}
-_FOLLOWS = 2
+_VAGUE = {"crash": 1, "killed": 2, "raised": 4}
+_SAYS_WHY, _FOLLOWS, _SAYS_NOTHING = 0, 3, 5
 _LEFT = "left early"  # only the launcher sees it: the other ranks see a lost peer, or hang
 _GONE = re.compile(r", after (rank \d+) had ended with 0")
 _NO_REASON = re.compile(r"ended\b|raised, and was ended|Signal \d|exit \d")  # only how it ended
 _GIVES_REASON = re.compile(r"own code 1\b")
 _THREAD = re.compile(r"Exception in thread ")
-_HEAD = re.compile(r"[ \t^~]|Traceback |\W*$")
+_HEAD = re.compile(r"[ \t^~]|Traceback |\W*$|.*(Warning|WARN)")  # no reason of an end
 
 
 @dataclass(frozen=True)
@@ -81,38 +81,72 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
     cause = find(sign.text)
     lines = plain(sign.detail)
     # A thread that died is why a hang came: the rank itself went on.
-    unexplained = ["raised", "crash", _LEFT] + ["hang"] * any(map(_THREAD.match, lines))
+    unexplained = ["raised", "crash", "no script", _LEFT] + ["hang"] * any(
+        map(_THREAD.match, lines)
+    )
     if cause is not None and cause.name not in unexplained:
         return cause, sign.text
-    raised = errors(lines)
-    messages = list(raised)
-    if not raised or "CalledProcessError" in raised[0]:
+    groups = errors(lines)
+    messages = [text for group in groups for text in group]
+    best = _best(groups)
+    if not messages or wraps(messages[0]):
         # A command's own lines say why it failed; a traceback's frames do not.
-        messages += [one for one in reversed(lines) if not _HEAD.match(one)]
-    found = [(one, text) for text in messages if (one := find(text)) is not None]
-    best = min(found, key=lambda one: _vague(one[0]), default=None)
+        said = [one for one in reversed(lines) if not _HEAD.match(one)]
+        known = [(one, text) for text in said if (one := find(text)) is not None]
+        best = min([*filter(None, [best]), *known], key=_vague, default=None)
+        messages += said
     # Whatever ended the rank, SIGABRT too: what it ran into was that another had left.
     gone = _GONE.search(sign.text)
     if gone and best and (best[0].follows or best[0].name == "hang"):
         return find(gone[0]), sign.text
     if best and best[0].name not in _VAGUE:
         # Of an error in several lines the one that names a rank.
-        same = [one for one in found if one[0] is best[0]]
-        return next((one for one in same if _NAMED.search(one[1])), best)
+        same = [text for text in messages if find(text) is best[0] and _NAMED.search(text)]
+        return best[0], next(iter(same), best[1])
     if cause is None or not messages or not (cause.name == "hang" or _NO_REASON.match(sign.text)):
         return cause, sign.text
     # gloo may abort a rank that has raised, while Python shuts down.
     is_after = best is not None and best[0].name == "raised" and "SIGABRT" in sign.text
     # sys.exit(text) and shells end with 1 after the reason; another last line may be about anything.
-    is_quiet = best is None and not raised and not _GIVES_REASON.search(sign.text)
+    is_quiet = best is None and not groups and not _GIVES_REASON.search(sign.text)
     if is_quiet or (cause.name == "crash" and not is_after):
         return cause, f"{sign.text}: {messages[0]}"
-    return best or (cause, messages[0])
+    shown = best or (cause, messages[0])
+    return shown[0], next((_chain(group) for group in groups if shown[1] in group), shown[1])
 
 
-def _vague(cause: Cause) -> int:
+def _best(groups: Sequence[Sequence[str]]) -> tuple[Cause, str] | None:
+    """Return the cause of the newest errors that say why, and which of them does.
+
+    An error of its own before is no reason: the program has gone on after it.
+    """
+    best: tuple[Cause | None, str] = (None, "")
+    for group in groups:
+        found = [(find(text), text) for text in group]
+        if _is_of_others(found[0][0]):  # met while the rank handled an error, which was first
+            found = [one for one in found if not _is_of_others(one[0])] or found
+        best = min([best, *found], key=_vague)
+        if _vague(best) in (_SAYS_WHY, _VAGUE["raised"]):
+            break
+    return (best[0], best[1]) if best[0] else None
+
+
+def _is_of_others(cause: Cause | None) -> bool:
+    return cause is not None and (cause.follows or cause.name == "hang")
+
+
+def _vague(found: tuple[Cause | None, str]) -> int:
     """Return how little a cause says: of several the one with the lowest number is shown."""
-    return _VAGUE.get(cause.name, _FOLLOWS if cause.follows else 0)
+    cause, text = found
+    if cause is None or (cause.name == "raised" and wraps(text)):
+        return _VAGUE["raised"] if is_raised(text) else _SAYS_NOTHING
+    return _VAGUE.get(cause.name, _FOLLOWS if cause.follows else _SAYS_WHY)
+
+
+def _chain(group: Sequence[str]) -> str:
+    """Return the first and the last of errors of which one came of the other, if that is short."""
+    both = f"{group[-1]}, then {group[0]}"
+    return both if len(group) > 1 and len(both) <= _LONGEST else group[0]
 
 
 def in_words(found: Diagnosis, *, job: str, silent: Sequence[str] = ()) -> list[str]:
@@ -130,7 +164,7 @@ def in_words(found: Diagnosis, *, job: str, silent: Sequence[str] = ()) -> list[
         f"cause     {cause.meaning} ({cause.name})",
         f"evidence  {_shown(found)} [{sign.source}]",
     ]
-    if at := place(plain(sign.detail)):
+    if at := place(until(plain(sign.detail), found.evidence)):
         lines.append(f"at        {at}")
     lines.append(f"do        {cause.do.replace('{job}', job)}")
     lines += [f"then      {text}" for text in _after(found.after)]

@@ -14,6 +14,19 @@ _RAISED = re.compile(r"[^\W\d][\w.]*(: |:?$)")
 _MESSAGE = re.compile(r"\s*what\(\): +(.+)|((?:Fatal Python error|ERROR|FATAL|CRITICAL)\b.+)")
 _OTHER = re.compile(
     r"\s*$|\[[A-Z]\d{4} |(During handling of|The above exception) |Exception raised from"
+    r"|.*(\w*Warning\b|WARNING\b|\d%\|)|-- Process \d+ terminated"
+)
+# After these comes an error that the next one follows from, that it has in itself, or that it repeats.
+_LINK = re.compile(
+    r"(During handling of|The above exception) |.*Original Traceback|-- Process \d+ terminated"
+    r"|\S*CheckpointException: "
+)
+_ELSEWHERE = re.compile(r"Exception in thread |Process \S+:$")  # why the next one may have come
+# Of what Python cannot raise: at its end, or of a message that cannot be logged.
+_IGNORED = re.compile(r"Exception ignored |Error in atexit|--- Logging error ---|Call stack:$")
+_WRAPS = re.compile(
+    r"\w*Error: Caught \w+ in |\S*(ProcessRaised|Checkpoint)Exception: |\S*ChildFailedError:"
+    r"|\S*CalledProcessError: "
 )
 # Of faulthandler, whose frames have no comma before `in`.
 _DUMP = re.compile(r".*[Tt]hread 0x\w+.*\(most recent call first\)")
@@ -28,24 +41,60 @@ def plain(lines: Sequence[str]) -> list[str]:
     return [re.sub(r"^\[rank\d+\]: ?", "", line) for line in lines]
 
 
-def errors(lines: Sequence[str]) -> list[str]:
-    """Return tracebacks' messages, C++ exceptions and ERROR lines, each in one line, newest first."""
+def errors(lines: Sequence[str]) -> list[list[str]]:
+    """Return tracebacks' messages, C++ exceptions and ERROR lines, each in one line, newest first.
+
+    Those of which one came of the other are together.
+    """
     found: list[list[str]] = []
-    is_frame = is_message = False
+    linked: list[bool] = []  # to the one before
+    is_frame = is_message = is_linked = is_elsewhere = is_ignored = False
     for line in lines:
-        if said := _MESSAGE.match(line):
-            found.append([said[1] or said[2]])
-            is_frame, is_message = False, True
+        is_linked |= bool(_LINK.match(line))
+        is_elsewhere |= bool(_ELSEWHERE.match(line))
+        is_ignored |= bool(_IGNORED.match(line))
+        said = _MESSAGE.match(line)
+        if is_frame and is_ignored and _RAISED.match(line):
+            is_frame = is_message = is_ignored = False
+        elif said or (is_frame and _RAISED.match(line)):
+            found.append([said[1] or said[2] if said else line])
+            linked.append(is_linked)
+            is_frame, is_message, is_linked, is_elsewhere = False, True, is_elsewhere, False
         elif _START.match(line) or _FRAME.match(line):
             is_frame, is_message = True, False
-        elif is_frame and _RAISED.match(line):
-            found.append([line])
-            is_frame, is_message = False, True
-        elif _OTHER.match(line):
+        elif _OTHER.match(line) or _ELSEWHERE.match(line) or _IGNORED.match(line):
             is_message = False
+        elif not is_frame and is_ignored:  # it had no traceback
+            is_ignored = False
         elif is_message and len(found[-1]) < _LONGEST:
             found[-1].append(line)
-    return [" ".join(" ".join(message).split()) for message in reversed(found)]
+    groups: list[list[str]] = []
+    for message, is_next in zip(found, linked, strict=True):
+        if not (is_next and groups):
+            groups.append([])
+        groups[-1].insert(0, " ".join(" ".join(message).split()))
+    return [_bare(group) for group in reversed(groups)]
+
+
+def _bare(group: list[str]) -> list[str]:
+    """Return errors without those that only say where another was raised."""
+    return [one for one in group if not _WRAPS.match(one)] or group
+
+
+def is_raised(text: str) -> bool:
+    """Tell whether it is an exception of Python's, and not only that a command or process failed."""
+    return bool(_RAISED.match(text)) and not (_WRAPS.match(text) or _MESSAGE.match(text))
+
+
+def wraps(text: str) -> bool:
+    """Tell whether it only says that a command or a process failed, or where."""
+    return bool(_WRAPS.match(text))
+
+
+def until(lines: Sequence[str], evidence: str) -> Sequence[str]:
+    """Return the lines up to the error that is the evidence; all if it is none of them."""
+    last = [n for n, line in enumerate(lines) if _RAISED.match(line) and line.strip() in evidence]
+    return lines[: last[-1]] if last else lines
 
 
 def place(lines: Sequence[str]) -> str:

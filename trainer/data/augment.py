@@ -39,7 +39,8 @@ class Augmentation:
     flip: bool = False
 
     def __call__(self, images: Tensor, keys: Tensor | None) -> Tensor:
-        images = F.pad(images, [self.padding] * 4)
+        if self.padding:
+            images = F.pad(images, [self.padding] * 4)
         height, width = images.shape[-2] - self.size, images.shape[-1] - self.size
         if keys is None:
             top, left = height // 2, width // 2

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import Samples
-from trainer.data.seeding import seeded
+from trainer.data.seeding import restored, seed
 from trainer.data.sets import (
     Batch,
     Data,
@@ -177,12 +177,20 @@ class _Reader:
     def __getitems__(
         self, wanted: list[tuple[int, int | None]]
     ) -> tuple[Any, _Unreadable, dict[str, Any]] | Fault:
+        keyed = wanted[0][1] is not None
+        with restored() if keyed else contextlib.nullcontext():
+            return self._read(wanted)
+
+    def _read(
+        self, wanted: list[tuple[int, int | None]]
+    ) -> tuple[Any, _Unreadable, dict[str, Any]] | Fault:
         samples: list[Any] = []
         unreadable: _Unreadable = {}
         for index, key in wanted:
             try:
-                with contextlib.nullcontext() if key is None else seeded(key):
-                    samples.append(self._data[index])
+                if key is not None:
+                    seed(key)
+                samples.append(self._data[index])
             except Fault as fault:
                 return fault  # raised in a worker it would arrive as a RuntimeError, its code lost
             except MemoryError:

@@ -1,7 +1,9 @@
 """Seed the CPU's generators for a while: torch's, NumPy's and Python's.
 
-with seeded(key):
-    sample = data[index]
+with restored():  # ten times as long as to seed, so once for a batch
+    for index, key in wanted:
+        seed(key)
+        sample = data[index]
 """
 
 import contextlib
@@ -12,13 +14,16 @@ import numpy as np
 import torch
 
 
-@contextlib.contextmanager
-def seeded(key: int) -> Iterator[None]:
-    """Seed the generators of the CPU within the block, and restore them after it."""
-    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+def seed(key: int) -> None:
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
     torch.default_generator.manual_seed(key)
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Restore the generators of the CPU after the block."""
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
         yield
     finally:

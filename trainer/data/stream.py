@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import mix
-from trainer.data.seeding import seeded
+from trainer.data.seeding import restored, seed
 from trainer.distributed.torch_private import forget_loader_worker
 
 # What the loader looks for in a data set.
@@ -104,14 +104,16 @@ class Stream:
                 self._dataset.set_epoch(epoch)
             if self.has_state:
                 self._dataset.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
-            with seeded(mix(self._seed, epoch, "stream")):
+            with restored():
+                seed(mix(self._seed, epoch, "stream"))
                 self._iterator = iter(self._dataset)
         except Exception as error:
             raise self._fault(error) from error
 
     def _read(self) -> None:
         try:
-            with seeded(mix(self._seed, self._epoch, "stream", self._next)):
+            with restored():
+                seed(mix(self._seed, self._epoch, "stream", self._next))
                 self._last = next(self._iterator)  # type: ignore[arg-type]  # _begin made it
         except StopIteration:
             raise Fault(

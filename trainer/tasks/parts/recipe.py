@@ -3,7 +3,7 @@
 The loader seeds torch's generator with a sample's key before it reads the sample. So all of it, the
 partner of a mixture as well, is a function of (seed, epoch, sample) and of nothing else.
 
-data = Mixed(Folder(..., cut=cut("trivial", 224)), own, classes=1000, normalise=normalise)
+data = Mixed(Folder(..., cut=cut("trivial", 224)), own, classes=1000)
 """
 
 from collections.abc import Callable
@@ -25,16 +25,14 @@ class Photographs(Protocol):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]: ...
 
+    def transform_batch(self, images: Tensor, keys: Tensor | None) -> Tensor: ...
+
 
 def cut(augment: str, size: int) -> Callable[[Image.Image], Tensor]:
     """Return what makes a tensor, shape (3, size, size), uint8, of an image."""
-    if augment == "window":
-        side = size * 8 // 7
-        place: list[Any] = [v2.Resize(side), v2.CenterCrop(side), v2.RandomCrop(size)]
-    else:
-        place = [v2.RandomResizedCrop(size)]
     policies = {"rand": [v2.RandAugment()], "trivial": [v2.TrivialAugmentWide()]}
-    steps = [*place, v2.RandomHorizontalFlip(), *policies.get(augment, []), v2.PILToTensor()]
+    place = [v2.RGB(), v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
+    steps = [*place, *policies.get(augment, []), v2.PILToTensor()]
     whole: Callable[[Image.Image], Tensor] = v2.Compose(steps)
     return whole
 
@@ -48,10 +46,9 @@ class Mixed:
         own: ImageFolder,
         *,
         classes: int,
-        normalise: Callable[[Tensor, Tensor | None], Tensor],
     ) -> None:
         self.samples = images.samples
-        self._images, self._normalise = images, normalise
+        self._images = images
         kinds = ((v2.MixUp, own.mixup), (v2.CutMix, own.cutmix))
         mixtures = [kind(alpha=alpha, num_classes=classes) for kind, alpha in kinds if alpha]
         self._mix = v2.RandomChoice(mixtures) if mixtures else None
@@ -76,4 +73,4 @@ class Mixed:
         return mixed[0].round().to(torch.uint8), shares[0]
 
     def transform_batch(self, images: Tensor, keys: Tensor | None) -> Tensor:
-        return self._normalise(images, keys)
+        return self._images.transform_batch(images, keys)

@@ -4,13 +4,15 @@ import gzip
 import os
 import pickle
 import struct
+from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from tests.ranks import run_ranks
 from trainer import tasks
@@ -19,7 +21,7 @@ from trainer.config.settings import Settings
 from trainer.data.loader import Loader
 from trainer.data.order import Samples
 from trainer.tasks import digits
-from trainer.tasks.imagefolder import Folder
+from trainer.tasks.imagefolder import Folder, middle, window
 from trainer.tasks.parts import torchvision_models
 
 
@@ -235,10 +237,46 @@ def test_a_folder_of_images_is_read_and_cut_to_squares(tmp_path: Path) -> None:
     training: Any = task.data(train=True)
     assert len(training) == 36
     image, label = training[35]
-    assert (image.shape, image.dtype, label) == ((3, 24, 24), torch.uint8, 2)
+    assert (image.shape, image.dtype, label) == ((3, 21, 21), torch.uint8, 2)
     seen = training.transform_batch(torch.stack([image, training[0][0]]), torch.tensor([5, 6]))
     assert seen.shape == (2, 3, 21, 21)
     assert task.model().fc.out_features == 3
+
+
+@pytest.mark.parametrize("most", [(90, 120), (800, 600), (1000, 1333)])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_the_middle_is_what_pillow_makes_of_it(
+    most: tuple[int, int], mode: str, tmp_path: Path
+) -> None:
+    """Edges and large images differ by a part of a pixel: see _square."""
+    noise = np.random.default_rng(0).integers(0, 256, (12, 9, 3), dtype=np.uint8)
+    whole = Image.fromarray(noise).resize(most, Image.Resampling.BICUBIC).convert(mode)
+    expected = ImageOps.fit(whole.convert("RGB"), (40, 40), Image.Resampling.BILINEAR)
+    for suffix in ("png", "jpg"):
+        path = tmp_path / f"a.{suffix}"
+        whole.save(path, quality=95)
+        with Image.open(path) as image:
+            found = middle(image, size=32, side=40)
+        difference = found.permute(1, 2, 0).int() - torch.tensor(np.array(expected))[4:36, 4:36]
+        assert difference.abs().max() <= 15  # of 255, where a quarter of a pixel makes 20
+        assert difference.float().mean(dim=(0, 1)).abs().max() < 0.5
+
+
+def test_windows_lie_anywhere_and_half_of_them_are_flipped() -> None:
+    random = np.random.default_rng(0)
+    image = Image.fromarray(random.integers(0, 256, (24, 24, 3), dtype=np.uint8))
+    square = middle(image, size=24, side=24)
+    places = {
+        cut.numpy().tobytes(): (top, left, flipped)
+        for top, left in product(range(4), repeat=2)
+        for flipped in (False, True)
+        for cut in [square[:, top : top + 21, left : left + 21]]
+        for cut in [cut.flip(2) if flipped else cut]
+    }
+    torch.manual_seed(0)
+    seen = Counter(places[window(image, size=21).numpy().tobytes()] for _ in range(1600))
+    assert len(seen) == 32
+    assert max(abs(count - 50) for count in seen.values()) < 30
 
 
 @pytest.mark.slow

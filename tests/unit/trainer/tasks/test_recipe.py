@@ -128,7 +128,6 @@ def test_loss_score_and_groups(tmp_path: Path) -> None:
 
 def test_evaluation_takes_the_middle_of_the_resized_image(tmp_path: Path) -> None:
     test = task_of(photos(tmp_path), **ALL, resize="40").data(train=False)
-    assert test[0][0].shape == (3, 40, 40)
     assert read(test, Samples(torch.arange(2), torch.ones(2)))[0][0].shape == (2, 3, 32, 32)
 
 

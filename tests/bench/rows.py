@@ -209,6 +209,7 @@ ROWS = {
     "fsdp": _mode_row("fsdp", 2, net="tokens"),
     "fsdp-4": _mode_row("fsdp", 4, net="tokens"),
     "tp": _mode_row("tp", 2, net="tokens"),
+    "tp-4": _mode_row("tp", 4, net="tokens"),
     "pp": _mode_row("pp", 2, net="tokens"),
     "pp-4": _mode_row("pp", 4, net="tokens"),
     "tokens": Row(

@@ -136,11 +136,17 @@ def _restart(rounds: int) -> Times:
     return each_in_turn(measured, rounds=rounds)
 
 
-def _script(rounds: int, *, script: str, what: str, peers: Mapping[str, str], steps: int) -> Times:
+def _script(
+    rounds: int, *, script: str, what: str, peers: Mapping[str, str], steps: int, workers: int = 0
+) -> Times:
     """What `script` does for `what`, by the trainer's parts and by those of each peer."""
-    path, env = str(SCRIPTS / f"{script}.py"), {"BENCH_STEPS": str(steps)}
+    path = str(SCRIPTS / f"{script}.py")
+    env = {"BENCH_STEPS": str(steps), "BENCH_WORKERS": str(workers)}
     whose = {"muster": "muster", **peers}
-    contenders = {name: Contender((path, what, one), env) for name, one in whose.items()}
+    contenders = {
+        name: Contender((path, what, one), env, reads_ahead=workers > 0)
+        for name, one in whose.items()
+    }
     return in_turn(contenders, rounds=rounds)
 
 
@@ -226,6 +232,12 @@ ROWS = {
     "jpeg": Row(
         "batches of 32 photographs of 500 x 375, cut and flipped, without loader processes",
         partial(_script, script="reading", what="jpeg", peers=_LOADER, steps=2),
+        {"DataLoader": 0.77},
+        rounds=9,
+    ),
+    "jpeg-2": Row(
+        "the same with two loader processes",
+        partial(_script, script="reading", what="jpeg", peers=_LOADER, steps=20, workers=2),
         {"DataLoader": 0.77},
         rounds=9,
     ),

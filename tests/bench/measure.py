@@ -43,12 +43,16 @@ class Took:
 
 @dataclass(frozen=True)
 class Contender:
-    """A process to compare: its arguments after `python`, its variables, its ranks."""
+    """A process to compare: its arguments after `python`, its variables, its ranks.
+
+    `reads_ahead`: it has loader processes, which work between its steps; their processor time counts.
+    """
 
     arguments: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     ranks: int = 1
     python: Path = Path(sys.executable)
+    reads_ahead: bool = False
 
 
 def in_turn(contenders: Mapping[str, Contender], *, rounds: int) -> Times:
@@ -166,13 +170,16 @@ def _started(one: Contender) -> Iterator[Callable[[], Took]]:
             rank.settimeout(_WAIT)
 
         def ask() -> Took:
+            before = _cpu_when_idle(process.pid) if one.reads_ahead else 0.0
             for rank in ranks:
                 rank.sendall(b"\n")
             answers = [rank.recv(1000) for rank in ranks]
             if not all(answers):
                 raise RuntimeError(output.read_text(encoding="utf-8")[-2000:])
             took = [Took(**json.loads(answer)) for answer in answers]
-            cpu, wall = sum(one.cpu for one in took), max(one.wall for one in took)
+            cpu, wall = sum(rank.cpu for rank in took), max(rank.wall for rank in took)
+            if one.reads_ahead:
+                cpu = _cpu_when_idle(process.pid) - before
             return Took(cpu, wall, _memory_of_family(process.pid))
 
         yield ask
@@ -216,6 +223,15 @@ def _cpu_of_family(leader: int) -> float:
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
+
+
+def _cpu_when_idle(leader: int) -> float:
+    """Return the processor time of a family once it has read as far ahead as it may."""
+    before, used = -1.0, _cpu_of_family(leader)
+    while used - before > 0.02:
+        time.sleep(0.2)
+        before, used = used, _cpu_of_family(leader)
+    return used
 
 
 def _memory_of_family(leader: int) -> int:

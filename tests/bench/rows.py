@@ -132,11 +132,17 @@ def _restart(rounds: int) -> Times:
     return each_in_turn(measured, rounds=rounds)
 
 
-def _script(rounds: int, *, script: str, what: str, peers: Mapping[str, str], steps: int) -> Times:
+def _script(
+    rounds: int, *, script: str, what: str, peers: Mapping[str, str], steps: int, workers: int = 0
+) -> Times:
     """What `script` does for `what`, by the trainer's parts and by those of each peer."""
-    path, env = str(SCRIPTS / f"{script}.py"), {"BENCH_STEPS": str(steps)}
+    path = str(SCRIPTS / f"{script}.py")
+    env = {"BENCH_STEPS": str(steps), "BENCH_WORKERS": str(workers)}
     whose = {"muster": "muster", **peers}
-    contenders = {name: Contender((path, what, one), env) for name, one in whose.items()}
+    contenders = {
+        name: Contender((path, what, one), env, reads_ahead=workers > 0)
+        for name, one in whose.items()
+    }
     return in_turn(contenders, rounds=rounds)
 
 
@@ -205,6 +211,7 @@ ROWS = {
     "fsdp": _mode_row("fsdp", 2, net="tokens"),
     "fsdp-4": _mode_row("fsdp", 4, net="tokens"),
     "tp": _mode_row("tp", 2, net="tokens"),
+    "tp-4": _mode_row("tp", 4, net="tokens"),
     "pp": _mode_row("pp", 2, net="tokens"),
     "pp-4": _mode_row("pp", 4, net="tokens"),
     "tokens": Row(
@@ -221,6 +228,12 @@ ROWS = {
     "jpeg": Row(
         "batches of 32 photographs of 500 x 375, cut and flipped, without loader processes",
         partial(_script, script="reading", what="jpeg", peers=_LOADER, steps=2),
+        {"DataLoader": 0.77},
+        rounds=9,
+    ),
+    "jpeg-2": Row(
+        "the same with two loader processes",
+        partial(_script, script="reading", what="jpeg", peers=_LOADER, steps=20, workers=2),
         {"DataLoader": 0.77},
         rounds=9,
     ),

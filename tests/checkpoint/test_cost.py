@@ -14,11 +14,14 @@ import torch
 from torch import nn
 
 from tests.checkpoint.small import ALONE, found, label
+from trainer.checkpoint.manifest import MANIFEST_FILE, name_of
 from trainer.checkpoint.read import load
 from trainer.checkpoint.retention import Keep
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.state import capture
 from trainer.checkpoint.store import store_at
+from trainer.checkpoint.write import write
+from trainer.tasks.digits import Net
 
 pytestmark = pytest.mark.slow
 
@@ -76,3 +79,23 @@ def test_a_training_waits_a_tenth_of_a_synchronous_save_and_the_disk_holds_littl
     load(checkpoint, *restored, {}, runtime=ALONE)
     for name, tensor in torch.load(tmp_path / "state.pt")["model"].items():
         assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(("model", "most"), [(Net(), 1.03), (network()[0], 1.001)])
+def test_the_disk_holds_what_torch_save_writes_and_the_manifest(
+    model: nn.Module, most: float, tmp_path: Path
+) -> None:
+    """The manifest is a thirtieth of a checkpoint only where the model is as small as digits' net."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    usual = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(usual, tmp_path / "state.pt")
+    write(capture(model, optimizer, {}), label(1), store_at(tmp_path), Keep(1), group=None)
+    held = {file.name: file.stat().st_size for file in (tmp_path / name_of(1)).iterdir()}
+    theirs = (tmp_path / "state.pt").stat().st_size
+    ours = sum(held.values())
+    print(f"{ours:,} bytes, {ours / theirs:.4f} of torch.save's {theirs:,}")
+    assert ours - held[MANIFEST_FILE] <= theirs
+    assert ours <= most * theirs

@@ -4,8 +4,8 @@ python reading.py tokens muster|peer      # 12 windows of 1,024 tokens from a fi
 python reading.py memory muster|peer      # 128 images of 28 x 28, kept as bytes
 python reading.py jpeg muster|peer        # 32 photographs, cut to 224 x 224 and flipped by chance
 
-A peer of `memory` and `jpeg` is a DataLoader with torchvision's transforms v2. No loader has processes
-of its own, so all processor time is that of this one.
+A peer of `memory` and `jpeg` is a DataLoader with torchvision's transforms v2.
+BENCH_WORKERS=2: each loader has so many processes of its own.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from turn import Turns
@@ -30,6 +30,7 @@ from trainer.tasks.parts.images import Images
 from trainer.tasks.parts.token_files import Windows
 
 FOLDER = Path(os.environ["BENCH_FOLDER"])
+WORKERS = int(os.environ.get("BENCH_WORKERS", "0"))
 LENGTH = 1024
 BATCH = {"tokens": 12, "memory": 128, "jpeg": 32}
 SCALE = [v2.ToDtype(torch.float32, scale=True)]
@@ -49,13 +50,13 @@ def loaded(data, batch):
     shares = training_shares(
         Order(0, len(data), 10**12, keyed=keyed), Batches(batch, batch, 1, 1), 0, start=0
     )
-    return Loader(data, device=torch.device("cpu"))(shares)
+    return Loader(data, device=torch.device("cpu"), workers=WORKERS)(shares)
 
 
 def again(data, batch):
-    """Return a DataLoader's batches without end."""
-    while True:
-        yield from DataLoader(data, batch, shuffle=True, drop_last=True)
+    """Return a DataLoader's batches without end: it reads ahead over the ends of short epochs, too."""
+    endless = RandomSampler(data, num_samples=10**12)
+    return DataLoader(data, batch, sampler=endless, num_workers=WORKERS)
 
 
 def tokens(random):
@@ -127,4 +128,5 @@ def jpeg_peer(random, batch):
     return again(ImageFolder(photographs(random), transform), batch)
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":  # a loader's process imports this file
+    main(*sys.argv[1:])

@@ -83,8 +83,9 @@ def render(values: dict[str, Any], launcher: str) -> manifests.Rendered:
 def without(launcher: str, path: Path) -> list[str]:
     """Return the settings that take from a job file what the launcher lacks."""
     settings = []
+    values = load.read([str(path)]).values
     for key in launchers.find(launcher).lacks:
-        value: Any = load.read([str(path)]).values
+        value: Any = values
         if key == "nodes.min" and isinstance(value.get("nodes"), dict):
             settings += [f"nodes={value['nodes']['max']}"]
             continue

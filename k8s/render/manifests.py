@@ -9,7 +9,7 @@ shell. Manifests are parsed and written anew, so they are valid YAML.
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,17 @@ from trainer.config.exits import Action, codes_for
 
 @dataclass(frozen=True)
 class Rendered:
-    """A job for one launcher: its plan and its file. `objects` are a cluster's; a machine has none."""
+    """A job for one launcher: its plan, and the `objects` of a cluster or the `script` of a machine."""
 
     plan: Plan
     launcher: Launcher
-    text: str
     objects: tuple[dict[str, Any], ...] = ()
+    script: str = ""
+
+    @cached_property
+    def text(self) -> str:
+        """The file. To write the objects takes as long as to make them, and not all who ask need it."""
+        return dump(self.objects) if self.objects else self.script
 
 
 def render(spec: JobSpec, launcher: Launcher, payload: Payload | None = None) -> Rendered:
@@ -46,10 +51,10 @@ def render(spec: JobSpec, launcher: Launcher, payload: Payload | None = None) ->
     plan = make.make(spec, launcher, payload or make_payload(spec, Path()))
     if launcher.runs_in is RunsIn.CONTAINERS:
         text = _environment(as_json).get_template(launcher.template).render(plan=plan)
-        return Rendered(plan, launcher, dump(parse(text)))
+        return Rendered(plan, launcher, script=dump(parse(text)))
     if launcher.runs_in is not RunsIn.POD:
         text = _environment(_shell).get_template(launcher.template).render(plan=plan)
-        return Rendered(plan, launcher, text)
+        return Rendered(plan, launcher, script=text)
     environment = _environment(as_json)
     extras = [_extra(environment, extra, plan) for extra in plan.extras]
     text = environment.get_template(f"{launcher.name}/pod.yaml.j2").render(plan=plan)
@@ -67,7 +72,7 @@ def render(spec: JobSpec, launcher: Launcher, payload: Payload | None = None) ->
     objects = tuple(_placed(one, pod) for one in parsed)
     if plan.app_wrapper:
         objects = (app_wrapper.wrap(objects, plan, launcher),)
-    return Rendered(plan, launcher, dump(objects), objects)
+    return Rendered(plan, launcher, objects)
 
 
 # Stands for the pod in a manifest's template: writing and parsing the pod again would take as long as
@@ -95,7 +100,7 @@ def owned(rendered: Rendered, uid: str) -> Rendered:
         *({**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}} for one in others),
         job,
     )
-    return replace(rendered, text=dump(objects), objects=objects)
+    return replace(rendered, objects=objects)
 
 
 def annotated(rendered: Rendered, annotations: dict[str, str]) -> Rendered:
@@ -105,7 +110,7 @@ def annotated(rendered: Rendered, annotations: dict[str, str]) -> Rendered:
     *others, job = rendered.objects
     found = job["metadata"].get("annotations", {}) | annotations
     objects = (*others, {**job, "metadata": {**job["metadata"], "annotations": found}})
-    return replace(rendered, text=dump(objects), objects=objects)
+    return replace(rendered, objects=objects)
 
 
 def _extra(environment: Environment, extra: Extra, plan: Plan) -> str:

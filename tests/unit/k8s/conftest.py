@@ -3,13 +3,17 @@
 import logging
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.cluster_objects import Run
 from tests.standin.http import serving
 from tests.standin.server import Server
+
+_built = cache(typer.main.get_command)  # the command's parts are the same for every call
 
 
 @pytest.fixture
@@ -22,6 +26,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
             "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config)
         )
         monkeypatch.setattr(sys, "argv", ["k8s", *arguments])
+        monkeypatch.setattr(typer.main, "get_command", _built)
         monkeypatch.setattr(logging.getLogger(), "handlers", [])  # so that main sets up its own
         code = main()
         out, err = capsys.readouterr()

@@ -199,7 +199,7 @@ def test_every_launcher_has_a_folder_for_each_job(
             )
         if launcher not in CLUSTER:
             continue
-        objects = list(yaml.safe_load_all(text))
+        objects = list(yaml.load_all(text, yaml.CSafeLoader))
         assert all(one["metadata"]["labels"]["muster/matrix"] == "sweep" for one in objects)
         noted = ["muster/max-parallel" in one["metadata"].get("annotations", {}) for one in objects]
         assert noted == [False] * (len(objects) - 1) + [True]

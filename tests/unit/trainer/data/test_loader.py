@@ -21,9 +21,10 @@ WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.ma
 
 
 @pytest.fixture(autouse=True)
-def server() -> None:
-    """Start the server that all tests share, before a loader starts it with less loaded."""
-    tests.ranks.start_server()
+def server(request: pytest.FixtureRequest) -> None:
+    """Start the server that all tests share, before a loader with workers starts it with less loaded."""
+    if request.node.get_closest_marker("slow"):
+        tests.ranks.start_server()
 
 
 def shares(order: Order, micro: int = 2, *, start: int = 0) -> list[Samples]:

@@ -77,8 +77,10 @@ def _row(row: Row, times: Times) -> dict[str, Any]:
     }
 
 
-def verdict(found: float, spread: float, *, goal: float) -> str:
+def verdict(found: float, spread: float, *, goal: float | None) -> str:
     """Return what the processor time shows; nothing where the machine was too busy."""
+    if goal is None:
+        return "published"
     if spread > STEADY:
         return "none: spread too wide"
     return "met" if found <= goal else "not met"
@@ -87,14 +89,14 @@ def verdict(found: float, spread: float, *, goal: float) -> str:
 def _lines(name: str, row: dict[str, Any]) -> list[str]:
     return [
         f"| {name} | {peer} | {one['cpu']:.2f} ({one['cpu_spread']:.0%}) | "
-        f"{one['wall']:.2f} ({one['wall_spread']:.0%}) | {_memory(one)} | {one['goal']:g} | "
-        f"{one['verdict']} |"
+        f"{one['wall']:.2f} ({one['wall_spread']:.0%}) | {_shown(one['memory'], '.2f')} | "
+        f"{_shown(one['goal'], 'g')} | {one['verdict']} |"
         for peer, one in row["ratios"].items()
     ]
 
 
-def _memory(ratios: dict[str, Any]) -> str:
-    return f"{ratios['memory']:.2f}" if ratios["memory"] else ""
+def _shown(figure: float | None, form: str) -> str:
+    return "" if figure is None else format(figure, form)
 
 
 def _heading(result: dict[str, Any]) -> str:

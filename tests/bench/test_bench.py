@@ -25,6 +25,10 @@ def test_a_wide_spread_gives_no_verdict(found: float, spread: float, said: str) 
     assert bench.verdict(found, spread, goal=1.03) == said
 
 
+def test_what_has_no_goal_is_published() -> None:
+    assert bench.verdict(2.0, 0.01, goal=None) == "published"
+
+
 def test_a_ratio_is_that_of_each_round() -> None:
     """A machine that is slower in one round is slower for both."""
     assert ratio([2.0, 20.0, 4.0], [1.0, 10.0, 2.0]) == (2.0, 0.0)

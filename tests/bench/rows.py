@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
+from tests.bench import commands
+from tests.bench.contenders import bare, muster, peer, torchrun
 from tests.bench.measure import (
     PEERS,
     SCRIPTS,
@@ -11,60 +14,33 @@ from tests.bench.measure import (
     Times,
     each_in_turn,
     in_turn,
-    to_end,
     until_line,
 )
 from tests.bench.peers.turn import FAILED, FIRST
-from tests.conftest import ROOT
 
-TORCHX = ROOT / "build" / "torchx" / "bin"
+STEPS = 100  # of a turn
 
 
 @dataclass(frozen=True)
 class Row:
     """A row: what it measures, and for each peer the ratio that muster is to stay below.
 
-    `measure(rounds)` returns the times of "muster" and of each peer.
+    `measure(rounds)` returns the times of "muster" and of each peer. Without a goal it is published.
     """
 
     what: str
     measure: Callable[[int], Times]
-    goals: Mapping[str, float]
+    goals: Mapping[str, float | None]
     rounds: int = 15
 
 
-def _muster(ranks: int = 1, **settings: object) -> Contender:
-    """Return the trainer with all that is on by default; checkpoints have a row of their own."""
-    default = {"task": "tests.bench.peers.muster_task:Task", "steps": 10**7, "checkpoint_steps": 0}
-    variables = {
-        f"TRAINER_{name.upper()}": str(value)
-        for name, value in (default | {"eval_steps": 0, "out": "run"} | settings).items()
-    }
-    module = ("-m", "trainer") if ranks == 1 else ("-m", "trainer.launch")
-    return Contender(module, variables | {"PET_NPROC_PER_NODE": str(ranks)}, ranks)
-
-
-def _peer(name: str, **env: str) -> Contender:
-    return Contender((str(SCRIPTS / f"{name}.py"),), env, python=PEERS)
-
-
-def _bare(**env: str) -> Contender:
-    return Contender((str(SCRIPTS / "bare.py"),), env)
-
-
-def _torchrun(ranks: int, *, script: str = "bare", **env: str) -> Contender:
-    options = ("--standalone", "--max-restarts", "1", "--nproc-per-node", str(ranks))
-    command = ("-m", "torch.distributed.run", *options, str(SCRIPTS / f"{script}.py"))
-    return Contender(command, env, ranks)
-
-
 def _step(rounds: int) -> Times:
-    contenders = {"muster": _muster(), "bare": _bare(), "bare, same": _bare(BENCH_LOOP="same")}
+    contenders = {"muster": muster(), "bare": bare(), "bare, same": bare(BENCH_LOOP="same")}
     if PEERS.exists():
         contenders |= {
-            "Fabric": _peer("fabric"),
-            "accelerate": _peer("accelerated"),
-            "Trainer": _peer("transformers_trainer"),
+            "Fabric": peer("fabric"),
+            "accelerate": peer("accelerated"),
+            "Trainer": peer("transformers_trainer"),
         }
     return in_turn(contenders, rounds=rounds)
 
@@ -72,40 +48,40 @@ def _step(rounds: int) -> Times:
 def _compiled(rounds: int) -> Times:
     by_events = "tests.bench.peers.muster_task:ByEvents"
     contenders = {
-        "muster": _muster(task=by_events, compile="step"),
-        "bare": _bare(),
-        "not compiled": _muster(task=by_events),
+        "muster": muster(task=by_events, compile="step"),
+        "bare": bare(),
+        "not compiled": muster(task=by_events),
     }
     return in_turn(contenders, rounds=rounds)
 
 
 def _events(rounds: int) -> Times:
     """Step events as by default, beside none but the first and the last."""
-    return in_turn({"muster": _muster(), "none": _muster(log_steps=10**7)}, rounds=rounds)
+    return in_turn({"muster": muster(), "none": muster(log_steps=10**7)}, rounds=rounds)
 
 
 def _accumulation(rounds: int) -> Times:
     contenders = {
-        "muster": _muster(micro_batch=4),
-        "bare": _bare(BENCH_MICRO="4"),
-        "bare, same": _bare(BENCH_MICRO="4", BENCH_LOOP="same"),
+        "muster": muster(micro_batch=4),
+        "bare": bare(BENCH_MICRO="4"),
+        "bare, same": bare(BENCH_MICRO="4", BENCH_LOOP="same"),
     }
     return in_turn(contenders, rounds=rounds)
 
 
 def _mode(rounds: int, *, mode: str, ranks: int, net: str = "digits") -> Times:
     """A mode's step beside the same by torch's own parts; `net` is digits' or the tiny GPT."""
-    ours = _muster(ranks, mode=mode, **(_GPT if net == "tokens" else {}), **_AS_BARE.get(mode, {}))
+    ours = muster(ranks, mode=mode, **(_GPT if net == "tokens" else {}), **_AS_BARE.get(mode, {}))
     steps = {"BENCH_STEPS": "400" if net == "digits" else "5"}  # about a second or two of a turn
     same = {"BENCH_MODE": mode, "BENCH_NET": net, **steps}
     contenders = {"muster": replace(ours, env={**ours.env, **steps})}
     if mode == "pp":
         micro = str(_AS_BARE[mode]["micro_batch"])
-        contenders["bare"] = _torchrun(ranks, script="pipeline", BENCH_MICRO=micro, **same)
+        contenders["bare"] = torchrun(ranks, script="pipeline", BENCH_MICRO=micro, **same)
     else:
-        contenders["bare"] = _torchrun(ranks, **same)
+        contenders["bare"] = torchrun(ranks, **same)
     if mode in ("ddp", "fsdp"):
-        contenders["bare, same"] = _torchrun(ranks, BENCH_LOOP="same", **same)
+        contenders["bare, same"] = torchrun(ranks, BENCH_LOOP="same", **same)
     return in_turn(contenders, rounds=rounds)
 
 
@@ -115,7 +91,7 @@ def _start(rounds: int, *, ranks: int) -> Times:
     )
     contenders = {
         "muster": partial(until_line, ours, '"event": "step"'),
-        "torchrun": partial(until_line, _torchrun(ranks), FIRST),
+        "torchrun": partial(until_line, torchrun(ranks), FIRST),
     }
     return each_in_turn(contenders, rounds=rounds)
 
@@ -123,9 +99,9 @@ def _start(rounds: int, *, ranks: int) -> Times:
 def _restart(rounds: int) -> Times:
     """From the traceback of one of two ranks to the first step after the restart."""
     env = {"BENCH_FAIL": "20"}
-    ours = _muster(2, mode="ddp")
+    ours = muster(2, mode="ddp")
     ours = replace(ours, env={**ours.env, **env, "PET_MAX_RESTARTS": "1"})
-    contenders = {"muster": ours, "torchrun": _torchrun(2, **env)}
+    contenders = {"muster": ours, "torchrun": torchrun(2, **env)}
     measured = {
         name: partial(until_line, one, FIRST, after=FAILED) for name, one in contenders.items()
     }
@@ -139,25 +115,47 @@ def _script(
     path = str(SCRIPTS / f"{script}.py")
     env = {"BENCH_STEPS": str(steps), "BENCH_WORKERS": str(workers)}
     whose = {"muster": "muster", **peers}
+    # A disk's own times differ by more than 100 %.
+    within = "/dev/shm" if script == "saving" and Path("/dev/shm").is_dir() else None
     contenders = {
-        name: Contender((path, what, one), env, reads_ahead=workers > 0)
+        name: Contender((path, what, one), env, reads_ahead=workers > 0, within=within)
         for name, one in whose.items()
     }
     return in_turn(contenders, rounds=rounds)
 
 
-def _render(rounds: int) -> Times:
-    """Two nodes with eight ranks, here and by TorchX's dry run."""
-    sizes = ("nodes=2", "procsPerNode=8", "trainer.globalBatch=64")
-    sets = [part for one in sizes for part in ("--set", one)]
-    job = str(ROOT / "k8s" / "jobs" / "02-digits-ddp.yaml")
-    contenders = {"muster": partial(to_end, Contender((str(ROOT / "render.py"), job, *sets)))}
-    if TORCHX.exists():
-        options = ("run", "--dryrun", "--workspace=", "-s", "kubernetes", "-cfg", "queue=q")
-        what = ("dist.ddp", "-j", "2x8", "--image", "a:1", "--script", "render.py")
-        theirs = Contender((str(TORCHX / "torchx"), *options, *what), python=TORCHX / "python")
-        contenders["TorchX"] = partial(to_end, theirs)
-    return each_in_turn(contenders, rounds=rounds)
+def _scaling(rounds: int, *, ranks: int) -> Times:
+    """The same global batch by ddp on more ranks, beside one rank and DataParallel."""
+    contenders = {
+        "muster": muster(ranks, mode="ddp", **_GPT),
+        "one rank": muster(1, mode="single", **_GPT),
+        "dp": muster(1, mode="dp", **_GPT),
+    }
+    fewer = {
+        name: replace(one, env={**one.env, "BENCH_STEPS": "5"}) for name, one in contenders.items()
+    }
+    return in_turn(fewer, rounds=rounds)
+
+
+def _saving(rounds: int, *, task: str) -> Times:
+    """Steps with checkpoints as by default, one a turn, beside steps without."""
+    name = f"tests.bench.peers.muster_task:{task}"
+    contenders = {
+        "muster": muster(task=name, checkpoint_steps=STEPS),
+        "without": muster(task=name),
+    }
+    return in_turn(contenders, rounds=rounds)
+
+
+def _evaluation(rounds: int) -> Times:
+    path, steps = str(SCRIPTS / "evaluating.py"), {"BENCH_STEPS": "20"}
+    ours = muster(task="digits", steps=1)
+    contenders = {
+        "muster": replace(ours, arguments=(path, "muster"), env={**ours.env, **steps}),
+        "bare": Contender((path, "bare"), steps),
+        "bare, same": Contender((path, "bare"), {"BENCH_LOOP": "same", **steps}),
+    }
+    return in_turn(contenders, rounds=rounds)
 
 
 _GPT = {"task": "tests.bench.peers.muster_task:Gpt"}
@@ -177,6 +175,15 @@ def _mode_row(mode: str, ranks: int, *, net: str = "digits") -> Row:
         partial(_mode, mode=mode, ranks=ranks, net=net),
         {"bare": 1.03, "bare, same": 1.03},
         rounds=15 if ranks == 2 else 9,
+    )
+
+
+def _scaling_row(ranks: int) -> Row:
+    return Row(
+        f"a step of the tiny GPT by ddp on {ranks} ranks, all with the same global batch",
+        partial(_scaling, ranks=ranks),
+        {"one rank": None, "dp": None},
+        rounds=9,
     )
 
 
@@ -214,6 +221,13 @@ ROWS = {
     "tp-4": _mode_row("tp", 4, net="tokens"),
     "pp": _mode_row("pp", 2, net="tokens"),
     "pp-4": _mode_row("pp", 4, net="tokens"),
+    "scaling": _scaling_row(2),
+    "scaling-4": _scaling_row(4),
+    "evaluation": Row(
+        "an evaluation of digits' test set, beside a loop that counts what is right",
+        _evaluation,
+        {"bare": 1.05, "bare, same": 1.05},
+    ),
     "tokens": Row(
         "batches of 12 windows of 1,024 tokens from a file",
         partial(_script, script="reading", what="tokens", peers={"get_batch": "peer"}, steps=200),
@@ -238,7 +252,7 @@ ROWS = {
         rounds=9,
     ),
     "save": Row(
-        "a checkpoint of 100 MB until it is on the disk",
+        "a checkpoint of 100 MB until it is written, into memory",
         partial(_script, script="saving", what="save", peers=_SAVERS, steps=1),
         {"torch.save": 1, "DCP async": 1},
         rounds=9,
@@ -248,6 +262,17 @@ ROWS = {
         partial(_script, script="saving", what="blocked", peers=_SAVERS, steps=1),
         {"torch.save": 1, "DCP async": 1},
         rounds=9,
+    ),
+    "saving": Row(
+        "steps of digits' net with checkpoints as by default, beside steps without",
+        partial(_saving, task="Task"),
+        {"without": 1.02},
+    ),
+    "saving-100": Row(
+        "the same of a net of 13 M parameters, whose checkpoints have 100 MB",
+        partial(_saving, task="Large"),
+        {"without": 1.02},
+        rounds=5,
     ),
     "load": Row(
         "the same loaded again",
@@ -266,8 +291,20 @@ ROWS = {
     ),
     "render": Row(
         "a job file to a manifest, the whole process",
-        _render,
+        commands.render,
         {"TorchX": 0.6},
+        rounds=9,
+    ),
+    "export": Row(
+        "50 MB of weights of a checkpoint to a safetensors file, the whole process",
+        commands.export,
+        {"torch.load": 1.05},
+        rounds=9,
+    ),
+    "status": Row(
+        "the status of a job of 1,000 pods, the whole process",
+        commands.status,
+        {"kubectl": 1.5},
         rounds=9,
     ),
 }

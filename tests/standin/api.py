@@ -68,17 +68,40 @@ def _get(server: Server, path: str, query: Query) -> Object | Iterator[bytes]:
 
 
 def _discover(server: Server, path: str) -> Object | None:
+    if path == "/api":
+        return {"kind": "APIVersions", "apiVersion": "v1", "versions": ["v1"]}
+    if path == "/apis":
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": _groups(server)}
     version = path.removeprefix("/apis/").removeprefix("/api/")
     if version in server.groups:
         kinds = server.groups[version].items()
         return {
+            "kind": "APIResourceList",
+            "groupVersion": version,
             "resources": [
-                {"kind": kind, "name": name, "namespaced": kind not in CLUSTER_WIDE}
+                {
+                    "kind": kind,
+                    "name": name,
+                    "namespaced": kind not in CLUSTER_WIDE,
+                    "verbs": ["get", "list", "watch"],
+                }
                 for kind, name in kinds
-            ]
+            ],
         }
     served = [group for group in server.groups if group.startswith(f"{version}/")]
     return {"versions": [{"version": one.split("/")[1]} for one in served]} if served else None
+
+
+def _groups(server: Server) -> list[Object]:
+    found: dict[str, list[Object]] = {}
+    for one in server.groups:
+        group, _, version = one.rpartition("/")
+        if group:
+            found.setdefault(group, []).append({"groupVersion": one, "version": version})
+    return [
+        {"name": name, "versions": versions, "preferredVersion": versions[0]}
+        for name, versions in found.items()
+    ]
 
 
 def _find(server: Server, path: str) -> Object:

@@ -5,6 +5,7 @@ TRAINER_TASK=tests.bench.peers.muster_task:Task python -m trainer
 
 from typing import Any
 
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.bench.peers.turn import Turns
@@ -29,6 +30,14 @@ class Task(digits.Task):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         count_steps()
+
+
+class Large(Task):
+    """With a net of 13 M parameters: a checkpoint has 100 MB."""
+
+    def model(self) -> nn.Module:
+        layers = [nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(11)]
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 1024), *layers, nn.Linear(1024, 10))
 
 
 class Gpt(tokens.Task):

@@ -15,7 +15,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.config.printable import printable
 from trainer.diagnosis.diagnose import Diagnosis, diagnose, in_words
-from trainer.diagnosis.errors import errors, plain
+from trainer.diagnosis.errors import errors, plain, stuck
 from trainer.diagnosis.signs import NOT_OF_RANKS, Sign, cut, read_log
 from trainer.regular import open_regular
 from trainer.report.events import Event
@@ -26,6 +26,7 @@ log = logging.getLogger("why")
 
 _MOST = 10  # lines
 _MOST_LOGS = 64
+_FROM_RANK = re.compile(r"\[rank (\d+)\] ")
 _TAIL = 1 << 16  # bytes of a log that are read, from its end
 
 
@@ -78,8 +79,10 @@ def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
             _detail(rank, run.folder / "logs" / f"{host}.log"),
         )
     if attempt.reason:
-        text, said = f"{attempt.reason} (exit {attempt.exit})", _all_lines(run.folder / "logs")
-        yield Sign(text, "logs/", "launcher", attempt.ended, said)
+        text, said = f"{attempt.reason} (exit {attempt.exit})", _lines_by_rank(run.folder / "logs")
+        who = stuck(said)
+        lines = said[who] if who else [line for own in said.values() for line in own]
+        yield Sign(text, "logs/", who or "launcher", attempt.ended, tuple(lines))
     # Of a program it is the launcher's, and says what its own events say, if they are there.
     writer = "launcher" if "program" in run.launch else "rank 0"
     is_said = writer == "launcher" and bool(attempt.failures or attempt.reason)
@@ -114,11 +117,16 @@ def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
     return own
 
 
-def _all_lines(logs: Path) -> tuple[str, ...]:
-    """Return what the ranks of all nodes wrote last, without their numbers."""
-    files = sorted(logs.glob("*.log"))[:_MOST_LOGS]
-    lines = (line for file in files for line in _tail(file) if not line.startswith(NOT_OF_RANKS))
-    return tuple(re.sub(r"^\[rank \d+\] ", "", line) for line in lines)
+def _lines_by_rank(logs: Path) -> dict[str, list[str]]:
+    """Return what the ranks of all nodes wrote last, by rank; "launcher" where a line has none."""
+    lines: dict[str, list[str]] = {}
+    for file in sorted(logs.glob("*.log"))[:_MOST_LOGS]:
+        for line in _tail(file):
+            rank = _FROM_RANK.match(line)
+            if not line.startswith(NOT_OF_RANKS):
+                text = line[rank.end() :] if rank else line
+                lines.setdefault(f"rank {rank[1]}" if rank else "launcher", []).append(text)
+    return lines
 
 
 def _tail(file: Path) -> list[str]:

@@ -142,7 +142,7 @@ def test_the_rank_that_failed_is_shown_with_its_traceback_and_the_others_are_end
     command = ("--", sys.executable, "-c", RAISES)
     code, _, error = launch(start, "--nproc-per-node=2", *command)
     assert code == 70
-    assert "launch: rank 1: ValueError: out of order with its own code 1 (exit 70)" in error
+    assert "launch: rank 1: ValueError: out of order, with its own code 1 (exit 70)" in error
     assert "rank 0:" not in error  # ended by the launcher, which is no failure
 
 

@@ -95,6 +95,9 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
         known = [(one, text) for text in said if (one := find(text)) is not None]
         best = min([*filter(None, [best]), *known], key=_vague, default=None)
         messages += said
+    if best and best[0].name == "rendezvous":  # torch only warns of a name that is not known
+        known = [(one, text) for text in lines if "gai error" in text and (one := find(text))]
+        best = next(iter(known), best)
     # Whatever ended the rank, SIGABRT too: what it ran into was that another had left.
     gone = _GONE.search(sign.text)
     if gone and best and (best[0].follows or best[0].name == "hang"):
@@ -184,7 +187,7 @@ def _after(after: Sequence[tuple[Sign, Cause]]) -> list[str]:
     by_cause: dict[str, list[str]] = {}
     for sign, cause in after:
         whose = by_cause.setdefault(cause.name, [])
-        if sign.who not in whose:
+        if not any(f"{one} ".startswith(f"{sign.who} ") for one in whose):  # also with its host
             whose.append(sign.who)
     lines = []
     for name, whose in by_cause.items():

@@ -4,7 +4,7 @@ errors(["Traceback (most recent call last):", '  File "train.py", line 3, in <mo
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _LONGEST = 20  # lines of a message
 
@@ -31,6 +31,7 @@ _WRAPS = re.compile(
 # Of faulthandler, whose frames have no comma before `in`.
 _DUMP = re.compile(r".*[Tt]hread 0x\w+.*\(most recent call first\)")
 _DUMPED = re.compile(r'\s*File "([^"]+)", line (\d+) in (.+)')
+_WAITS = re.compile(r"/torch/(distributed|autograd)/")
 _NOT_OWN = re.compile(
     r"site-packages|/lib/python|<frozen|/trainer/(engine|strategies|launcher)/|__main__"
 )
@@ -111,3 +112,18 @@ def place(lines: Sequence[str]) -> str:
     code = lines[number + 1].strip() if number + 1 < len(lines) else ""
     is_code = bool(code) and lines[number + 1].startswith("    ")
     return f"{frame[1]}, line {frame[2]}{function}{f': {code}' if is_code else ''}"
+
+
+def stuck(stacks: Mapping[str, Sequence[str]]) -> str:
+    """Return whose stack, of those that faulthandler wrote, is not one of waiting for the others.
+
+    "" where none waits, or where several do something else.
+    """
+    innermost = {}
+    for who, lines in stacks.items():
+        dumps = [number for number, line in enumerate(lines) if _DUMP.match(line)]
+        frames = filter(None, map(_DUMPED.match, lines[dumps[-1] :] if dumps else ()))
+        if frame := next(frames, None):
+            innermost[who] = frame[1]
+    others = [who for who, file in innermost.items() if not _WAITS.search(file)]
+    return others[0] if len(others) == 1 < len(innermost) else ""

@@ -50,7 +50,8 @@ def read_failure(code: int, error_file: Path, *, now: float, own_code: int) -> F
         trace = str(report["extraInfo"].get("py_callstack", ""))
         reported = code if own else int(report.get("errorCode", code))
         when = error_file.stat().st_mtime
-        return Failure(reported, str(report["message"]) + own, trace, when, has_reason=True)
+        said = f"{report['message']},{own}" if own else str(report["message"])
+        return Failure(reported, said, trace, when, has_reason=True)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         if code == -signal.SIGTERM:  # it had no handler yet, so no step to save
             return Failure(int(Exit.STOPPED), "ended by SIGTERM", "", now)

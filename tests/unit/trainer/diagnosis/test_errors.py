@@ -3,6 +3,7 @@
 import pytest
 
 from trainer.diagnosis.diagnose import Diagnosis, diagnose, in_words
+from trainer.diagnosis.errors import stuck
 from trainer.diagnosis.signs import Sign
 
 RAISED_AT = (
@@ -169,6 +170,49 @@ def test_what_a_shell_does_not_find_is_named_beside_its_exit_code() -> None:
     found = diagnosed("sh: 1: pyhton: not found\n", "ended with its own code 127 (exit 70)")
     assert found.cause.name == "no script"
     assert "pyhton" in found.evidence
+
+
+def test_a_name_that_torch_only_warns_of_is_why_the_ranks_did_not_meet() -> None:
+    warning = "[W1 socket.cpp:767] [c10d] The IPv6 network addresses of (master-0, 29500) cannot be"
+    warning += " retrieved (gai error: -2 - Name or service not known).\n"
+    late = "DistNetworkError: The client socket has timed out after 15000ms while trying to connect"
+    found = diagnosed(f"{warning}{RAISED_AT}{late}\n")
+    assert found.cause.name == "name"
+    assert "master-0" in found.evidence
+    assert diagnosed(f"{warning}{OWN}").cause.name == "raised"
+
+
+DUMP = "Fatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n"
+WAITING = f'{DUMP}  File "/lib/torch/autograd/graph.py", line 9 in _engine_run_backward\n'
+READING = f'{DUMP}  File "/job/train.py", line 17 in <module>\n'
+JOINING = f'{DUMP}  File "/lib/torch/distributed/distributed_c10d.py", line 4 in barrier\n'
+
+
+@pytest.mark.parametrize(
+    ("dumps", "found"),
+    [
+        ((WAITING, READING, JOINING), "rank 1"),
+        ((WAITING, f"{WAITING}{READING}", "no dump"), "rank 1"),  # the newest counts
+        ((WAITING, JOINING), ""),
+        ((READING, READING, WAITING), ""),
+        ((READING,), ""),
+    ],
+)
+def test_of_ranks_that_hang_the_one_that_does_not_wait_is_named(
+    dumps: tuple[str, ...], found: str
+) -> None:
+    stacks = {f"rank {number}": dump.splitlines() for number, dump in enumerate(dumps)}
+    assert stuck(stacks) == found
+
+
+def test_a_rank_is_named_once_with_its_host_and_without() -> None:
+    signs = [
+        Sign("lost a peer", "logs/", who, time)
+        for time, who in enumerate(("rank 1 on vm", "rank 0 on vm", "rank 0", "rank 10"))
+    ]
+    found = diagnose(signs)
+    assert found is not None
+    assert in_words(found, job="job")[-1] == "then      lost peer: rank 0 on vm, rank 10"
 
 
 def test_an_exception_of_cpp_counts_before_its_signal() -> None:

@@ -203,7 +203,18 @@ MESSAGES: dict[str, list[tuple[str, str]]] = {
         ("arguments", "Error: Invalid value for '--epochs': 'ten' is not a valid integer."),
         ("arguments", "UnrecognizedFlagError: Unknown command line flag 'lr'"),
     ],
+    "numpy/__init__.py, aten/src/ATen/MapAllocator.cpp": [
+        ("package", "AttributeError: module 'numpy' has no attribute 'float'. `np.float` was"),
+        (
+            "shared memory",
+            (
+                "RuntimeError: unable to allocate shared memory(shm) for file </torch_6_3_0>: No space "
+                "left on device (28)"
+            ),
+        ),
+    ],
     "what programs say of themselves": [
+        ("raised", "AttributeError: 'Net' object has no attribute 'module'"),
         ("data", "RuntimeError: no images found in /data"),
         ("data", "AssertionError: train set is empty"),
         ("batch or mesh", "AssertionError: batch size 10 must be divisible by 4"),

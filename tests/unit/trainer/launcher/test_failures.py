@@ -48,7 +48,7 @@ def test_what_a_rank_has_written_is_read(tmp_path: Path) -> None:
     ours = {"message": "no such mode", "errorCode": 64, "extraInfo": more}
     assert read_failure(1, record(ours, file), now=5, own_code=1).code == Exit.CONFIG
     own = read_failure(65, file, now=5, own_code=3)
-    assert (own.code, own.message) == (65, "no such mode with its own code 3")
+    assert (own.code, own.message) == (65, "no such mode, with its own code 3")
 
 
 def test_without_a_report_the_last_lines_are_shown(

@@ -59,13 +59,14 @@ def _row(row: Row, times: Times) -> dict[str, Any]:
             continue
         cpu, cpu_spread = ratio([one.cpu for one in ours], [one.cpu for one in theirs])
         wall, wall_spread = ratio([one.wall for one in ours], [one.wall for one in theirs])
-        held = typical(theirs).memory
+        held, peak = typical(theirs).memory, typical(theirs).peak
         ratios[peer] = {
             "cpu": cpu,
             "cpu_spread": cpu_spread,
             "wall": wall,
             "wall_spread": wall_spread,
             "memory": typical(ours).memory / held if held else None,
+            "peak": typical(ours).peak / peak if peak else None,
             "goal": row.goals[peer],
             "verdict": verdict(cpu, cpu_spread, goal=row.goals[peer]),
         }
@@ -90,6 +91,7 @@ def _lines(name: str, row: dict[str, Any]) -> list[str]:
     return [
         f"| {name} | {peer} | {one['cpu']:.2f} ({one['cpu_spread']:.0%}) | "
         f"{one['wall']:.2f} ({one['wall_spread']:.0%}) | {_shown(one['memory'], '.2f')} | "
+        f"{_shown(one['peak'], '.2f')} | "
         f"{_shown(one['goal'], 'g')} | {one['verdict']} |"
         for peer, one in row["ratios"].items()
     ]
@@ -105,8 +107,8 @@ def _heading(result: dict[str, Any]) -> str:
     return (
         f"{result['date']}, {machine['cpu']}, {machine['cores']} cores, load "
         f"{machine['load']:.1f} before; {versions}\n\n"
-        "| row | beside | processor time (spread) | wall time (spread) | memory | goal | |\n"
-        "| --- | --- | --- | --- | --- | --- | --- |"
+        "| row | beside | processor time (spread) | wall time (spread) | memory | peak | goal | |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |"
     )
 
 

@@ -33,12 +33,14 @@ class Took:
     """Seconds of processor time, of all ranks, and of wall time.
 
     `memory`: bytes that the contender holds with all its processes after that, a page that several share
-    counted once; 0 for a command that has ended.
+    counted once; 0 for a command that has ended. `peak`: the most that it held since its start; 0 for
+    several processes, whose peaks would count shared pages several times.
     """
 
     cpu: float
     wall: float
     memory: int = 0
+    peak: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def typical(times: list[Took]) -> Took:
         median(took.cpu for took in times),
         median(took.wall for took in times),
         int(median(took.memory for took in times)),
+        int(median(took.peak for took in times)),
     )
 
 
@@ -180,7 +183,9 @@ def _started(one: Contender) -> Iterator[Callable[[], Took]]:
             cpu, wall = sum(rank.cpu for rank in took), max(rank.wall for rank in took)
             if one.reads_ahead:
                 cpu = _cpu_when_idle(process.pid) - before
-            return Took(cpu, wall, _memory_of_family(process.pid))
+            alone = len(_family(process.pid)) == 1
+            peak = _peak_of(process.pid) if alone else 0
+            return Took(cpu, wall, _memory_of_family(process.pid), peak)
 
         yield ask
 
@@ -241,3 +246,10 @@ def _memory_of_family(leader: int) -> int:
         with contextlib.suppress(psutil.NoSuchProcess):
             total += process.memory_full_info().pss
     return total
+
+
+def _peak_of(process: int) -> int:
+    """Return the most bytes that a process has held (Linux: VmHWM), shared pages included."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
+    (kib,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return 1024 * int(kib)

@@ -61,14 +61,11 @@ def _events(rounds: int) -> Times:
 
 def _accumulation(rounds: int) -> Times:
     micro = 4
-    parts = muster(micro_batch=micro)
-    # Its task counts micro-batches.
-    ours = replace(parts, env={**parts.env, "BENCH_STEPS": str(STEPS * 32 // micro)})
     loops = {
         "bare": bare(BENCH_MICRO=str(micro)),
         "bare, same": bare(BENCH_MICRO=str(micro), BENCH_LOOP="same"),
     }
-    return in_turn({"muster": ours, **loops}, rounds=rounds)
+    return in_turn({"muster": muster(micro_batch=micro), **loops}, rounds=rounds)
 
 
 def _mode(rounds: int, *, mode: str, ranks: int, net: str = "digits") -> Times:

@@ -67,7 +67,7 @@ def _row(row: Row, times: Times) -> dict[str, Any]:
             "wall": wall,
             "wall_spread": wall_spread,
             "memory": typical(ours).memory / held if held else None,
-            "peak": typical(ours).peak / peak if peak else None,
+            "peak": typical(ours).peak / peak or None if peak else None,
             "goal": row.goals[peer],
             "verdict": verdict(cpu, cpu_spread, goal=row.goals[peer]),
         }

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -165,12 +166,12 @@ def evaluation_shares(
     micro-batches: a mode that communicates in the forward pass would hang otherwise. Where samples have
     tokens, those of similar length are in a micro-batch.
     """
-    order = None if tokens is None else tokens.argsort(descending=True, stable=True)
     step = batches.micro * batches.replicas
-    for start in range(0, length, step):
-        positions = torch.arange(start + rank * batches.micro, start + (rank + 1) * batches.micro)
-        indices, weights = positions.clamp(max=length - 1), (positions < length).float()
-        if order is not None and tokens is not None:
-            indices = order[indices]
-            weights = weights * tokens[indices]
-        yield Samples(indices, weights)
+    positions = torch.arange(length + -length % step).view(-1, batches.replicas, batches.micro)
+    positions = positions[:, rank]
+    indices, weights = positions.clamp(max=length - 1), (positions < length).float()
+    if tokens is not None:
+        indices = tokens.argsort(descending=True, stable=True)[indices]
+        weights = weights * tokens[indices]
+    whole = weights.eq(1).all(1).tolist()
+    yield from map(Samples, indices, weights, repeat(None), whole)

@@ -208,7 +208,7 @@ FOURTH_SET: dict[str, Whole] = {
         ),
     ),
     "code for an older library": Whole(
-        _OWN, "numpy", parts=_at("SETUP", "import numpy\nnumpy.ones(10, dtype=numpy.float)")
+        {"package"}, "numpy", parts=_at("SETUP", "import numpy\nnumpy.ones(10, dtype=numpy.float)")
     ),
     "a loader that waits for storage": Whole(
         _OWN,

@@ -60,9 +60,8 @@ def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
             continue
         losses = run.task.loss(outputs, batch.targets)
         scores = scores_of(run.task, outputs, batch.targets)
-        counted = (
-            ... if batch.whole else batch.weights > 0
-        )  # to choose takes longer than a small loss
+        # To choose among samples takes longer than a small model's loss.
+        counted = ... if batch.whole else batch.weights > 0
         weights = batch.weights[counted].double()
         parts = [(losses[counted] * weights).sum(), weights.sum(), weights.new_tensor(len(weights))]
         parts += [part[counted].double().sum() for name in run.metrics for part in scores[name]]

@@ -6,9 +6,10 @@
 The files may come from elsewhere: what is no event is passed over, and figures are finite numbers.
 """
 
+import heapq
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,16 +136,16 @@ class History:
 
 def read(folder: Path) -> History:
     """Read a run folder. Raises Fault(65) when it holds no events."""
-    found = list(events(folder))
-    if not found:
+    history = History(folder.resolve().name, folder)
+    is_main = of_main(folder)
+    for event in events(folder):
+        _take(history, event)
+        if is_main(event):
+            history.account.take(event)
+    if not history.attempts:
         raise Fault(
             Exit.DATA, f"{folder}: no event in metrics.jsonl or logs/; is it a run's TRAINER_OUT?"
         )
-    history = History(folder.resolve().name, folder)
-    for event in found:
-        _take(history, event)
-    for event in of_main(found):
-        history.account.take(event)
     return history
 
 
@@ -160,9 +161,13 @@ def read_all(folders: Iterable[Path]) -> list[History]:
 
 
 def events(folder: Path) -> Iterator[Event]:
-    """Yield the events of a run folder by time."""
-    found = [event for file in event_files(folder) for event in _read(file)]
-    yield from sorted(found, key=lambda event: float(event["time"]))
+    """Yield the events of a run folder by time.
+
+    Those of rank 0, of which a long run has millions, as they are read: they are in their order.
+    """
+    files = event_files(folder)
+    own = [_read(file) for file in files if file.parent == folder]
+    yield from heapq.merge(*own, sorted(_of_launchers(files, folder), key=_time), key=_time)
 
 
 def event_files(folder: Path) -> list[Path]:
@@ -171,13 +176,19 @@ def event_files(folder: Path) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def of_main(found: list[Event]) -> Iterator[Event]:
-    """Yield the events without those of launchers that never had rank 0."""
-    attempts = [event for event in found if event["event"] == "attempt"]
-    main = {event.get("host") for event in attempts if event.get("first_rank") == 0}
-    for event in found:
-        if event["event"] != "attempt" or not main or event.get("host") in main:
-            yield event
+def _of_launchers(files: list[Path], folder: Path) -> Iterator[Event]:
+    return (event for file in files if file.parent != folder for event in _read(file))
+
+
+def _time(event: Event) -> float:
+    return float(event["time"])
+
+
+def of_main(folder: Path) -> Callable[[Event], bool]:
+    """Return what tells whether an event is not one of a launcher that never had rank 0."""
+    launchers = _of_launchers(event_files(folder), folder)
+    main = {event.get("host") for event in launchers if event.get("first_rank") == 0}
+    return lambda event: event["event"] != "attempt" or not main or event.get("host") in main
 
 
 def _read(file: Path) -> Iterator[Event]:

@@ -29,7 +29,7 @@ class Record:
         self._account = Account()
         if folder is not None:
             with contextlib.suppress(OSError):
-                for event in of_main(list(events(folder))):
+                for event in filter(of_main(folder), events(folder)):
                     self._account.take(event)
 
     def complete(self, event: Event) -> Event:

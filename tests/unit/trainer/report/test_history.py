@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from trainer.config.exits import Fault
 from trainer.report.history import Curve, History, read, read_all
+from trainer.report.live.record import Record
 from trainer.report.verdict import verdict
 from trainer.why import why
 
@@ -153,6 +155,16 @@ def test_steps_done_again_replace_the_former(tmp_path: Path) -> None:
     again = [event("step", 10 + at, step=at, loss=10.0 * at) for at in (2, 4)]
     run = read(write(tmp_path, *steps, event("launch", 9), *again))
     assert run.curves["loss"] == Curve([1, 2, 4], [1.0, 20.0, 40.0])
+
+
+def test_a_resumed_run_does_not_keep_the_events_of_its_past(tmp_path: Path) -> None:
+    steps = [event("step", at, step=at, loss=1.0) for at in range(5000)]
+    write(tmp_path, *steps, launchers={"a": [attempt("launched", 0)]})
+    tracemalloc.start()
+    Record(tmp_path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1_000_000, f"{most:,} bytes"
 
 
 def test_runs_in_folders_of_one_name_have_names_of_their_own(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ takes: 10 is linear, and more is worse.
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -127,15 +128,30 @@ def _checkpoints(size: int, folder: Path) -> Contender:
     return again
 
 
-def _files(size: int, folder: Path) -> Contender:
+def _files(size: int, folder: Path, keep: str = "None") -> Contender:
     classes = [f"class-{number:03}" for number in range(10)]
     for name in classes:
         (folder / name).mkdir()
         for number in range(size // len(classes)):
             (folder / name / f"{name}-{number:07}.jpg").touch()
-    code = f"Folder(Path({str(folder)!r}), {classes!r}, 224)"
+        os.utime(folder / name, (0, 0))  # a folder that has just changed is listed again
+    code = f"Folder(Path({str(folder)!r}), {classes!r}, 224, keep={keep})"
     imports = "from pathlib import Path; from trainer.tasks.imagefolder import Folder"
     return Contender(("-c", f"{imports}; {code}"))
+
+
+def _files_again(size: int, folder: Path) -> Contender:
+    again = _files(size, folder, keep=f"Path({str(folder / 'kept')!r})")
+    to_end(again)
+    return again
+
+
+def _steps_of_ranks(size: int, folder: Path) -> Contender:
+    settings = {"TRAINER_TASK": "synthetic", "TRAINER_MODE": "ddp", "TRAINER_STEPS": "200"}
+    ranks = {"TRAINER_GLOBAL_BATCH": str(size), "PET_NPROC_PER_NODE": str(size)}
+    return Contender(
+        ("-m", "trainer.launch"), settings | ranks | {"TRAINER_OUT": str(folder / "run")}
+    )
 
 
 def _parameters(size: int, _: Path) -> Contender:
@@ -159,7 +175,15 @@ GROWTHS = {
     "parameters": Growth(
         "a dry run of fsdp: millions of parameters", (1, 124, 350, 1000), _parameters
     ),
-    "files": Growth("imagefolder: files", (1000, 10_000, 100_000), _files),
+    "files": Growth("`imagefolder`: files", (1000, 10_000, 100_000, 1_300_000), _files),
+    "files-again": Growth(
+        "`imagefolder`: files, at the next start", (1000, 10_000, 100_000, 1_300_000), _files_again
+    ),
+    "control": Growth(
+        "starting, 200 steps of a tiny network and ending: ranks of ddp",
+        (2, 4, 8, 16, 32, 64),
+        _steps_of_ranks,
+    ),
 }
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Reads TRAINER_DATA/train/CLASS/* and, to evaluate, TRAINER_DATA/val/CLASS/*: JPE
 """
 
 import io
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.own_settings import ImageFolder
 from trainer.config.settings import Settings
 from trainer.data.augment import Augmentation
+from trainer.data.listing import listed
 from trainer.regular import open_regular
 from trainer.tasks.parts import torchvision_models
 from trainer.tasks.parts.classification import Classification
@@ -75,6 +75,7 @@ class Folder:
     """A folder of images, decoded and cut by the loader's workers, normalised on the device.
 
     `cut` makes a tensor, shape (3, size, size), uint8, of an image: by default a random window.
+    `keep`: a file for the list of images.
     """
 
     def __init__(
@@ -84,10 +85,9 @@ class Folder:
         size: int,
         *,
         cut: Callable[[Image.Image], Tensor] | None = None,
+        keep: Path | None = None,
     ) -> None:
-        self.samples = [
-            (path, label) for label, name in enumerate(classes) for path in _images(root / name)
-        ]
+        self.samples = listed(root, classes, suffixes=_SUFFIXES, keep=keep)
         self._cut = cut or partial(window, size=size)
         self._normalise = Augmentation(size, _MEAN, _STD)
 
@@ -146,15 +146,18 @@ class Task(Classification):
             self._settings.image_size,
             self._own,
         )
+        keep = self._settings.run_folder / f"images-{part}.safetensors"
         if not train:
             side = max(own.resize, size) if own.resize else size * 8 // 7
-            return Folder(root, self.classes, size, cut=partial(middle, size=size, side=side))
+            return Folder(
+                root, self.classes, size, cut=partial(middle, size=size, side=side), keep=keep
+            )
         if own.augment == "window" and not own.mixup and not own.cutmix:
-            return Folder(root, self.classes, size)
+            return Folder(root, self.classes, size, keep=keep)
         from trainer.tasks.parts import recipe  # noqa: PLC0415  # as long to import as torch
 
         cut = None if own.augment == "window" else recipe.cut(own.augment, size)
-        images = Folder(root, self.classes, size, cut=cut)
+        images = Folder(root, self.classes, size, cut=cut, keep=keep)
         return recipe.Mixed(images, own, classes=len(self.classes))
 
     def parameter_groups(self, parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
@@ -179,17 +182,6 @@ class Task(Classification):
         labels = targets.argmax(dim=1) if targets.ndim == 2 else targets
         first = outputs.topk(min(5, outputs.shape[1])).indices == labels[:, None]
         return {"accuracy": first[:, 0].float(), "top5": first.any(dim=1).float()}
-
-
-def _images(folder: Path) -> list[str]:
-    """Return the images below a folder in the order of their paths; there may be a million of them."""
-    found = [
-        f"{where}/{name}"
-        for where, _, names in os.walk(folder)
-        for name in names
-        if os.path.splitext(name)[1].lower() in _SUFFIXES  # noqa: PTH122  # a Path takes ten times as long
-    ]
-    return sorted(found, key=lambda path: path.replace("/", "\0"))  # a folder before its neighbours
 
 
 def _classes(settings: Settings, part: str) -> list[str]:

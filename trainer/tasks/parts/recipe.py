@@ -6,7 +6,7 @@ partner of a mixture as well, is a function of (seed, epoch, sample) and of noth
 data = Mixed(Folder(..., cut=cut("trivial", 224)), own, classes=1000)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +21,8 @@ from trainer.config.own_settings import ImageFolder
 class Photographs(Protocol):
     """What is read of a folder of images."""
 
-    samples: list[tuple[Any, int]]
+    @property
+    def samples(self) -> Sequence[tuple[Any, int]]: ...
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]: ...
 

@@ -1,10 +1,11 @@
 """Output of the verbs of `python -m k8s`: tables on a terminal, JSON for programs.
 
-print_status(job, pods, found, warnings)
+print_status(job, pods, found, warnings, every_pod=False)
 """
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from k8s.cluster.state import Pod
 from trainer.config.printable import printable
 
 _GIB = 2**30
+_MANY = 40  # pods: what a person reads
 _NOT_MEASURED = Usage(-1, None, None, None, None)
 
 
@@ -31,8 +33,13 @@ def job_as_dict(job: Job) -> dict[str, Any]:
     return {"name": job.name, "launcher": job.kind.launcher, **dataclasses.asdict(job.state)}
 
 
-def print_status(job: Job, pods: list[Pod], found: LogEvents, warnings: list[str]) -> None:
-    """Print a job's state, progress, pods and warnings."""
+def print_status(
+    job: Job, pods: list[Pod], found: LogEvents, warnings: list[str], *, every_pod: bool
+) -> None:
+    """Print a job's state, progress, pods and warnings.
+
+    Of many pods only the first are in the table: those that do not just run, if there are any.
+    """
     console = Console()
     state = job.state
     head = f" ({job.kind.launcher}) is "
@@ -45,7 +52,12 @@ def print_status(job: Job, pods: list[Pod], found: LogEvents, warnings: list[str
     if found.progress:
         console.print(progress_text(found.progress))
     table = Table("node", "pod", "on", "phase", "restarts", "reason")
-    for pod in pods:
+    shown = pods
+    if len(pods) > _MANY and not every_pod:
+        at_work = ("Running", "Succeeded")
+        odd = [pod for pod in pods if pod.restarts or pod.reason or pod.phase not in at_work]
+        shown = (odd or pods)[:_MANY]
+    for pod in shown:
         table.add_row(
             _number(pod.node),
             *map(_text, (pod.name, pod.host, pod.phase)),
@@ -53,6 +65,9 @@ def print_status(job: Job, pods: list[Pod], found: LogEvents, warnings: list[str
             _text(pod.reason),
         )
     console.print(table)
+    if left := Counter(pod.phase for pod in pods) - Counter(pod.phase for pod in shown):
+        text = ", ".join(f"{count} {phase}" for phase, count in left.most_common())
+        console.print(printable(f"not shown: {text}; --all shows every pod"), markup=False)
     for warning in warnings:
         console.print(printable(warning), style="yellow", markup=False)
 

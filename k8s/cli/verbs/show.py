@@ -25,15 +25,21 @@ log = logging.getLogger("k8s")
 
 
 @app.command()
-def status(context: typer.Context, name: Name, *, as_json: AsJson = False) -> None:
-    """Show a job's state, pods, progress and warnings."""
+def status(
+    context: typer.Context,
+    name: Name,
+    *,
+    every_pod: Annotated[bool, typer.Option("--all", help="every pod, not the first 40")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a job's state, pods, progress and warnings; of many pods those that do not just run."""
     cluster = context.obj()
     job = jobs.get_job(cluster, name)
     pods = jobs.pods(cluster, job)
     found = read_progress(cluster, pods)
     warnings = jobs.warnings(cluster, job, pods)[-5:] + ([found.problem] if found.problem else [])
     if not as_json:
-        return tables.print_status(job, pods, found, warnings)
+        return tables.print_status(job, pods, found, warnings, every_pod=every_pod)
     return tables.print_json(tables.status_as_dict(job, pods, found, warnings))
 
 

@@ -47,6 +47,33 @@ def test_status_tells_state_pods_and_progress(run: Run, cluster: Cluster) -> Non
     assert "step 10 of 40, loss 0.5, 96 samples/s, goodput 87%, 0:00:10 left" in out
 
 
+def test_of_many_pods_status_shows_those_that_do_not_just_run(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    for node in range(2, 60):
+        server.put("v1", "Pod", pod(f"digits-node-0-{node}", node, phase="Running"))
+    code, out, _ = run(config, "status", "digits")
+    assert (code, out.count("digits-node-0-")) == (0, 40 + 1)  # one of them in a warning
+    assert "not shown: 20 Running; --all shows every pod" in out
+    again = {"containerStatuses": [{"name": "trainer", "restartCount": 3}]}
+    for node, state in {
+        57: {"phase": "Pending"},
+        58: ended(70),
+        59: {"phase": "Running"} | again,
+    }.items():
+        server.put("v1", "Pod", pod(f"digits-node-0-{node}", node, **state))
+    _, out, _ = run(config, "status", "digits")
+    assert [line.split()[1] for line in out.splitlines() if "digits-node-0-5" in line] == [
+        "57",
+        "58",
+        "59",
+    ]
+    assert "not shown: 57 Running; --all shows every pod" in out
+    _, out, _ = run(config, "status", "digits", "--all")
+    assert out.count("digits-node-0-") == 60 + 1
+    assert "not shown" not in out
+
+
 def test_status_says_which_code_a_job_has(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)

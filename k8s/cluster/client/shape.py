@@ -16,7 +16,10 @@ _Label = Annotated[str, Field(max_length=63)]
 
 
 class _Shape(BaseModel):
-    """What else is in an answer is not looked at. A number is no text, as in the API."""
+    """What else is in an answer is not looked at. A number is no text, as in the API.
+
+    What may be absent is None and no empty list or model, which pydantic would copy for each object.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", alias_generator=to_camel)
 
@@ -28,9 +31,9 @@ class _Owner(_Shape):
 
 
 class _Metadata(_Shape):
-    labels: dict[str, _Label] = {}
-    annotations: dict[str, str] = {}
-    owner_references: list[_Owner] = []
+    labels: dict[str, _Label] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: list[_Owner] | None = None
     uid: str = ""
     creation_timestamp: str = ""
     deletion_timestamp: str = ""
@@ -53,36 +56,36 @@ class _Variable(_Shape):
 
 class _Container(_Shape):
     name: _Name = ""
-    env: list[_Variable] = []
-    usage: dict[str, str] = {}
+    env: list[_Variable] | None = None
+    usage: dict[str, str] | None = None
 
 
 class _PodSpec(_Shape):
     node_name: str = ""
-    containers: list[_Container] = []
-    init_containers: list[_Container] = []
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
     termination_grace_period_seconds: int = 30
 
 
 class _Template(_Shape):
-    spec: _PodSpec = _PodSpec()
+    spec: _PodSpec | None = None
 
 
 class _JobSpec(_Shape):
-    template: _Template = _Template()
+    template: _Template | None = None
 
 
 class _JobTemplate(_Shape):
-    spec: _JobSpec = _JobSpec()
+    spec: _JobSpec | None = None
 
 
 class _ReplicatedJob(_Shape):
     name: str
-    template: _JobTemplate = _JobTemplate()
+    template: _JobTemplate | None = None
 
 
 class _Task(_Shape):
-    template: _Template = _Template()
+    template: _Template | None = None
 
 
 class _Component(_Shape):
@@ -96,12 +99,12 @@ class _Elastic(_Shape):
 
 class _Spec(_PodSpec):
     suspend: bool = False
-    template: _Template = _Template()
-    replicated_jobs: list[_ReplicatedJob] = []
-    tasks: list[_Task] = []
-    components: list[_Component] = []
-    elastic_policy: _Elastic = _Elastic()
-    run_policy: Object = {}
+    template: _Template | None = None
+    replicated_jobs: list[_ReplicatedJob] | None = None
+    tasks: list[_Task] | None = None
+    components: list[_Component] | None = None
+    elastic_policy: _Elastic | None = None
+    run_policy: Object | None = None
 
 
 class _Reason(_Shape):
@@ -116,14 +119,14 @@ class _End(_Reason):
 
 class _ContainerState(_Shape):
     terminated: _End | None = None
-    waiting: _Reason = _Reason()
+    waiting: _Reason | None = None
 
 
 class _ContainerStatus(_Shape):
     name: str = ""
     restart_count: int = 0
-    state: _ContainerState = _ContainerState()
-    last_state: _ContainerState = _ContainerState()
+    state: _ContainerState | None = None
+    last_state: _ContainerState | None = None
 
 
 class _Condition(_Reason):
@@ -141,7 +144,7 @@ class _VolcanoState(_Reason):
 class _Status(_Reason):
     phase: str = ""
     start_time: str = ""
-    state: _VolcanoState = _VolcanoState()
+    state: _VolcanoState | None = None
     active: int = 0
     pending: int = 0
     ready: int = 0
@@ -149,18 +152,18 @@ class _Status(_Reason):
     succeeded: int = 0
     terminating: int = 0
     resetting_count: int = 0
-    conditions: list[_Condition] = []
-    init_container_statuses: list[_ContainerStatus] = []
-    container_statuses: list[_ContainerStatus] = []
+    conditions: list[_Condition] | None = None
+    init_container_statuses: list[_ContainerStatus] | None = None
+    container_statuses: list[_ContainerStatus] | None = None
     restarts: int = 0
     retry_count: int = 0
     failed: int = 0
-    replicated_jobs_status: list[Object] = []
-    jobs_status: list[Object] = []
-    replica_statuses: dict[str, Object] = {}
-    allocatable: dict[str, str] = {}
-    hard: dict[str, str] = {}
-    used: dict[str, str] = {}
+    replicated_jobs_status: list[Object] | None = None
+    jobs_status: list[Object] | None = None
+    replica_statuses: dict[str, Object] | None = None
+    allocatable: dict[str, str] | None = None
+    hard: dict[str, str] | None = None
+    used: dict[str, str] | None = None
 
 
 class _Involved(_Shape):
@@ -172,13 +175,13 @@ class _Found(_Reason):
     api_version: str = ""
     kind: str = ""
     metadata: _Named
-    spec: _Spec = _Spec()
-    status: _Status = _Status()
+    spec: _Spec | None = None
+    status: _Status | None = None
     type: str = ""
-    involved_object: _Involved = _Involved()
+    involved_object: _Involved | None = None
     last_timestamp: str = ""
     event_time: str = ""
-    containers: list[_Container] = []
+    containers: list[_Container] | None = None
     provisioner: str = ""
 
 
@@ -193,10 +196,10 @@ class _Version(_Shape):
 
 
 class _List(_Shape):
-    metadata: _OfList = _OfList()
-    items: list[_Found] = []
-    resources: list[_Resource] = []
-    versions: list[_Version] = []
+    metadata: _OfList | None = None
+    items: list[_Found] | None = None
+    resources: list[_Resource] | None = None
+    versions: list[_Version] | None = None
     git_version: str = ""
 
 

@@ -56,7 +56,7 @@ def is_there(pid: int) -> bool:
 def weights(folder: Path) -> dict[str, Any]:
     """Return the model's tensors in the newest checkpoint of a run."""
     from trainer.checkpoint.find import complete
-    from trainer.checkpoint.read import whole
+    from trainer.checkpoint.parts import whole
 
     found = complete(str(max((folder / "checkpoints").glob("step-*"))))
     return {

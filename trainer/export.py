@@ -65,7 +65,7 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
     from safetensors.torch import save_file  # noqa: PLC0415
 
     from trainer.checkpoint.find import complete  # noqa: PLC0415
-    from trainer.checkpoint.read import whole  # noqa: PLC0415
+    from trainer.checkpoint.parts import whole  # noqa: PLC0415
 
     found = complete(checkpoint)
     keys = _with_prefix("model.", found.manifest.tensors)

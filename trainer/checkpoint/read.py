@@ -4,8 +4,7 @@ DCP decides which slices of which chunks a rank needs, so any mode and world siz
 """
 
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, BinaryIO, cast
 
@@ -28,7 +27,8 @@ from torch.futures import Future
 from torch.optim import Optimizer
 
 from trainer.checkpoint.find import Found
-from trainer.checkpoint.manifest import DTYPES, Chunk, Tensor
+from trainer.checkpoint.manifest import DTYPES
+from trainer.checkpoint.parts import read_part
 from trainer.checkpoint.state import capture, restore
 from trainer.config.exits import Exit, Fault
 from trainer.distributed.runtime import Runtime, as_fault
@@ -77,20 +77,6 @@ def load(
         raise Fault(
             Exit.DATA, f"checkpoint {found.where}: does not fit this run: {reason}"
         ) from error
-
-
-def whole(found: Found, key: str) -> torch.Tensor:
-    """Return one whole tensor of a checkpoint, on the CPU."""
-    stored = found.manifest.tensors[key]
-    result = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
-    for chunk in stored.chunks:
-        place = tuple(
-            slice(offset, offset + size)
-            for offset, size in zip(chunk.offsets, chunk.sizes, strict=True)
-        )
-        with found.store.open(found.name, chunk.file) as file:
-            result[place] = _read(file, stored, chunk, (0,) * len(chunk.sizes), chunk.sizes)
-    return result
 
 
 class _Planner(DefaultLoadPlanner):
@@ -166,27 +152,8 @@ class _Reader(StorageReader):
                     files[chunk.file] = stack.enter_context(opened)
                 target = planner.resolve_tensor(item).detach()
                 offsets, sizes = item.storage_offsets, item.lengths
-                target.copy_(_read(files[chunk.file], tensor, chunk, offsets, sizes))
+                target.copy_(read_part(files[chunk.file], tensor, chunk, offsets, sizes))
                 planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-
-def _read(
-    file: BinaryIO, tensor: Tensor, chunk: Chunk, offsets: Sequence[int], sizes: Sequence[int]
-) -> torch.Tensor:
-    """Return the part of a chunk with `sizes`, from `offsets` on; read only its rows."""
-    dtype = DTYPES[tensor.dtype]
-    first, count = (offsets[0], sizes[0]) if sizes else (0, 1)  # a scalar is one row
-    row = math.prod(chunk.sizes[1:]) * dtype.itemsize
-    data = bytearray(count * row)
-    if not data:
-        return torch.empty(tuple(sizes), dtype=dtype)
-    file.seek(chunk.start + first * row)
-    if file.readinto(data) != len(data):  # type: ignore[attr-defined]  # every binary file has it
-        raise EOFError(f"{chunk.file} ended early")
-    part = torch.frombuffer(data, dtype=dtype).view((count, *chunk.sizes[1:]) if sizes else ())
-    for axis in range(1, len(sizes)):
-        part = part.narrow(axis, offsets[axis], sizes[axis])
-    return part

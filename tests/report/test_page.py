@@ -30,9 +30,17 @@ def browser() -> Iterator[Chromium]:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a run of two ranks."""
+    """The report of a run of two ranks that had a fault."""
     folder = tmp_path_factory.mktemp("report") / "digits"
-    run_ranks(2, folder, task="digits", epochs="3", checkpoint_steps="20")
+    *events, last = run_ranks(2, folder, task="digits", epochs="3", checkpoint_steps="20")
+    fault = {
+        "event": "fault",
+        "time": last["time"],
+        "kind": "stopped",
+        "checkpoint": f"/a{'/b' * 99}",
+    }
+    lines = [f"{json.dumps(event)}\n" for event in (*events, fault, last)]
+    (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
     write([read(folder)], folder / "report.html")
     return folder / "report.html"
 
@@ -82,6 +90,43 @@ def test_it_is_whole_at_any_width_in_dark_and_without_its_script(
         assert bool(shown) == script
         assert page.requests == [one.as_uri()]
         assert page.errors == []
+
+
+# Of all elements that a selector finds, those of which a condition is not true, as text.
+NOT = """JSON.stringify([...document.querySelectorAll(%s)].filter(one => !(%s)).map(one =>
+    [one.closest("figure")?.id, one.textContent]))"""
+LEGENDS = "one.getBoundingClientRect().right <= one.closest('.chart').getBoundingClientRect().right"
+IN_ONE_LINE = (
+    "(range => (range.selectNodeContents(one), range.getClientRects().length))"
+    "(document.createRange()) == 1"
+)
+LARGE = "one.getBoundingClientRect().height >= 7"
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+@pytest.mark.parametrize("name", ["one", "several"])
+def test_on_a_phone_figures_and_legends_are_whole_and_large_enough(
+    browser: Chromium, request: pytest.FixtureRequest, *, name: str, script: bool
+) -> None:
+    with browser.open(request.getfixturevalue(name), width=320, script=script) as page:
+        if script:
+            is_drawn(page)
+            assert page.evaluate(NOT % ("'.role-legend-label text'", LEGENDS)) == "[]"
+        assert page.evaluate(NOT % ("'td.number'", IN_ONE_LINE)) == "[]"
+        assert page.evaluate(NOT % ("'.chart text'", LARGE)) == "[]"
+
+
+def test_on_paper_settings_are_shown_and_nothing_to_press_is(
+    browser: Chromium, several: Path
+) -> None:
+    with browser.open(several, width=700) as page:
+        is_drawn(page)
+        page.call("Emulation.setEmulatedMedia", media="print")
+        for selector, wanted in (("pre", "true"), (".control", "false")):
+            each = f"[...document.querySelectorAll('{selector}')]"
+            page.wait_for(f"{each}.every(one => one.checkVisibility() == {wanted})")
+        wide = "one.scrollWidth <= one.clientWidth"
+        assert page.evaluate(NOT % ("'.scroll'", wide)) == "[]"
 
 
 def texts_of(selector: str) -> str:

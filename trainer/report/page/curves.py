@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from trainer.report.history import Curve, History
-from trainer.report.page.drawing import Drawn, drawn
+from trainer.report.page.drawing import Drawn, drawn, legend
 from trainer.report.page.thin import thin
 
 _POINTS = 600  # of a chart, over all its curves
@@ -72,6 +72,7 @@ def _lines(
         alt.Tooltip("v:Q", title=title, format=form),
     ]
     few = len(rows) <= _FEW
+    shown = legend(curves, columns=1 if len(curves) > 6 else 3) if len(curves) > 1 else None
     chart = (
         alt.Chart(alt.InlineData(rows))
         .mark_line(clip=True, strokeWidth=1.5, point={"size": 18} if few else False)  # else page.js
@@ -83,7 +84,7 @@ def _lines(
                 scale=alt.Scale(nice=False, padding=4),
             ),
             y=alt.Y("v:Q", title=None, scale=alt.Scale(zero=False)),
-            color=alt.Color("c:N", title=None, legend=_legend(len(curves)), sort=list(curves)),
+            color=alt.Color("c:N", title=None, legend=shown, sort=list(curves)),
             opacity=alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.1)),
             tooltip=tooltip,
         )
@@ -94,14 +95,6 @@ def _lines(
     words = words if len(curves) > 1 else next(iter(described.values()))
     positive = min(row["v"] for row in rows) > 0
     return drawn(name, title, words, chart=chart, can_be_log=positive)
-
-
-def _legend(count: int) -> Any:
-    return (
-        alt.Legend(orient="top", labelLimit=400, columns=1 if count > 6 else 3)
-        if count > 1
-        else None
-    )
 
 
 def _in_words(curve: Curve, scale: float) -> str:

@@ -141,7 +141,9 @@ def queries() -> dict[str, str]:
 
 def test_every_query_is_of_the_job_alone_and_of_figures_that_are_served() -> None:
     served = {one.name for one in figures.FIGURES} | {name for name, _ in figures.DISK}
-    served |= {one[0] for one in (figures.EVALUATION, figures.CHECKPOINTS, figures.FAULTS)}
+    served |= {
+        one[0] for one in (figures.EVALUATION, figures.SPENT, figures.CHECKPOINTS, figures.FAULTS)
+    }
     served |= {"process_resident_memory_bytes"}
     for about, query in queries().items():
         named = re.findall(r"\b(?:muster|process)_\w+", query)

@@ -64,6 +64,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "data_s": "of those, rank 0's wait for samples",
         "memory": "bytes that rank 0 holds, of its device or of the host",
         "goodput, wall_s": "share of new steps in the wall time of all attempts; that time",
+        "spent_s": "seconds of it by cause",
     },
     "eval": {
         "step, loss, samples": "after which step; mean loss over the test set; its size",
@@ -107,7 +108,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "summary": {
         "steps, METRIC, samples_per_s, seconds": "as the last steps and the last evaluation had them",
         "skipped_steps, checkpoint, mode, world_size, peak_memory": "peak of the rank with most",
-        "goodput, wall_s, spent_s": "as in a step; seconds of the wall time by cause",
+        "goodput, wall_s, spent_s": "as in a step",
     },
     "error": {"code, message": "exit code, and the reason in one line"},
     "attempt": {

@@ -190,21 +190,36 @@ def test_several_runs_show_what_differs_a_legend_and_a_table_that_sorts(
         assert page.errors == []
 
 
+def write_long_run(folder: Path) -> None:
+    """Write 100,000 steps of eight ranks with every figure that a run has, and one peak."""
+    figures = ("loss", "grad_norm", "lr", "memory", "samples_per_s", "tokens_per_s", "flops_per_s")
+    metrics = ("accuracy", "top5", "perplexity", "f1")
+    with (folder / "metrics.jsonl").open("w", encoding="utf-8") as file:
+        for step in range(1, 100_001):
+            noise = step * 7919 % 1000 / 1000
+            event: dict[str, Any] = {"event": "step", "time": step, "step": step, "seconds": 1}
+            event |= {"steps": 100_000, "peak_share": noise, **dict.fromkeys(figures, 3 + noise)}
+            event |= {"loss": 1234.5} if step == 70_001 else {}
+            found = [event]
+            if step % 100 == 0:
+                scored = {"event": "eval", "metric": "accuracy", **dict.fromkeys(metrics, noise)}
+                used = [{"rank": rank, "memory": 1e9 * noise, "own_s": noise} for rank in range(8)]
+                found += [scored, {"event": "checkpoint", "action": "saved"}]
+                found += [{"event": "usage", "ranks": used}]
+            for one in found:
+                file.write(f"{json.dumps(one | {'time': step, 'step': step})}\n")
+
+
 def test_a_run_of_100_000_steps_is_small_opens_and_keeps_its_peak(
     browser: Chromium, tmp_path: Path
 ) -> None:
-    with (tmp_path / "metrics.jsonl").open("w", encoding="utf-8") as file:
-        for step in range(1, 100_001):
-            noise = step * 7919 % 1000 / 1000
-            event = {"event": "step", "time": step, "step": step, "steps": 100_000, "seconds": 1}
-            event |= {"loss": 3 + noise, "grad_norm": noise, "lr": 1 / step, "memory": 1e9 * noise}
-            event |= {"loss": 1234.5} if step == 70_001 else {}
-            file.write(f"{json.dumps(event | {'samples_per_s': 1e3 + noise})}\n")
+    write_long_run(tmp_path)
     path = tmp_path / "report.html"
     write([read(tmp_path)], path)
     assert path.stat().st_size < 1_500_000
     with browser.open(path) as page:
         is_drawn(page)
+        assert len(json.loads(page.evaluate(CHARTS))) == 16
         assert "highest 1,234 at step 70,001" in page.evaluate(texts_of("#loss .words"))
         assert "1,200" in page.evaluate(texts_of("#loss .role-axis-label text"))
         assert page.errors == []

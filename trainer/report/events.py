@@ -47,9 +47,9 @@ FIELDS: dict[str, dict[str, str]] = {
         "compiled_step": "whether the whole step is compiled code, as TRAINER_COMPILE=step asks",
         "precision, lr, lr_why": "learning rate at its peak, and why",
         "preflight": "figures of the checks before the first step",
-        "torch, host, out": "version, rank 0's host, run folder",
-        "code_sha256, code_commit": "of the code that the job carried: its hash; git's, with -dirty if "
-        "files had changed since",
+        "torch, python, host, out": "versions, rank 0's host, run folder",
+        "code_sha256, code_commit": "hash of the code that the job carried; git's commit of that, or of "
+        "the current folder, with -dirty if files had changed since",
         "began, attempt": "when rank 0's process began; which attempt of the run this is",
         "settings": "the variables that repeat the run; secrets of a task's own settings are masked",
     },

@@ -25,6 +25,7 @@ STEP = json.dumps(
         "samples_per_s": 96.0,
         "loss": 0.5,
         "goodput": 0.873,
+        "spent_s": {"training": 87.3, "start": 8.4, "data": 0.2, "evaluation": 4.1},
     }
 )
 USAGE = json.dumps(

@@ -11,6 +11,12 @@ DIRTY = "-dirty"
 _TIMEOUT = 2.0  # seconds; then it is not known
 
 
+def code_here() -> dict[str, str | None]:
+    """Return which code a run has: what its job carried, else what git says of the current folder."""
+    commit = os.environ.get("MUSTER_CODE_COMMIT") or commit_of(Path.cwd(), new_files=False)
+    return {"code_sha256": os.environ.get("MUSTER_CODE_SHA256"), "code_commit": commit}
+
+
 def commit_of(folder: Path, *, new_files: bool) -> str | None:
     """Return the commit, with -dirty if files of the folder have changed, or are new (`new_files`)."""
     # A hook of git's sets variables that name another repository.

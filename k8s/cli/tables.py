@@ -22,6 +22,7 @@ from trainer.config.printable import printable
 
 _GIB = 2**30
 _MANY = 40  # pods: what a person reads
+_OTHERS = 3  # causes beside training that a job's progress names
 _NOT_MEASURED = Usage(-1, None, None, None, None)
 
 
@@ -50,7 +51,7 @@ def print_status(
         text = ", ".join(f"{name} {value}" for name, value in job.code.items())
         console.print(f"code: {printable(text)}", markup=False)
     if found.progress:
-        console.print(progress_text(found.progress))
+        console.print(progress_text(found.progress), soft_wrap=True)
     table = Table("node", "pod", "on", "phase", "restarts", "reason")
     shown = pods
     if len(pods) > _MANY and not every_pod:
@@ -92,10 +93,18 @@ def progress_text(progress: Progress) -> str:
     if progress.samples_per_s is not None:
         parts.append(f"{progress.samples_per_s:.4g} samples/s")
     if progress.goodput is not None:
-        parts.append(f"goodput {progress.goodput:.0%}")
+        parts.append(f"goodput {progress.goodput:.0%}{_others(progress.spent_s)}")
     if progress.seconds_left is not None:
         parts.append(f"{timedelta(seconds=round(progress.seconds_left))} left")
     return ", ".join(parts)
+
+
+def _others(spent: Mapping[str, float]) -> str:
+    """Return what else took the most of the time, in brackets."""
+    shares = {cause: seconds / (sum(spent.values()) or 1) for cause, seconds in spent.items()}
+    most = sorted(shares.keys() - {"training"}, key=shares.__getitem__, reverse=True)[:_OTHERS]
+    text = ", ".join(f"{cause} {shares[cause]:.0%}" for cause in most if shares[cause] >= 0.01)
+    return text and f" ({text})"
 
 
 def _text(text: str) -> Text:

@@ -60,6 +60,11 @@ def _events(rounds: int) -> Times:
     return in_turn({"muster": muster(), "none": muster(log_steps=10**7)}, rounds=rounds)
 
 
+def _profiled(rounds: int) -> Times:
+    """Steps after those that were profiled, beside a run that profiles none."""
+    return in_turn({"muster": muster(profile="1:5"), "none": muster()}, rounds=rounds)
+
+
 def _accumulation(rounds: int) -> Times:
     contenders = {
         "muster": muster(micro_batch=4),
@@ -206,6 +211,11 @@ ROWS = {
     "events": Row(
         "the same with the events that a run writes by default, beside the first and the last alone",
         _events,
+        {"none": 1.01},
+    ),
+    "profile": Row(
+        "the same after steps that were profiled, beside a run that profiles none",
+        _profiled,
         {"none": 1.01},
     ),
     "accumulation": Row(

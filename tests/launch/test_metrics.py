@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.conftest import QUICK
 from tests.ranks import free_port, run_ranks
-from trainer.report.live.figures import CHECKPOINTS, EVALUATION, FIGURES
+from trainer.report.live.figures import CHECKPOINTS, EVALUATION, FIGURES, SPENT
 from trainer.report.tensorboard import writing
 
 pytestmark = pytest.mark.slow
@@ -67,6 +67,9 @@ def test_figures_are_served_and_curves_are_written(start: Any, tmp_path: Path) -
     assert seen["muster_loss"] == at_the_time["loss"]
     assert seen["muster_samples"] == at_the_time["samples"] == 32 * step
     assert seen[f"{EVALUATION[0]} accuracy"] in [e["accuracy"] for e in ended.of("eval")]
+    spent = {name: value for name, value in seen.items() if name.startswith(SPENT[0])}
+    assert spent.keys() >= {f"{SPENT[0]} {cause}" for cause in ("training", "start", "evaluation")}
+    assert sum(spent.values()) == pytest.approx(seen["muster_wall_seconds"], rel=0.01)
     assert 1 <= seen[f"{CHECKPOINTS[0]} saved"] <= len(ended.of("checkpoint"))
     assert seen["process_resident_memory_bytes"] > 2**26
 

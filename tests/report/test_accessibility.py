@@ -59,10 +59,11 @@ def browser() -> Iterator[Chromium]:
 @pytest.mark.parametrize("count", [1, 6], ids=["one", "six"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+@pytest.mark.parametrize("width", [320, 1400])
 def test_axe_finds_no_serious_fault(
-    browser: Chromium, reports: dict[int, Path], *, count: int, dark: bool, script: bool
+    browser: Chromium, reports: dict[int, Path], *, count: int, dark: bool, script: bool, width: int
 ) -> None:
-    with browser.open(reports[count], dark=dark, script=script) as page:
+    with browser.open(reports[count], width=width, dark=dark, script=script) as page:
         if script:
             is_drawn(page)
         page.call("Emulation.setScriptExecutionDisabled", value=False)  # for axe itself

@@ -1,6 +1,8 @@
 """What real runs write, against the documented schema; and what their reports and accounts say of it."""
 
 import json
+import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +44,10 @@ def test_a_run_writes_the_fields_that_the_page_has(tmp_path: Path) -> None:
     assert unknown(found, scores={"accuracy"}) == set()
     kinds = {event["event"] for event in found}
     assert {"launch", "step", "eval", "checkpoint", "summary"} <= kinds
+    launch = found[0]
+    assert launch["python"] == platform.python_version()
+    if (ROOT / ".git").exists():
+        assert re.fullmatch("[0-9a-f]{40}(-dirty)?", launch["code_commit"])
     # What a data parallel run on a CPU has no figure for.
     absent = {"stages", "schedule", "devices", "code_sha256", "preflight", "message", "METRIC"}
     absent |= {"program", "command"}

@@ -141,13 +141,44 @@ def queries() -> dict[str, str]:
 
 def test_every_query_is_of_the_job_alone_and_of_figures_that_are_served() -> None:
     served = {one.name for one in figures.FIGURES} | {name for name, _ in figures.DISK}
-    served |= {one[0] for one in (figures.EVALUATION, figures.CHECKPOINTS, figures.FAULTS)}
+    served |= {
+        one[0] for one in (figures.EVALUATION, figures.SPENT, figures.CHECKPOINTS, figures.FAULTS)
+    }
     served |= {"process_resident_memory_bytes"}
     for about, query in queries().items():
         named = re.findall(r"\b(?:muster|process)_\w+", query)
         assert set(named) <= served, about
         assert query.count('app_kubernetes_io_instance="digits"') == len(named), about
         assert "$" not in query
+
+
+def lost(given: Any, kept: Any, at: str = "") -> list[str]:
+    """Return where one value has what the other, which may have more, has not."""
+    if isinstance(given, dict):
+        held = kept if isinstance(kept, dict) else {}
+        return [one for key in given for one in lost(given[key], held.get(key), f"{at}.{key}")]
+    if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        pairs = enumerate(zip(given, kept, strict=True))
+        return [one for number, pair in pairs for one in lost(*pair, f"{at}[{number}]")]
+    return [] if given == kept else [at]
+
+
+def test_grafana_s_own_classes_know_all_that_the_dashboard_says() -> None:
+    """What their schema has not, they leave out."""
+    parts = ("cog.plugins", "cog.encoder", "models.dashboard")
+    plugins, encoder, models = (
+        pytest.importorskip(f"grafana_foundation_sdk.{part}") for part in parts
+    )
+    plugins.register_default_plugins()
+    board = json.loads(dashboard("digits", "lab"))
+
+    def unknown() -> list[str]:
+        theirs = models.Dashboard.from_json(board)
+        return lost(board, json.loads(encoder.JSONEncoder().encode(theirs)))
+
+    assert unknown() == []
+    board["panels"][0]["targets"][0]["legend"] = "no field of theirs"
+    assert unknown() == [".panels[0].targets[0].legend"]
 
 
 @contextmanager

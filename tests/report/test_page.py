@@ -30,9 +30,17 @@ def browser() -> Iterator[Chromium]:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a run of two ranks."""
+    """The report of a run of two ranks that had a fault."""
     folder = tmp_path_factory.mktemp("report") / "digits"
-    run_ranks(2, folder, task="digits", epochs="3", checkpoint_steps="20")
+    *events, last = run_ranks(2, folder, task="digits", epochs="3", checkpoint_steps="20")
+    fault = {
+        "event": "fault",
+        "time": last["time"],
+        "kind": "stopped",
+        "checkpoint": f"/a{'/b' * 99}",
+    }
+    lines = [f"{json.dumps(event)}\n" for event in (*events, fault, last)]
+    (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
     write([read(folder)], folder / "report.html")
     return folder / "report.html"
 
@@ -82,6 +90,43 @@ def test_it_is_whole_at_any_width_in_dark_and_without_its_script(
         assert bool(shown) == script
         assert page.requests == [one.as_uri()]
         assert page.errors == []
+
+
+# Of all elements that a selector finds, those of which a condition is not true, as text.
+NOT = """JSON.stringify([...document.querySelectorAll(%s)].filter(one => !(%s)).map(one =>
+    [one.closest("figure")?.id, one.textContent]))"""
+LEGENDS = "one.getBoundingClientRect().right <= one.closest('.chart').getBoundingClientRect().right"
+IN_ONE_LINE = (
+    "(range => (range.selectNodeContents(one), range.getClientRects().length))"
+    "(document.createRange()) == 1"
+)
+LARGE = "one.getBoundingClientRect().height >= 7"
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+@pytest.mark.parametrize("name", ["one", "several"])
+def test_on_a_phone_figures_and_legends_are_whole_and_large_enough(
+    browser: Chromium, request: pytest.FixtureRequest, *, name: str, script: bool
+) -> None:
+    with browser.open(request.getfixturevalue(name), width=320, script=script) as page:
+        if script:
+            is_drawn(page)
+            assert page.evaluate(NOT % ("'.role-legend-label text'", LEGENDS)) == "[]"
+        assert page.evaluate(NOT % ("'td.number'", IN_ONE_LINE)) == "[]"
+        assert page.evaluate(NOT % ("'.chart text'", LARGE)) == "[]"
+
+
+def test_on_paper_settings_are_shown_and_nothing_to_press_is(
+    browser: Chromium, several: Path
+) -> None:
+    with browser.open(several, width=700) as page:
+        is_drawn(page)
+        page.call("Emulation.setEmulatedMedia", media="print")
+        for selector, wanted in (("pre", "true"), (".control", "false")):
+            each = f"[...document.querySelectorAll('{selector}')]"
+            page.wait_for(f"{each}.every(one => one.checkVisibility() == {wanted})")
+        wide = "one.scrollWidth <= one.clientWidth"
+        assert page.evaluate(NOT % ("'.scroll'", wide)) == "[]"
 
 
 def texts_of(selector: str) -> str:
@@ -145,21 +190,36 @@ def test_several_runs_show_what_differs_a_legend_and_a_table_that_sorts(
         assert page.errors == []
 
 
+def write_long_run(folder: Path) -> None:
+    """Write 100,000 steps of eight ranks with every figure that a run has, and one peak."""
+    figures = ("loss", "grad_norm", "lr", "memory", "samples_per_s", "tokens_per_s", "flops_per_s")
+    metrics = ("accuracy", "top5", "perplexity", "f1")
+    with (folder / "metrics.jsonl").open("w", encoding="utf-8") as file:
+        for step in range(1, 100_001):
+            noise = step * 7919 % 1000 / 1000
+            event: dict[str, Any] = {"event": "step", "time": step, "step": step, "seconds": 1}
+            event |= {"steps": 100_000, "peak_share": noise, **dict.fromkeys(figures, 3 + noise)}
+            event |= {"loss": 1234.5} if step == 70_001 else {}
+            found = [event]
+            if step % 100 == 0:
+                scored = {"event": "eval", "metric": "accuracy", **dict.fromkeys(metrics, noise)}
+                used = [{"rank": rank, "memory": 1e9 * noise, "own_s": noise} for rank in range(8)]
+                found += [scored, {"event": "checkpoint", "action": "saved"}]
+                found += [{"event": "usage", "ranks": used}]
+            for one in found:
+                file.write(f"{json.dumps(one | {'time': step, 'step': step})}\n")
+
+
 def test_a_run_of_100_000_steps_is_small_opens_and_keeps_its_peak(
     browser: Chromium, tmp_path: Path
 ) -> None:
-    with (tmp_path / "metrics.jsonl").open("w", encoding="utf-8") as file:
-        for step in range(1, 100_001):
-            noise = step * 7919 % 1000 / 1000
-            event = {"event": "step", "time": step, "step": step, "steps": 100_000, "seconds": 1}
-            event |= {"loss": 3 + noise, "grad_norm": noise, "lr": 1 / step, "memory": 1e9 * noise}
-            event |= {"loss": 1234.5} if step == 70_001 else {}
-            file.write(f"{json.dumps(event | {'samples_per_s': 1e3 + noise})}\n")
+    write_long_run(tmp_path)
     path = tmp_path / "report.html"
     write([read(tmp_path)], path)
     assert path.stat().st_size < 1_500_000
     with browser.open(path) as page:
         is_drawn(page)
+        assert len(json.loads(page.evaluate(CHARTS))) == 16
         assert "highest 1,234 at step 70,001" in page.evaluate(texts_of("#loss .words"))
         assert "1,200" in page.evaluate(texts_of("#loss .role-axis-label text"))
         assert page.errors == []

@@ -5,6 +5,7 @@ python -m trainer
 
 import logging
 import os
+import platform
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from trainer import health, strategies, tasks
 from trainer.checkpoint.saver import Saver
+from trainer.commit import code_here
 from trainer.config.environment import OWN, environment_of, variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.own_settings import own_settings
@@ -147,6 +149,7 @@ def _announce(run: Run) -> None:
         master=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if runtime.mesh else None,
         threads=torch.get_num_threads(),
         torch=torch.__version__,
+        python=platform.python_version(),
         parameters=run.parameters,
         samples=len(run.training),
         **{name: value for name, value in asdict(sizing.batches).items() if name != "replicas"},
@@ -158,8 +161,7 @@ def _announce(run: Run) -> None:
         preflight=run.fitness,
         out=str(run.settings.run_folder),
         host=socket.gethostname(),
-        code_sha256=os.environ.get("MUSTER_CODE_SHA256"),
-        code_commit=os.environ.get("MUSTER_CODE_COMMIT"),
+        **(code_here() if runtime.is_main else {}),
         began=process_start(),
         settings=_settings(run),
     )

@@ -47,9 +47,9 @@ FIELDS: dict[str, dict[str, str]] = {
         "compiled_step": "whether the whole step is compiled code, as TRAINER_COMPILE=step asks",
         "precision, lr, lr_why": "learning rate at its peak, and why",
         "preflight": "figures of the checks before the first step",
-        "torch, host, out": "version, rank 0's host, run folder",
-        "code_sha256, code_commit": "of the code that the job carried: its hash; git's, with -dirty if "
-        "files had changed since",
+        "torch, python, host, out": "versions, rank 0's host, run folder",
+        "code_sha256, code_commit": "hash of the code that the job carried; git's commit of that, or of "
+        "the current folder, with -dirty if files had changed since",
         "began, attempt": "when rank 0's process began; which attempt of the run this is",
         "settings": "the variables that repeat the run; secrets of a task's own settings are masked",
     },
@@ -64,6 +64,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "data_s": "of those, rank 0's wait for samples",
         "memory": "bytes that rank 0 holds, of its device or of the host",
         "goodput, wall_s": "share of new steps in the wall time of all attempts; that time",
+        "spent_s": "seconds of it by cause",
     },
     "eval": {
         "step, loss, samples": "after which step; mean loss over the test set; its size",
@@ -107,7 +108,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "summary": {
         "steps, METRIC, samples_per_s, seconds": "as the last steps and the last evaluation had them",
         "skipped_steps, checkpoint, mode, world_size, peak_memory": "peak of the rank with most",
-        "goodput, wall_s, spent_s": "as in a step; seconds of the wall time by cause",
+        "goodput, wall_s, spent_s": "as in a step",
     },
     "error": {"code, message": "exit code, and the reason in one line"},
     "attempt": {

@@ -42,7 +42,7 @@ def verdict(run: History) -> Verdict:
 
 def cause(run: History, attempt: Attempt, *, code: int) -> str:
     """Return why an attempt ended: of its first failing rank, else what launcher or table say."""
-    if attempt.failures:
+    if attempt.failures and code != Exit.STOPPED:
         first = attempt.failures[0]
         return f"rank {first.get('rank', '?')}: {first.get('message', '')}"
     if run.ending and run.ending["event"] == "error":

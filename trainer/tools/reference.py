@@ -18,7 +18,7 @@ from trainer.config.settings import Settings
 from trainer.diagnosis.causes import causes as diagnosis_causes
 from trainer.report.events import FIELDS
 from trainer.report.goodput import CAUSES
-from trainer.report.live.figures import CHECKPOINTS, EVALUATION, FAULTS, FIGURES
+from trainer.report.live.figures import CHECKPOINTS, EVALUATION, FAULTS, FIGURES, SPENT
 
 _ROOT = Path(__file__).parents[2]
 _SCHEMA = _ROOT / "k8s" / "job.schema.json"
@@ -88,7 +88,7 @@ def exits() -> str:
 def figures() -> str:
     """Return the table of what is served to Prometheus."""
     rows = [(f"`{one.name}`", one.text) for one in FIGURES]
-    labelled = (EVALUATION, CHECKPOINTS, FAULTS)
+    labelled = (EVALUATION, SPENT, CHECKPOINTS, FAULTS)
     rows += [(f"`{name}{{{label}}}`", text) for name, label, text in labelled]
     return _table(("figure", "meaning"), rows)
 

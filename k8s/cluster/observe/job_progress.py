@@ -6,7 +6,7 @@ found = read_progress(cluster, pods)
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from k8s.base.quantity import parse
@@ -20,6 +20,7 @@ from trainer.config.exits import Fault
 METRICS = ("metrics.k8s.io/v1beta1", "PodMetrics")
 _MOST_PODS = 8  # whose logs are read
 _LINES = 200  # of each log, from its end
+_LONGEST = 20  # characters of a cause's name
 _LARGEST = 1e15  # of a figure that any run has
 _TIMEOUT = 5.0  # seconds for all these logs; the log of a lost machine never comes
 
@@ -37,6 +38,7 @@ class Progress:
     samples_per_s: float | None
     seconds_left: float | None
     goodput: float | None = None  # share of the wall time of all attempts that went into new steps
+    spent_s: dict[str, float] = field(default_factory=dict)  # that time by cause
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,14 @@ def _progress(event: dict[str, Any]) -> Progress | None:
     seconds = None
     if done and rate and steps is not None and samples is not None:
         seconds = _figure(samples / done * (steps - done) / rate)
-    return Progress(int(done), None if steps is None else int(steps), loss, rate, seconds, goodput)
+    spent = event.get("spent_s")
+    by_cause = {
+        cause: used
+        for cause, value in (spent.items() if isinstance(spent, dict) else ())
+        if cause.isalpha() and len(cause) <= _LONGEST and (used := _figure(value)) is not None
+    }
+    of = None if steps is None else int(steps)
+    return Progress(int(done), of, loss, rate, seconds, goodput, by_cause)
 
 
 def _figure(value: object) -> float | None:

@@ -9,14 +9,13 @@ run.end(Exit.DONE, "")              # summary, error, or the fault `stopped`
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from trainer.commit import commit_of
+from trainer.commit import code_here
 from trainer.config.exits import Exit, Fault
 from trainer.launcher.output.event_file import EventFile
 from trainer.launcher.output.metrics_port import MetricsPort
@@ -71,9 +70,7 @@ class RunEvents:
                 "world_size": place.world_size,
                 "out": str(self._folder),
                 "host": socket.gethostname(),
-                "code_sha256": os.environ.get("MUSTER_CODE_SHA256"),
-                "code_commit": os.environ.get("MUSTER_CODE_COMMIT")
-                or commit_of(Path.cwd(), new_files=False),
+                **code_here(),
                 "began": self._began,
             }
             self._take({"event": "launch", **launch})

@@ -10,9 +10,10 @@ program as they are here, since it has the standard library alone.
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trainer.report.events import Event, is_number, scores
 
@@ -76,6 +77,7 @@ FIGURES = (
 EVALUATION = ("muster_eval_metric", "metric", "the task's metric over the test set")
 CHECKPOINTS = ("muster_checkpoints_total", "action", "checkpoints saved, refused or resumed from")
 FAULTS = ("muster_faults_total", "kind", "fault events, by kind")
+SPENT = ("muster_spent_seconds", "cause", "seconds of the wall time of all attempts, by cause")
 DISK = (
     ("muster_disk_free_bytes", "free bytes of the run folder's volume"),
     ("muster_disk_bytes", "all bytes of that volume"),
@@ -102,6 +104,7 @@ class Figures:
         self._folder = folder
         self._gauges: dict[str, float] = {}
         self._scores: dict[str, float] = {}
+        self._spent: dict[str, float] = {}
         self._checkpoints: dict[str, float] = {}
         # 0: Prometheus does not count the first of a series that was not there.
         self._faults = dict.fromkeys(_KINDS, 0.0)
@@ -118,10 +121,9 @@ class Figures:
         }
         self._gauges = self._gauges | values
         if kind == "eval":
-            found = {
-                name: float(value) for name, value in scores(event).items() if is_number(value)
-            }
-            self._scores = _bounded(self._scores | found)
+            self._scores = _bounded(self._scores | _numbers(scores(event)))
+        elif kind == "step":
+            self._spent = _numbers(event.get("spent_s", {}))
         elif kind == "checkpoint":
             self._checkpoints = _counted(self._checkpoints, str(event.get("action")))
         elif kind == "fault":
@@ -137,8 +139,8 @@ class Figures:
         for figure in FIGURES:
             if figure.name in gauges:
                 yield Family(figure.name, figure.text, values={"": gauges[figure.name]})
-        labelled = (EVALUATION, CHECKPOINTS, FAULTS)
-        values = (self._scores, self._checkpoints, self._faults)
+        labelled = (EVALUATION, SPENT, CHECKPOINTS, FAULTS)
+        values = (self._scores, self._spent, self._checkpoints, self._faults)
         for (name, label, text), by_label in zip(labelled, values):  # noqa: B905
             yield Family(name, text, label, by_label)
 
@@ -153,6 +155,10 @@ def as_text(families: Iterable[Family]) -> str:
             labels = f'{{{one.label}="{value.translate(_ESCAPES)}"}}' if one.label else ""
             lines.append(f"{one.name}{labels} {float(figure)!r}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if is_number(value)}
 
 
 def _counted(counts: dict[str, float], key: str) -> dict[str, float]:

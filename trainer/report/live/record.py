@@ -33,16 +33,16 @@ class Record:
                     self._account.take(event)
 
     def complete(self, event: Event) -> Event:
-        """Return the next event with its attempt, or with goodput and wall time so far."""
+        """Return the next event with its attempt, or with goodput and the wall time by cause so far."""
         self._account.take(event)
         kind = event["event"]
         added: Event = {}
         if kind == "launch":
             added["attempt"] = self._account.launches
         if kind in ("step", "summary"):
+            spent = self._account.by_cause()
             added |= {"goodput": self._account.goodput, "wall_s": self._account.wall}
-        if kind == "summary":
-            added["spent_s"] = self._account.by_cause()
+            added["spent_s"] = {cause: round(seconds, 3) for cause, seconds in spent.items()}
         return event | added
 
 

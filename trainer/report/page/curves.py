@@ -9,10 +9,11 @@ from typing import Any
 import altair as alt
 
 from trainer.report.history import Curve, History
-from trainer.report.page.drawing import Drawn, drawn
+from trainer.report.page.drawing import Drawn, drawn, legend
 from trainer.report.page.thin import thin
 
-_POINTS = 600  # of a chart, over all its curves
+_POINTS = 600  # of a chart at most, over all its curves
+_ALL_POINTS = 3000  # of all charts: a point takes 65 bytes, and a report is to have 1.5 MB at most
 _FEW = 120  # points of a chart, up to which each is drawn as a dot
 
 # Name in the events, title, format of its values.
@@ -32,31 +33,37 @@ def draw_figures(runs: Sequence[History]) -> list[Drawn]:
     """Return a chart for each figure that a run has: of training, and of its evaluations."""
     several = len(runs) > 1
     names = dict.fromkeys(name for run in runs for name in run.evaluations)
-    found = [_evaluation(runs, name) for name in names if several or name != "loss"]
-    found += [_figure(runs, *one) for one in _FIGURES]
+    shown = [name for name in names if several or name != "loss"]
+    figures = [one for one in _FIGURES if any(one[0] in run.curves for run in runs)]
+    points = min(_POINTS, _ALL_POINTS // max(len(shown) + len(figures), 1))
+    found = [_evaluation(runs, name, points=points) for name in shown]
+    found += [_figure(runs, *one, points=points) for one in figures]
     return [one for one in found if one is not None]
 
 
-def _figure(runs: Sequence[History], name: str, title: str, form: str) -> Drawn | None:
+def _figure(
+    runs: Sequence[History], name: str, title: str, form: str, *, points: int
+) -> Drawn | None:
     scale = {"memory": 1e-9, "flops_per_s": 1e-12}.get(name, 1.0)
     curves = {run.name: run.curves[name] for run in runs if name in run.curves}
     if name == "loss" and len(runs) == 1 and curves and (test := runs[0].evaluations.get(name)):
         curves = {"training": runs[0].curves[name], "test": test}
-    return _lines(name, title, form, curves=curves, scale=scale)
+    return _lines(name, title, form, curves=curves, points=points, scale=scale)
 
 
-def _evaluation(runs: Sequence[History], name: str) -> Drawn | None:
+def _evaluation(runs: Sequence[History], name: str, *, points: int) -> Drawn | None:
     curves = {run.name: run.evaluations[name] for run in runs if name in run.evaluations}
-    return _lines(f"eval-{name}", f"{name.capitalize()} on the test set", ".4~g", curves=curves)
+    title = f"{name.capitalize()} on the test set"
+    return _lines(f"eval-{name}", title, ".4~g", curves=curves, points=points)
 
 
 def _lines(
-    name: str, title: str, form: str, *, curves: dict[str, Curve], scale: float = 1.0
+    name: str, title: str, form: str, *, curves: dict[str, Curve], points: int, scale: float = 1.0
 ) -> Drawn | None:
     """Return curves over one another; a click into the legend shows one of them."""
     if not curves:
         return None
-    room = max(_POINTS // len(curves), 8)
+    room = max(points // len(curves), 8)
     rows: list[dict[str, Any]] = []
     for label, curve in curves.items():
         steps, values = thin(curve.steps, curve.values, points=room)
@@ -72,6 +79,7 @@ def _lines(
         alt.Tooltip("v:Q", title=title, format=form),
     ]
     few = len(rows) <= _FEW
+    shown = legend(curves, columns=1 if len(curves) > 6 else 3) if len(curves) > 1 else None
     chart = (
         alt.Chart(alt.InlineData(rows))
         .mark_line(clip=True, strokeWidth=1.5, point={"size": 18} if few else False)  # else page.js
@@ -83,7 +91,7 @@ def _lines(
                 scale=alt.Scale(nice=False, padding=4),
             ),
             y=alt.Y("v:Q", title=None, scale=alt.Scale(zero=False)),
-            color=alt.Color("c:N", title=None, legend=_legend(len(curves)), sort=list(curves)),
+            color=alt.Color("c:N", title=None, legend=shown, sort=list(curves)),
             opacity=alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.1)),
             tooltip=tooltip,
         )
@@ -94,14 +102,6 @@ def _lines(
     words = words if len(curves) > 1 else next(iter(described.values()))
     positive = min(row["v"] for row in rows) > 0
     return drawn(name, title, words, chart=chart, can_be_log=positive)
-
-
-def _legend(count: int) -> Any:
-    return (
-        alt.Legend(orient="top", labelLimit=400, columns=1 if count > 6 else 3)
-        if count > 1
-        else None
-    )
 
 
 def _in_words(curve: Curve, scale: float) -> str:

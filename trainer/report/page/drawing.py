@@ -7,13 +7,17 @@ and draws with a script only. Text and axes have the page's colour (currentColor
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import altair as alt
 import vl_convert
 
 TEXT = "currentColor"
 _WIDTH, _HEIGHT = 560, 230
+CONTAINER = f"(containerSize()[0] || {_WIDTH})"  # pixels, for Vega to evaluate where it draws
+LABELS = 0.4  # of it, at most, for the labels of an axis
 _PATHS = re.compile(r' d="[^"]*"')
 _DIGITS = re.compile(r"(\.\d)\d+")  # a tenth of a pixel is enough
 
@@ -28,6 +32,20 @@ class Drawn:
     svg: str
     spec: dict[str, Any]
     can_be_log: bool = False
+
+
+def legend(labels: Iterable[str], *, columns: int, left: float = 45) -> alt.Legend:
+    """Return a legend above a chart, in as many columns as there is room for: on a phone in fewer.
+
+    `left`: pixels beside the chart, for the labels of its axis.
+    """
+    column = 24 + 5.5 * max(map(len, labels))  # a character has 5.5 pixels
+    room = f"{CONTAINER} - min({left}, {CONTAINER} * {LABELS})"
+    return alt.Legend(
+        orient="top",
+        columns=alt.ExprRef(f"clamp(floor(({room}) / {column}), 1, {columns})"),
+        labelLimit=alt.ExprRef(f"{room} - 24"),
+    )
 
 
 def drawn(

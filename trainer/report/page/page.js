@@ -14,6 +14,7 @@ async function show(figure, isLog) {
     actions: false, ast: true, renderer: "svg", tooltip: { theme: isDark ? "dark" : "light" },
   });
   box.querySelector("svg").setAttribute("aria-hidden", "true");  // the box has a label
+  box.removeAttribute("tabindex");  // nothing to scroll
   figure.dataset.drawn = isLog ? "log" : "linear";
 }
 

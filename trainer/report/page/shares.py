@@ -11,7 +11,7 @@ import altair as alt
 
 from trainer.report.goodput import PHASES
 from trainer.report.history import History
-from trainer.report.page.drawing import Drawn, drawn
+from trainer.report.page.drawing import CONTAINER, LABELS, Drawn, drawn, legend
 
 # Those of tableau10 in Vega, and one more.
 COLOURS = {
@@ -106,13 +106,18 @@ def _draw(
                 title="share of the time",
                 axis=alt.Axis(format="%"),
             ),
-            y=alt.Y("run:N", title=None, sort=None),
+            y=alt.Y(
+                "run:N",
+                title=None,
+                sort=None,
+                axis=alt.Axis(labelLimit=alt.ExprRef(f"{CONTAINER} * {LABELS}")),
+            ),
             color=alt.Color(
                 "cause:N",
                 title=None,
                 sort=list(colours),
                 scale=alt.Scale(domain=list(colours), range=[*colours.values()]),
-                legend=alt.Legend(orient="top", columns=5),
+                legend=legend(colours, columns=5, left=15 + 5.5 * max(map(len, bars))),
             ),
             order="order:Q",
             tooltip=["run:N", "cause:N", alt.Tooltip("seconds:Q", format=",.1f")],

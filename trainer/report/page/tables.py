@@ -32,6 +32,7 @@ _FACTS = (
     "lr",
     "lr_why",
     "torch",
+    "python",
     "host",
     "code_sha256",
     "code_commit",

@@ -8,7 +8,7 @@ import math
 import altair as alt
 
 from trainer.report.history import History
-from trainer.report.page.drawing import TEXT, Drawn, drawn
+from trainer.report.page.drawing import TEXT, Drawn, drawn, legend
 
 _MARKS = 100  # of a kind and an attempt that are drawn
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
@@ -67,7 +67,7 @@ def draw_time_line(run: History, *, of_several: bool) -> Drawn | None:
                 "kind:N",
                 title=None,
                 scale=alt.Scale(domain=list(_COLOURS), range=list(_COLOURS.values())),
-                legend=alt.Legend(orient="top"),
+                legend=legend(_COLOURS, columns=4),
             ),
             shape=alt.Shape("kind:N", title=None, scale=alt.Scale(domain=list(_COLOURS))),
             tooltip=["kind:N", "step:Q", "text:N"],

@@ -190,6 +190,15 @@ def test_progress_is_the_newest_step_among_other_words() -> None:
         ({"step": 3}, "step 3"),
         ({"step": 3, "samples_per_s": 90.0}, "step 3, 90 samples/s"),
         ({"step": 3, "steps": 9, "samples_per_s": 90.0}, "step 3 of 9, 90 samples/s"),
+        (
+            {
+                "step": 3,
+                "goodput": 0.5,
+                "spent_s": {"training": 5, "start": 4, "[red]": 1, "a": []},
+            },
+            "step 3, goodput 50% (start 44%)",
+        ),
+        ({"step": 3, "goodput": 0.5, "spent_s": "all"}, "step 3, goodput 50%"),
         ({"step": "third", "loss": 0.5}, None),
         ({}, None),
     ],

@@ -40,11 +40,15 @@ def test_status_tells_state_pods_and_progress(run: Run, cluster: Cluster) -> Non
     # 30 steps of 32 samples at 96 samples a second
     assert said["progress"]["seconds_left"] == pytest.approx(10)
     assert said["progress"]["goodput"] == 0.873
+    assert said["progress"]["spent_s"]["start"] == 8.4
     assert said["warnings"] == ["digits-node-0-1: FailedMount: no such volume"]
     assert "context test, namespace lab" in err
     code, out, _ = run(config, "status", "digits")
     assert code == 0
-    assert "step 10 of 40, loss 0.5, 96 samples/s, goodput 87%, 0:00:10 left" in out
+    assert (
+        "step 10 of 40, loss 0.5, 96 samples/s, goodput 87% (start 8%, evaluation 4%), 0:00:10 left"
+        in out
+    )
 
 
 def test_of_many_pods_status_shows_those_that_do_not_just_run(run: Run, cluster: Cluster) -> None:

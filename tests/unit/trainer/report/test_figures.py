@@ -22,10 +22,13 @@ def test_both_servers_say_the_same(tmp_path: Path) -> None:
         fields = {one.field: 1.5 for one in FIGURES if one.event == event}
         figures.take({"event": event, "action": "saved", AWKWARD: 0.25, **fields})
     figures.take({"event": "fault", "kind": AWKWARD})
+    figures.take({"event": "step", "spent_s": {"start": 2.0, AWKWARD: 0.5, "data": "much"}})
     seen = samples(as_text(figures.families()))
     assert {one.name for one in FIGURES} <= seen.keys()
     assert seen[f"muster_eval_metric {AWKWARD}"] == 0.25
     assert seen[f"muster_faults_total {AWKWARD}"] == 1
+    assert seen[f"muster_spent_seconds {AWKWARD}"] == 0.5
+    assert (seen["muster_spent_seconds start"], "muster_spent_seconds data" in seen) == (2.0, False)
     registry = CollectorRegistry()
     registry.register(_Collector(figures))
     theirs = samples(generate_latest(registry).decode())

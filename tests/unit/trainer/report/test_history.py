@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.exits import Fault
+from trainer.config.exits import MEANINGS, Exit, Fault
 from trainer.report.history import Curve, History, read, read_all
 from trainer.report.live.record import Record
 from trainer.report.verdict import verdict
@@ -231,6 +231,15 @@ def test_no_line_of_a_stranger_ends_the_reader(
     assert 0 < len(why(run)) <= 10
     assert attempts(run)
     assert isinstance((causes(run), command(run), facts(run), operations(run)), tuple)
+
+
+def test_an_attempt_that_was_stopped_is_not_one_whose_rank_failed(tmp_path: Path) -> None:
+    from trainer.report.page.tables import attempts
+
+    ended = [{"rank": 0, "exit": 143, "message": "ended"}]
+    of_launcher = [attempt("failed", 4, ranks=ended), attempt("ended", 5, exit=143, reason="")]
+    run = read(write(tmp_path, event("launch", 1, began=0), launchers={"a": of_launcher}))
+    assert [row["cause"] for row in attempts(run)] == [MEANINGS[Exit.STOPPED].text]
 
 
 def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:

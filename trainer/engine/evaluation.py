@@ -45,8 +45,9 @@ def evaluate(run: Run, stop: Stop) -> float | None:
 @torch.no_grad()
 def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
     runtime = run.runtime
-    # Of losses, of their weights, of the samples that could be read; then of each score, twice.
-    sums = torch.zeros(3 + 2 * len(run.metrics), dtype=torch.float64)
+    # Of losses, of their weights; then of each score, twice.
+    sums = torch.zeros(2 + 2 * len(run.metrics), dtype=torch.float64)
+    count = 0.0  # of the samples that could be read
     unread: list[UnreadableSample] = []
     run.strategy.module.eval()
     shares = evaluation_shares(
@@ -60,14 +61,15 @@ def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
             continue
         losses = run.task.loss(outputs, batch.targets)
         scores = scores_of(run.task, outputs, batch.targets)
-        # To choose among samples takes longer than a small model's loss.
-        counted = ... if batch.whole else batch.weights > 0
-        weights = batch.weights[counted].double()
-        parts = [(losses[counted] * weights).sum(), weights.sum(), weights.new_tensor(len(weights))]
-        parts += [part[counted].double().sum() for name in run.metrics for part in scores[name]]
-        sums += torch.stack(parts).cpu()
+        parts = [losses, batch.weights, *(part for name in run.metrics for part in scores[name])]
+        if not batch.whole:  # to choose and to weigh takes longer than a small model's loss
+            counted = batch.weights > 0
+            parts = [part[counted] for part in parts]
+            parts[0] = parts[0] * parts[1].double()
+        count += len(parts[0])
+        sums += torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()
         unread += [one for one in batch.unreadable if one.weight]
-    loss, weight, count, *scored, missing = total([*sums.tolist(), len(unread)], runtime)
+    count, missing, loss, weight, *scored = total([count, len(unread), *sums.tolist()], runtime)
     if missing:
         count_bad(run, unread, part="test")
     if count + missing != len(run.test):

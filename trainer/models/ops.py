@@ -28,12 +28,12 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     are a DTensor, plain targets must be the same on all its ranks.
     """
     if not isinstance(logits, DTensor) and logits.numel() <= _FEW:
-        wide = _widened(logits).reshape(-1, logits.shape[-1])
+        wide = _widened(logits)
         # No class number is ignored, as torch's default -100 would be.
-        losses = F.nll_loss(
-            wide.log_softmax(-1), targets.reshape(-1), reduction="none", ignore_index=_NONE
-        )
-        return losses.view(targets.shape)
+        if wide.dim() <= 2:  # each operation less is two, forward and backward
+            return F.cross_entropy(wide, targets, reduction="none", ignore_index=_NONE)
+        flat = wide.flatten(0, -2), targets.flatten()
+        return F.cross_entropy(*flat, reduction="none", ignore_index=_NONE).view(targets.shape)
     if isinstance(logits, DTensor) and not isinstance(targets, DTensor):
         mesh = logits.device_mesh
         targets = DTensor.from_local(targets, mesh, [Replicate()] * mesh.ndim, run_check=False)

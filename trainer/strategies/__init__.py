@@ -118,8 +118,8 @@ def accumulate(
                 outputs = module(batch.inputs)
             loss = summed_loss(outputs, batch, context)
             seen = loss.detach()
-            # What backward begins with has the scale, and is nan for a loss that is not finite.
-            loss.backward(scale + 0 * seen)
+            # What backward begins with is the scale, and nan for a loss that is not finite.
+            loss.backward(seen.new_full((), scale).add_(seen, alpha=0))
         losses.append(seen)
     return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 

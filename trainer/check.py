@@ -14,6 +14,7 @@ from trainer.config.environment import from_environment, variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.own_settings import in_words, own_settings
 from trainer.config.settings import Settings
+from trainer.imports import without_collection
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,22 +59,23 @@ def check(name: str) -> Iterator[str]:
     """
     settings = from_environment({**os.environ, variable("task"): name})
     # torch takes seconds to import; --help and wrong settings do not need it.
-    import torch  # noqa: PLC0415
+    with without_collection():
+        import torch  # noqa: PLC0415
 
-    from trainer import tasks  # noqa: PLC0415
-    from trainer.data.loader import Loader  # noqa: PLC0415
-    from trainer.data.order import Samples  # noqa: PLC0415
-    from trainer.data.stream import Stream  # noqa: PLC0415
-    from trainer.data.task_contract import (  # noqa: PLC0415
-        blamed_on,
-        blocks_of,
-        check_model,
-        own_of,
-        sample_of,
-        try_batch,
-    )
-    from trainer.distributed.precision import dtype_of  # noqa: PLC0415
-    from trainer.engine.initial import load_own  # noqa: PLC0415
+        from trainer import tasks  # noqa: PLC0415
+        from trainer.data.loader import Loader  # noqa: PLC0415
+        from trainer.data.order import Samples  # noqa: PLC0415
+        from trainer.data.stream import Stream  # noqa: PLC0415
+        from trainer.data.task_contract import (  # noqa: PLC0415
+            blamed_on,
+            blocks_of,
+            check_model,
+            own_of,
+            sample_of,
+            try_batch,
+        )
+        from trainer.distributed.precision import dtype_of  # noqa: PLC0415
+        from trainer.engine.initial import load_own  # noqa: PLC0415
 
     task = tasks.load(settings)
     yield f"{name}: has its methods; the metric is {task.metric}"
@@ -112,8 +114,7 @@ def check(name: str) -> Iterator[str]:
         if part == "training":
             with blamed_on(name, "the backward pass"):
                 losses.sum().backward()
-            unused = [key for key, parameter in named.items() if parameter.grad is None]
-            if len(unused) == len(named):
+            if len(unused := [key for key, one in named.items() if one.grad is None]) == len(named):
                 raise Fault(Exit.CONFIG, f"task {name}: no parameter of the model has a gradient")
             yield (
                 f"the backward pass reaches {len(named) - len(unused)} of {len(named)} parameters"

@@ -263,7 +263,8 @@ def _start_loader_server(module: str) -> None:
     still needs its workers to finish the step and save: without this it died in next(loader).
     """
     # torch and the data's module are imported once, in the server, and not by every worker
-    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, module])
+    preloaded = ["trainer.data.loader_server", module]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(preloaded)
     atexit.register(_kill_remaining_workers)
     resource_tracker.ensure_running()  # first: its own start unblocks these signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

@@ -49,9 +49,11 @@ def check_straggler(events: list[dict[str, Any]]) -> None:
     assert named["own_s"] > 3 * named["median_s"]
     assert "tasks.py" in named["at"]
     assert named["at"].endswith("in loss")
-    used = [event for event in events if event["event"] == "usage"]
-    assert [one["rank"] for one in used[-1]["ranks"]] == [0, 1]  # what `python -m k8s top` shows
-    assert all(one["cpu"] > 0 and one["memory"] > 2**24 for one in used[-1]["ranks"])
+    used = [event["ranks"] for event in events if event["event"] == "usage"]
+    assert [one["rank"] for one in used[-1]] == [0, 1]  # what `python -m k8s top` shows
+    assert all(one["memory"] > 2**24 for one in used[-1])
+    # A rank that slept all of the last window, which ends with the run, has used nothing in it.
+    assert all(max(ranks[rank]["cpu"] for ranks in used) > 0 for rank in (0, 1))
 
 
 def closes_slowly() -> None:

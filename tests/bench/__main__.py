@@ -47,7 +47,7 @@ def main() -> int:
     result["load_after"] = os.getloadavg()[0]
     args.folder.mkdir(parents=True, exist_ok=True)
     path = args.folder / f"{date:%Y%m%dT%H%M%S}.json"
-    path.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    path.write_text(json.dumps(result), encoding="utf-8")
     print(f"\n{path}")
     return 0
 

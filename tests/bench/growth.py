@@ -128,20 +128,21 @@ def _checkpoints(size: int, folder: Path) -> Contender:
     return again
 
 
-def _files(size: int, folder: Path, keep: str = "None") -> Contender:
+def _files(size: int, folder: Path, *, keep: bool = False) -> Contender:
     classes = [f"class-{number:03}" for number in range(10)]
     for name in classes:
         (folder / name).mkdir()
         for number in range(size // len(classes)):
             (folder / name / f"{name}-{number:07}.jpg").touch()
         os.utime(folder / name, (0, 0))  # a folder that has just changed is listed again
-    code = f"Folder(Path({str(folder)!r}), {classes!r}, 224, keep={keep})"
+    kept = f"Path({str(folder / 'kept')!r})" if keep else None
+    code = f"Folder(Path({str(folder)!r}), {classes!r}, 224, keep={kept})"
     imports = "from pathlib import Path; from trainer.tasks.imagefolder import Folder"
     return Contender(("-c", f"{imports}; {code}"))
 
 
 def _files_again(size: int, folder: Path) -> Contender:
-    again = _files(size, folder, keep=f"Path({str(folder / 'kept')!r})")
+    again = _files(size, folder, keep=True)
     to_end(again)
     return again
 

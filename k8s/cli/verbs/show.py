@@ -29,7 +29,9 @@ def status(
     context: typer.Context,
     name: Name,
     *,
-    every_pod: Annotated[bool, typer.Option("--all", help="every pod, not the first 40")] = False,
+    every_pod: Annotated[
+        bool, typer.Option("--all", help="show every pod, also of more than 40")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a job's state, pods, progress and warnings; of many pods those that do not just run."""

@@ -65,7 +65,9 @@ SECOND_SET: dict[str, tuple[set[str], Script]] = {
     "a folder of another user": (
         {"permission", "file"},
         Script(
-            "import tempfile, torch\nlocked = tempfile.mkdtemp(dir=os.getcwd()); os.setuid(65534)\n"
+            # Once before: torch imports more of itself then, which that user may not be allowed to read.
+            "import tempfile, torch\nlocked = tempfile.mkdtemp(dir=os.getcwd())\n"
+            "torch.save({}, locked + '/first.pt'); os.setuid(65534)\n"
             "torch.save({}, locked + '/last.pt')",
             "",
         ),

@@ -28,22 +28,22 @@ def reporting(
 ) -> Iterator[Report]:
     """Yield `report(event, **fields)`, which does nothing on most ranks.
 
-    `listener` gets the events of rank 0 last. After the summary only an error is reported.
+    `listener` gets the events of rank 0 last. After the summary or an error, only an error is reported.
     """
     with contextlib.ExitStack() as stack:
         sinks = [stack.enter_context(sink) for sink in _sinks(settings, runtime)]
         sinks += [listener] if listener and runtime.is_main else []
         lock = threading.Lock()  # the watchdog reports from its own thread
         so_far = Record(settings.run_folder if sinks else None)
-        has_summary = False
+        has_ended = False
 
         def report(event: str, **fields: Any) -> None:
-            nonlocal has_summary
+            nonlocal has_ended
             record = {"event": event, "time": time.time(), **fields}
             with lock:
-                if has_summary and event != "error":
+                if has_ended and event != "error":
                     return  # the watchdog ends a little later
-                has_summary = has_summary or event == "summary"
+                has_ended = has_ended or event in ("summary", "error")
                 record = so_far.complete(record)
                 for sink in sinks:
                     sink(record)

@@ -1,0 +1,31 @@
+"""`reporting`: what ends a run is the last that it says, whatever the watchdog's thread says later."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.small import ALONE
+from trainer.config.settings import Settings
+from trainer.report.history import events
+from trainer.report.metrics import reporting
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        (["summary"], ["summary"]),
+        (["error"], ["error"]),
+        (["summary", "error"], ["summary", "error"]),
+    ],
+)
+def test_after_the_end_only_an_error_is_reported(
+    tmp_path: Path, ending: list[str], said: list[str]
+) -> None:
+    settings = Settings(out=str(tmp_path), log="json")
+    with reporting(settings, ALONE) as report:
+        report("usage", step=1, ranks=[])
+        for event in ending:
+            report(event, code=71, message="the disk is full", steps=2)
+            report("usage", step=2, ranks=[])
+    reported = [event["event"] for event in events(tmp_path)]
+    assert reported == ["usage", *said]

@@ -70,7 +70,8 @@ class Run:
         self.loss_scale = LossScale(self.settings)
         self.extra |= self.strategy.extra
         if self.settings.ema_decay:
-            self.average = Average(self.strategy.module, self.settings.ema_decay)
+            strategy, decay = self.strategy, self.settings.ema_decay
+            self.average = Average(strategy.module, decay, stages=strategy.stages)
             self.extra["ema"] = self.average
         if self.settings.precision == "fp16":
             self.extra["loss_scale"] = self.loss_scale

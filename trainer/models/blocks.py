@@ -17,7 +17,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     A list is a ModuleList, a ModuleDict, or a Sequential of layers of one kind. A child without a list
     is a block; what is within a block is not looked at.
     """
-    chosen = [module for module in model.modules() if hasattr(module, _CHOSEN)]
+    chosen = [module for module in model.modules() if is_chosen(module)]
     return chosen or list(dict.fromkeys(_blocks(model)))
 
 
@@ -25,6 +25,11 @@ def choose(chosen: Sequence[nn.Module]) -> None:
     """Make these the blocks of the model that has them."""
     for module in chosen:
         setattr(module, _CHOSEN, True)
+
+
+def is_chosen(module: nn.Module) -> bool:
+    """Return whether `choose` has made it a block."""
+    return hasattr(module, _CHOSEN)
 
 
 def tied(model: nn.Module) -> dict[nn.Parameter, list[str]]:

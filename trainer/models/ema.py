@@ -7,7 +7,7 @@ mode.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,15 @@ from trainer.distributed.tensors import local_part
 
 
 class Average:
-    """The average of a module's parameters and of its buffers of real numbers."""
+    """The average of a module's parameters and of its buffers of real numbers.
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        self._module = module
+    `stages`: those of a pipeline, which hold parts of the module.
+    """
+
+    def __init__(
+        self, module: nn.Module, decay: float, *, stages: Sequence[nn.Module] = ()
+    ) -> None:
+        self._parts = [part for held in (module, *stages) for part in held.modules()]
         self._decay = decay
         self._average: dict[str, Tensor] = {}
         self._pairs: list[tuple[Tensor, Tensor]] = []  # a tensor of the module and its average
@@ -55,7 +60,7 @@ class Average:
             before = weight.clone()
             weight.copy_(average)
             average.copy_(before)
-        for part in self._module.modules():
+        for part in self._parts:
             if isinstance(part, FSDPModule):
                 part.reshard()  # else it computes with the weights it gathered before
 

@@ -92,6 +92,8 @@ class Strategy:
     synchronize: Callable[[], None] = lambda: None
     # Saved and loaded with the optimiser, each part under its name.
     extra: Mapping[str, Stateful] = field(default_factory=dict)
+    # Modules that hold parts of `module` and are not within it: the stages of a pipeline.
+    stages: Sequence[nn.Module] = ()
     # Called last, also when the run fails.
     close: Callable[[], None] = lambda: None
     # What the mode has chosen by itself, for the launch event.

@@ -24,9 +24,10 @@ from torch.distributed.fsdp import (
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed.precision import half
-from trainer.models.blocks import blocks, tied
+from trainer.models.blocks import blocks, is_chosen, tied
 from trainer.strategies import Context, Strategy, accumulate, broadcast_buffers, single
 
+_TOGETHER = 2**18  # parameters of small blocks: 1 MiB
 # Those that keep running statistics.
 _NORMS = (
     nn.BatchNorm1d,
@@ -83,10 +84,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     offload = OffloadPolicy()
     if settings.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
-    # What several modules use is gathered for the whole model: fully_shard refuses it in two of them.
-    shared = tied(model)
-    alone = [block for block in blocks(model) if shared.keys().isdisjoint(block.parameters())]
-    for module in dict.fromkeys((*norms, *alone, model)):
+    for module in dict.fromkeys((*norms, *_alone(model), model)):
         fully_shard(
             module,
             mesh=mesh,
@@ -97,3 +95,21 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     if not isinstance(model, FSDPModule):
         raise TypeError(f"fully_shard left a {type(model).__name__}")
     return model
+
+
+def _alone(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks that are gathered each by itself; all else is gathered for the whole model.
+
+    All else has what several modules use, since fully_shard refuses it in two of them, and the smallest
+    blocks: so little takes longer to gather by itself than it saves memory.
+    """
+    shared = tied(model)
+    alone = [block for block in blocks(model) if shared.keys().isdisjoint(block.parameters())]
+    sizes = {block: sum(parameter.numel() for parameter in block.parameters()) for block in alone}
+    together = 0
+    for block in sorted(alone, key=sizes.__getitem__):
+        together += sizes[block]
+        if together > _TOGETHER or is_chosen(block):
+            break
+        alone.remove(block)
+    return alone

@@ -60,6 +60,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
         clip=lambda norm: clip(parameters, norm, group=group),
         forward=pipeline.forward,
         synchronize=lambda: broadcast_buffers(model, mesh),
+        stages=[*stages.values()],
         notes={"schedule": name, "stages": plan.describe()},
     )
 

@@ -81,12 +81,11 @@ def _mode(rounds: int, *, mode: str, ranks: int, net: str = "digits") -> Times:
     same = {"BENCH_MODE": mode, "BENCH_NET": net, **steps}
     contenders = {"muster": replace(ours, env={**ours.env, **steps})}
     if mode == "pp":
-        micro = str(_AS_BARE[mode]["micro_batch"])
-        contenders["bare"] = torchrun(ranks, script="pipeline", BENCH_MICRO=micro, **same)
-    else:
-        contenders["bare"] = torchrun(ranks, **same)
-    if mode in ("ddp", "fsdp"):
-        contenders["bare, same"] = torchrun(ranks, BENCH_LOOP="same", **same)
+        same |= {"BENCH_MICRO": str(_AS_BARE[mode]["micro_batch"])}
+    peer_of = partial(torchrun, ranks, script="pipeline" if mode == "pp" else "bare", **same)
+    contenders["bare"] = peer_of()
+    if mode != "tp":
+        contenders["bare, same"] = peer_of(BENCH_LOOP="same")
     return in_turn(contenders, rounds=rounds)
 
 

@@ -1,6 +1,7 @@
 """The fewest lines of PyTorch for a pipeline: torch.distributed.pipelining's 1F1B, under torchrun.
 
 A rank has an equal share of the tiny GPT's blocks. BENCH_MICRO: samples of a micro-batch.
+BENCH_LOOP=same clips by the norm over all stages and follows a schedule, as the others do.
 """
 
 import os
@@ -24,6 +25,8 @@ part = nn.Sequential(*layers)
 stage = PipelineStage(part, rank, ranks, training.torch.device("cpu"))
 schedule = Schedule1F1B(stage, training.BATCH // micro, loss_fn=training.loss_of)
 optimizer = training.optimizer_of(part)
+schedule_of_rate = training.schedule(optimizer)
+same = os.environ.get("BENCH_LOOP") == "same"
 turns = Turns()
 for step, (inputs, targets) in enumerate(training.batches()):
     optimizer.zero_grad()
@@ -34,7 +37,14 @@ for step, (inputs, targets) in enumerate(training.batches()):
         schedule.step(target=targets, losses=losses)
     else:
         schedule.step()
+    if same:
+        parameters = [*part.parameters()]
+        square = nn.utils.get_total_norm(each.grad for each in parameters) ** 2
+        dist.all_reduce(square)
+        nn.utils.clip_grads_with_norm_(parameters, training.CLIP, square.sqrt())
     optimizer.step()
+    if same:
+        schedule_of_rate.step()
     if losses and step % training.LOG_STEPS == 0:
         sum(losses).item()
     turns.step()

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.measure import Contender, to_end
+from tests.bench.measure import SCRIPTS, Contender, to_end
 from tests.conftest import ROOT
 from trainer.checkpoint.manifest import name_of
+
+_STEPS, _CONTROL = "50", (2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,16 @@ def _files_again(size: int, folder: Path) -> Contender:
 
 
 def _steps_of_ranks(size: int, folder: Path) -> Contender:
-    settings = {"TRAINER_TASK": "synthetic", "TRAINER_MODE": "ddp", "TRAINER_STEPS": "200"}
+    settings = {"TRAINER_TASK": "synthetic", "TRAINER_MODE": "ddp", "TRAINER_STEPS": _STEPS}
+    settings |= {"TRAINER_RESUME": "never"}  # the second time, too
     ranks = {"TRAINER_GLOBAL_BATCH": str(size), "PET_NPROC_PER_NODE": str(size)}
     return Contender(
         ("-m", "trainer.launch"), settings | ranks | {"TRAINER_OUT": str(folder / "run")}
     )
+
+
+def _steps_of_bare_ranks(size: int, _: Path) -> Contender:
+    return Contender((str(SCRIPTS / "forked.py"), str(size), _STEPS))
 
 
 def _parameters(size: int, _: Path) -> Contender:
@@ -181,9 +188,10 @@ GROWTHS = {
         "`imagefolder`: files, at the next start", (1000, 10_000, 100_000, 1_300_000), _files_again
     ),
     "control": Growth(
-        "starting, 200 steps of a tiny network and ending: ranks of ddp",
-        (2, 4, 8, 16, 32, 64),
-        _steps_of_ranks,
+        f"start, {_STEPS} steps of a tiny network and end: ranks of ddp", _CONTROL, _steps_of_ranks
+    ),
+    "control-bare": Growth(
+        "the same by bare DDP, its ranks forked, too", _CONTROL, _steps_of_bare_ranks
     ),
 }
 

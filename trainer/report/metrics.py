@@ -20,6 +20,8 @@ from trainer.report.events import Event, Report
 from trainer.report.live.record import Record, as_line, to_file
 
 _Sink = Callable[[Event], None]
+# What is still reported after each: the watchdog's thread ends a little later, and may know why.
+_AFTER = {"summary": ("error",), "error": ("error", "fault")}
 
 
 @contextlib.contextmanager
@@ -28,22 +30,22 @@ def reporting(
 ) -> Iterator[Report]:
     """Yield `report(event, **fields)`, which does nothing on most ranks.
 
-    `listener` gets the events of rank 0 last. After the summary or an error, only an error is reported.
+    `listener` gets the events of rank 0 last. After the summary only an error is reported, and after an error only its cause.
     """
     with contextlib.ExitStack() as stack:
         sinks = [stack.enter_context(sink) for sink in _sinks(settings, runtime)]
         sinks += [listener] if listener and runtime.is_main else []
         lock = threading.Lock()  # the watchdog reports from its own thread
         so_far = Record(settings.run_folder if sinks else None)
-        has_ended = False
+        wanted: tuple[str, ...] | None = None  # all
 
         def report(event: str, **fields: Any) -> None:
-            nonlocal has_ended
+            nonlocal wanted
             record = {"event": event, "time": time.time(), **fields}
             with lock:
-                if has_ended and event != "error":
-                    return  # the watchdog ends a little later
-                has_ended = has_ended or event in ("summary", "error")
+                if wanted is not None and event not in wanted:
+                    return
+                wanted = _AFTER.get(event, wanted)
                 record = so_far.complete(record)
                 for sink in sinks:
                     sink(record)

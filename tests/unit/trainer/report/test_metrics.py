@@ -16,9 +16,11 @@ from trainer.report.metrics import reporting
         (["summary"], ["summary"]),
         (["error"], ["error"]),
         (["summary", "error"], ["summary", "error"]),
+        (["summary", "fault"], ["summary"]),
+        (["error", "fault", "error"], ["error", "fault", "error"]),
     ],
 )
-def test_after_the_end_only_an_error_is_reported(
+def test_after_the_end_only_an_error_and_its_cause_are_reported(
     tmp_path: Path, ending: list[str], said: list[str]
 ) -> None:
     settings = Settings(out=str(tmp_path), log="json")

@@ -1,0 +1,51 @@
+"""`read_into`: any part of a chunk, into a target of any type and layout, is what was stored there."""
+
+import io
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from trainer.checkpoint.manifest import Chunk, Tensor
+from trainer.checkpoint.parts import read_into
+
+BEFORE = 7  # bytes of the file before the chunk
+
+
+def stored(values: torch.Tensor) -> tuple[io.BytesIO, Tensor, Chunk]:
+    """Return a file that holds the values as one chunk, and what the manifest says of them."""
+    flat = values.contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    shape = tuple(values.shape)
+    chunk = Chunk(offsets=(0,) * len(shape), sizes=shape, file="rank-00000.data", start=BEFORE)
+    name = str(values.dtype).removeprefix("torch.")
+    return io.BytesIO(bytes(BEFORE) + data), Tensor(dtype=name, shape=shape, chunks=(chunk,)), chunk
+
+
+@given(st.data())
+def test_a_part_is_read_into_any_target(data: Any) -> None:
+    shape = data.draw(st.lists(st.integers(1, 5), max_size=3), label="shape")
+    kinds = st.sampled_from([torch.float32, torch.bfloat16, torch.float64])
+    dtype, wanted = data.draw(kinds, label="stored"), data.draw(kinds, label="target's")
+    values = torch.randn(shape).to(dtype)
+    offsets = [data.draw(st.integers(0, size - 1)) for size in shape]
+    sizes = [data.draw(st.integers(0, size - at)) for size, at in zip(shape, offsets, strict=True)]
+    part = values
+    for axis, (at, size) in enumerate(zip(offsets, sizes, strict=True)):
+        part = part.narrow(axis, at, size)
+    target = torch.full(sizes, torch.nan, dtype=wanted)
+    if data.draw(st.booleans(), label="transposed") and len(sizes) > 1:
+        target = torch.full([*sizes[1::-1], *sizes[2:]], torch.nan, dtype=wanted).transpose(0, 1)
+    file, tensor, chunk = stored(values)
+    read_into(target, file, tensor, chunk, offsets)
+    assert target.equal(part.to(wanted))
+
+
+@pytest.mark.parametrize("wanted", [torch.float32, torch.float64], ids=["as stored", "other type"])
+def test_a_file_that_ends_early_is_no_tensor(wanted: torch.dtype) -> None:
+    file, tensor, chunk = stored(torch.ones(4))
+    file.truncate(BEFORE + 15)
+    with pytest.raises(EOFError, match=r"rank-00000\.data ended early"):
+        read_into(torch.empty(4, dtype=wanted), file, tensor, chunk, (0,))

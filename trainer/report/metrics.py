@@ -30,7 +30,8 @@ def reporting(
 ) -> Iterator[Report]:
     """Yield `report(event, **fields)`, which does nothing on most ranks.
 
-    `listener` gets the events of rank 0 last. After the summary only an error is reported, and after an error only its cause.
+    `listener` gets the events of rank 0 last. After the summary only an error is reported, and after an
+    error only its cause.
     """
     with contextlib.ExitStack() as stack:
         sinks = [stack.enter_context(sink) for sink in _sinks(settings, runtime)]

@@ -25,31 +25,24 @@ def whole(found: Found, key: str) -> torch.Tensor:
             for offset, size in zip(chunk.offsets, chunk.sizes, strict=True)
         )
         with found.store.open(found.name, chunk.file) as file:
-            read_into(result[place], file, stored, chunk, (0,) * len(chunk.sizes))
+            result[place] = read_part(file, stored, chunk, (0,) * len(chunk.sizes), chunk.sizes)
     return result
 
 
-def read_into(
-    target: torch.Tensor, file: BinaryIO, tensor: Tensor, chunk: Chunk, offsets: Sequence[int]
-) -> None:
-    """Read the part of a chunk that begins at `offsets` and has the shape of `target`, into it."""
-    dtype, sizes = DTYPES[tensor.dtype], tuple(target.shape)
+def read_part(
+    file: BinaryIO, tensor: Tensor, chunk: Chunk, offsets: Sequence[int], sizes: Sequence[int]
+) -> torch.Tensor:
+    """Return the part of a chunk with `sizes`, from `offsets` on; read only its rows."""
+    dtype = DTYPES[tensor.dtype]
     first, count = (offsets[0], sizes[0]) if sizes else (0, 1)  # a scalar is one row
-    row_shape = chunk.sizes[1:]
-    if not math.prod(sizes):
-        return
-    rows = target
-    # Where rows are whole they need no copy: half the time of loading.
-    as_stored = sizes[1:] == row_shape and target.dtype == dtype and target.device.type == "cpu"
-    if not (as_stored and target.is_contiguous()):
-        rows = torch.empty((count, *row_shape), dtype=dtype)
-    data = rows.reshape(-1).view(torch.uint8).numpy().data
-    file.seek(chunk.start + first * math.prod(row_shape) * dtype.itemsize)
+    row = math.prod(chunk.sizes[1:]) * dtype.itemsize
+    data = bytearray(count * row)
+    if not data:
+        return torch.empty(tuple(sizes), dtype=dtype)
+    file.seek(chunk.start + first * row)
     if file.readinto(data) != len(data):  # type: ignore[attr-defined]  # every binary file has it
         raise EOFError(f"{chunk.file} ended early")
-    if rows is target:
-        return
-    rows = rows if sizes else rows[0]
+    part = torch.frombuffer(data, dtype=dtype).view((count, *chunk.sizes[1:]) if sizes else ())
     for axis in range(1, len(sizes)):
-        rows = rows.narrow(axis, offsets[axis], sizes[axis])
-    target.copy_(rows)
+        part = part.narrow(axis, offsets[axis], sizes[axis])
+    return part

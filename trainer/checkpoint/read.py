@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from trainer.checkpoint.find import Found
 from trainer.checkpoint.manifest import DTYPES
-from trainer.checkpoint.parts import read_into
+from trainer.checkpoint.parts import read_part
 from trainer.checkpoint.state import capture, restore
 from trainer.config.exits import Exit, Fault
 from trainer.distributed.runtime import Runtime, as_fault
@@ -151,7 +151,8 @@ class _Reader(StorageReader):
                     opened = self._found.store.open(self._found.name, chunk.file)
                     files[chunk.file] = stack.enter_context(opened)
                 target = planner.resolve_tensor(item).detach()
-                read_into(target, files[chunk.file], tensor, chunk, item.storage_offsets)
+                offsets, sizes = item.storage_offsets, item.lengths
+                target.copy_(read_part(files[chunk.file], tensor, chunk, offsets, sizes))
                 planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)

@@ -26,7 +26,12 @@ class Average:
     def __init__(
         self, module: nn.Module, decay: float, *, stages: Sequence[nn.Module] = ()
     ) -> None:
-        self._parts = [part for held in (module, *stages) for part in held.modules()]
+        self._sharded = [
+            part
+            for root in (module, *stages)
+            for part in root.modules()
+            if isinstance(part, FSDPModule)
+        ]
         self._decay = decay
         self._average: dict[str, Tensor] = {}
         self._pairs: list[tuple[Tensor, Tensor]] = []  # a tensor of the module and its average
@@ -60,9 +65,8 @@ class Average:
             before = weight.clone()
             weight.copy_(average)
             average.copy_(before)
-        for part in self._parts:
-            if isinstance(part, FSDPModule):
-                part.reshard()  # else it computes with the weights it gathered before
+        for part in self._sharded:
+            part.reshard()  # else it computes with the weights it gathered before
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self._average)

@@ -27,7 +27,8 @@ from trainer.distributed.precision import half
 from trainer.models.blocks import blocks, is_chosen, tied
 from trainer.strategies import Context, Strategy, accumulate, broadcast_buffers, single
 
-_TOGETHER = 2**18  # parameters of small blocks: 1 MiB
+_TOGETHER = 2**18  # parameters of small blocks: 1 MiB in float32
+
 # Those that keep running statistics.
 _NORMS = (
     nn.BatchNorm1d,
@@ -101,10 +102,13 @@ def _alone(model: nn.Module) -> list[nn.Module]:
     """Return the blocks that are gathered each by itself; all else is gathered for the whole model.
 
     All else has what several modules use, since fully_shard refuses it in two of them, and the smallest
-    blocks: so little takes longer to gather by itself than it saves memory.
+    blocks: to gather so little by itself costs more time than it saves memory. Not where parameters
+    have several types: what is gathered together must be of one.
     """
     shared = tied(model)
     alone = [block for block in blocks(model) if shared.keys().isdisjoint(block.parameters())]
+    if len({parameter.dtype for parameter in model.parameters()}) > 1:
+        return alone
     sizes = {block: sum(parameter.numel() for parameter in block.parameters()) for block in alone}
     together = 0
     for block in sorted(alone, key=sizes.__getitem__):

@@ -6,7 +6,6 @@ python forked.py RANKS STEPS
 import gc
 import multiprocessing
 import os
-import socket
 import sys
 from datetime import timedelta
 
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.pool import free_port
 from trainer.config.settings import Settings
 from trainer.tasks import synthetic
 
@@ -38,9 +38,7 @@ def train(rank: int, port: int) -> None:
     os._exit(0)  # without waiting for the others' connections
 
 
-with socket.socket() as unused:
-    unused.bind(("127.0.0.1", 0))
-    port = unused.getsockname()[1]
+port = free_port()
 gc.freeze()
 context = multiprocessing.get_context("fork")
 children = [context.Process(target=train, args=(rank, port)) for rank in range(RANKS)]

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -14,7 +15,7 @@ from trainer.config.settings import Settings
 from trainer.models.blocks import choose
 from trainer.strategies.fsdp import shard
 
-MANY = 8 * [512]  # layers of 262,656 parameters: one of them is more than goes with the model
+LARGE = 8 * [512]  # layers of 262,656 parameters: one of them is more than goes with the model
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +35,9 @@ def layers(*widths: int) -> nn.Module:
     [
         (tasks.load(Settings(task="tokens")).model(), {"_Block": 4}),
         (tasks.load(Settings(task="charlm-gpt")).model(), {"Block": 2}),
-        (layers(*MANY, 64), {"Linear": 8}),
-        (layers(*MANY), {"Linear": 8}),
-        # 65,792 each: three are together 197,376
+        (layers(*LARGE, 64), {"Linear": 8}),
+        (layers(*LARGE), {"Linear": 8}),
+        # 65,792 each: three together are under the limit, four are not
         (layers(*5 * [256]), {"Linear": 2}),
         (layers(8, 8, 8), {}),
     ],
@@ -52,6 +53,15 @@ def test_small_blocks_that_a_task_has_named_are_gathered_by_themselves(mesh: Dev
     model = layers(8, 8, 8)
     choose([*model.get_submodule("0").children()])
     assert gathered_alone(model, mesh) == {"Linear": 3}
+
+
+def test_small_blocks_of_two_types_are_gathered_by_themselves(mesh: DeviceMesh) -> None:
+    model = layers(8, 8)
+    first, second = model.get_submodule("0").children()
+    first.double()
+    assert gathered_alone(model, mesh) == {"Linear": 2}
+    outputs = second(first(torch.ones(1, 8, dtype=torch.float64)).float())
+    outputs.sum().backward()  # torch looks at the types at the first call
 
 
 def gathered_alone(model: nn.Module, mesh: DeviceMesh) -> Counter[str]:

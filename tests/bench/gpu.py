@@ -68,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu")
     parser.add_argument("rows", nargs="*", metavar="ROW", help="; ".join(ROWS))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=50, help="of a turn, a multiple of 10")
     parser.add_argument("--check", action="store_true", help="run tests/gpu too")
     parser.add_argument("--small", action="store_true", help="small models; a GPU is not needed")
     parser.add_argument("-o", "--folder", type=Path, default=ROOT / "build" / "bench")
@@ -90,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     result["rows"] = {}
     for name in args.rows or ROWS:
         try:
-            found = measured(ROWS[name], small=args.small, rounds=args.rounds)
+            found = measured(ROWS[name], small=args.small, rounds=args.rounds, steps=args.steps)
         except RuntimeError as error:  # the other rows are worth having
             found = {"error": str(error)}
         result["rows"][name] = found
@@ -102,8 +103,8 @@ def main(arguments: list[str] | None = None) -> int:
     return int(failed or result.get("tests", {}).get("exit", 0) != 0)
 
 
-def measured(row: Row, *, small: bool, rounds: int) -> dict[str, Any]:
-    steps = 10 if small else 50
+def measured(row: Row, *, small: bool, rounds: int, steps: int) -> dict[str, Any]:
+    steps = 10 if small else steps
     batch, each = (4, 128 if row.net == "Text" else 1) if small else (row.batch, row.each)
     times = in_turn(_contenders(row, batch=batch, steps=steps, small=small), rounds=rounds)
     wall, spread = ratio(*([one.wall for one in times[who]] for who in ("muster", "plain")))

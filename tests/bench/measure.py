@@ -62,7 +62,8 @@ class Contender:
 def in_turn(contenders: Mapping[str, Contender], *, rounds: int) -> Times:
     """Start every contender, and let each take its steps in every round; the first round warms up."""
     with contextlib.ExitStack() as ending:
-        ask = {name: ending.enter_context(_started(one)) for name, one in contenders.items()}
+        begun = {name: ending.enter_context(_started(one)) for name, one in contenders.items()}
+        ask = {name: reached() for name, reached in begun.items()}
         return each_in_turn(ask, rounds=rounds)
 
 
@@ -156,8 +157,11 @@ def _process(one: Contender, **variables: str) -> Iterator[tuple["subprocess.Pop
 
 
 @contextlib.contextmanager
-def _started(one: Contender) -> Iterator[Callable[[], Took]]:
-    """Start a contender that takes turns (peers/turn.py); yield what makes it take one."""
+def _started(one: Contender) -> Iterator[Callable[[], Callable[[], Took]]]:
+    """Start a contender that takes turns (peers/turn.py).
+
+    Yields what waits until it is ready, and returns what makes it take a turn.
+    """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ending:
         path = f"{folder}/socket"
         server = ending.enter_context(socket.socket(socket.AF_UNIX))
@@ -167,12 +171,15 @@ def _started(one: Contender) -> Iterator[Callable[[], Took]]:
         process, output = ending.enter_context(_process(one, BENCH_SOCKET=path))
         began = time.perf_counter()
         ranks: list[socket.socket] = []
-        while len(ranks) < one.ranks:
-            _check(process, output, began)
-            with contextlib.suppress(TimeoutError):
-                ranks.append(ending.enter_context(server.accept()[0]))
-        for rank in ranks:
-            rank.settimeout(_WAIT)
+
+        def reached() -> Callable[[], Took]:
+            while len(ranks) < one.ranks:
+                _check(process, output, began)
+                with contextlib.suppress(TimeoutError):
+                    ranks.append(ending.enter_context(server.accept()[0]))
+            for rank in ranks:
+                rank.settimeout(_WAIT)
+            return ask
 
         def ask() -> Took:
             before = _cpu_when_idle(process.pid) if one.reads_ahead else 0.0
@@ -189,7 +196,7 @@ def _started(one: Contender) -> Iterator[Callable[[], Took]]:
             peak = _peak_of(process.pid) if alone else 0
             return Took(cpu, wall, _memory_of_family(process.pid), peak)
 
-        yield ask
+        yield reached
 
 
 def _wait_for(

@@ -187,7 +187,7 @@ class Greedy(synthetic.Task):
         self.calls += torch.is_grad_enabled()
         if os.environ.get("RANK", "1") == "1" and self.calls == 3:
             if os.environ["GREEDY"] == "torch":
-                torch.empty(2**50)
+                torch.empty(2**50, device=outputs.device)
             elif os.environ["GREEDY"] == "python":
                 bytearray(2**50)
             else:  # really takes it, bit by bit, until the kernel kills it

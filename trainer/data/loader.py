@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
@@ -33,7 +33,7 @@ from trainer.data.sets import (
     UnreadableSample,
 )
 from trainer.data.stream import Stream
-from trainer.distributed.tensors import map_tensors
+from trainer.distributed.tensors import map_tensors, on_device
 
 Shares = Iterator[Samples]
 _Unreadable = dict[int, UnreadableSample]  # by the place in the batch
@@ -61,6 +61,7 @@ class Loader:
         self._device = device
         self._dtype = dtype
         self._channels_last = channels_last
+        self._move = partial(on_device, device=device)
         self._stream_state: dict[str, Any] = {}
         # Asked for once: isinstance of a protocol looks for its methods each time.
         self._transform = data.transform_batch if isinstance(data, Transformed) else None
@@ -141,13 +142,6 @@ class Loader:
         self._stream_state = state
         if state["state"] and isinstance(self._data, Stream):
             self._data.resume(state)
-
-    def _move(self, tensor: Tensor) -> Tensor:
-        if tensor.device == self._device:  # the data is kept there
-            return tensor
-        if self._device.type != "cpu" and not tensor.is_pinned():
-            tensor = tensor.pin_memory()  # else the copy waits for the device
-        return tensor.to(self._device, non_blocking=True)
 
 
 class _Requests:

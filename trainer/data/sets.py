@@ -5,6 +5,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from trainer.distributed.tensors import on_device
+
 # Tensors in dicts, tuples and lists, however deep; what else stands there is passed on as it is.
 Nested = Any
 
@@ -60,7 +62,7 @@ class Tensors:
         return len(self.targets)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        indices = indices.to(self.inputs.device)
+        indices = on_device(indices, self.inputs.device)
         return self.inputs.index_select(0, indices), self.targets.index_select(0, indices)
 
 

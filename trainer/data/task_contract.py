@@ -23,7 +23,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.lines import EVAL_FIELDS
 from trainer.data.sets import Batch, InMemory, Nested
 from trainer.distributed.optim import Own
-from trainer.distributed.runtime import as_fault, is_out_of_memory
+from trainer.distributed.runtime import ASSERT, as_fault, is_out_of_memory
 from trainer.distributed.tensors import leaves
 
 # Folders whose lines say nothing about a task of one's own.
@@ -270,7 +270,8 @@ def blamed_on(name: str, method: str) -> Iterator[None]:
     except Fault:
         raise
     except Exception as error:
-        if is_out_of_memory(error) or as_fault(error).code != Exit.CODE:
+        fault = as_fault(error)
+        if is_out_of_memory(error) or fault.code != Exit.CODE:
             raise
         own = [
             f" ({frame.filename}:{frame.lineno})"
@@ -278,6 +279,8 @@ def blamed_on(name: str, method: str) -> Iterator[None]:
             if not frame.filename.startswith(_NOT_THEIRS)
         ]
         what = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+        if ASSERT in str(fault):
+            what = str(fault)
         raise Fault(
             Exit.DATA if isinstance(error, OSError) else Exit.CONFIG,
             f"task {name}: {method} raised {what}{own[-1] if own else ''}",

@@ -41,6 +41,12 @@ _GLOO_LOST_PEER = (
     "Application timeout",
     "gloo connectFullMesh failed",
 )
+_LIBRARIES = ("CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_STATUS")  # in an error of one of theirs
+ASSERT = "device-side assert"  # by which a kernel checks what it was given
+_OUTSIDE = (
+    "an index outside its range, such as a label that is no class; "
+    "with CUDA_LAUNCH_BLOCKING=1 the stack shows where"
+)
 _NO_ROOM = ("can't allocate memory", "not enough memory")  # torch's CPU allocator, a RuntimeError
 
 
@@ -198,6 +204,9 @@ def _recognised(error: BaseException) -> Fault | None:
         return error
     if isinstance(error, KeyboardInterrupt):
         return Fault(Exit.STOPPED, "interrupted before the first step")
+    error = _of_the_device(error)
+    if ASSERT in str(error):
+        return Fault(Exit.CODE, f"{_line(error)}: {_OUTSIDE}")
     if isinstance(error, torch.AcceleratorError) or "ncclUnhandledCudaError" in str(error):
         return Fault(Exit.MACHINE, _line(error))
     if isinstance(error, dist.DistError) or (
@@ -207,6 +216,20 @@ def _recognised(error: BaseException) -> Fault | None:
         text = re.sub(r"\[\S+:\d+\] ", "", _line(error)).partition(". This is")[0]
         return Fault(Exit.PEER, f"lost a peer: {text}")
     return None
+
+
+def _of_the_device(error: BaseException) -> BaseException:
+    """Return the device's own error where a library's call on it failed.
+
+    A kernel runs later than it is called, so its error comes out of what is called next, often cuBLAS,
+    which reports one of its own. The device tells the first one when it is asked.
+    """
+    if any(sign in str(error) for sign in _LIBRARIES) and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except torch.AcceleratorError as first:
+            return first
+    return error
 
 
 def _line(error: BaseException) -> str:

@@ -19,6 +19,15 @@ def move(module: nn.Module, device: torch.device) -> None:
         module.to(device)
 
 
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on a device, copied without a wait for what the device still has to do."""
+    if tensor.device == device:
+        return tensor
+    if device.type != "cpu" and tensor.device.type == "cpu" and not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=device.type != "cpu")
+
+
 def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
     """Return `values` with each tensor in its tuples, lists and dicts, however deep, replaced."""
     if isinstance(values, Tensor):

@@ -8,7 +8,7 @@ Tried with torch 2.11, 2.13 and 2.15.
 import contextlib
 import importlib
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -40,6 +40,20 @@ def multiply_all(tensors: list[Tensor], factor: float | Tensor) -> None:
     A factor that is a tensor has shape (), and their device and dtype.
     """
     torch._foreach_mul_(tensors, factor)
+
+
+def copy_all(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+    """Copy each tensor of `source` into that of `to`, in a few kernels: see multiply_all.
+
+    Each has the device and dtype of the other. A list of several kinds would be copied one by one.
+    """
+    kinds: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for pair in zip(to, source, strict=True):
+        some, others = kinds.setdefault((pair[0].device, pair[0].dtype), ([], []))
+        some.append(pair[0])
+        others.append(pair[1])
+    for some, others in kinds.values():
+        torch._foreach_copy_(some, others)
 
 
 def divide_all(tensors: list[Tensor], divisor: float) -> None:
@@ -113,7 +127,7 @@ def flight_recorder(device: str) -> bytes:
 
 def record_memory() -> None:
     """Record each allocation on the GPUs from now on; torch documents it with the underscore."""
-    torch.cuda.memory._record_memory_history(max_entries=_MOST_ALLOCATIONS)
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=_MOST_ALLOCATIONS)
 
 
 def save_memory(path: str) -> None:

@@ -15,6 +15,7 @@ import math
 from torch import Tensor
 
 from trainer.config.exits import Exit, Fault
+from trainer.distributed.torch_private import copy_all
 from trainer.engine.resume import roll_back
 from trainer.engine.run import Run
 
@@ -44,12 +45,10 @@ class NonfiniteGuard:
         if math.isfinite(norm):
             self.in_a_row = 0
             self._run.loss_scale.count_success()
-            for kept, buffer in zip(self._kept, self._buffers, strict=True):
-                kept.copy_(buffer)
+            copy_all(self._kept, self._buffers)
             return True
         # The forward pass has already updated the running statistics of BatchNorm.
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            buffer.copy_(kept)
+        copy_all(self._buffers, self._kept)
         if self._run.loss_scale.back_off():
             return False
         self.skipped += 1
@@ -101,8 +100,7 @@ class NonfiniteGuard:
                 f"{settings.warmup_steps})",
             )
         self._went_back_to, self.in_a_row = run.step, 0
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            kept.copy_(buffer)
+        copy_all(self._kept, self._buffers)
         run.report("fault", kind="rolled_back", step=last, to=run.step, checkpoint=run.saved)
         if run.runtime.is_main:
             log.warning("%s; going on from %s", wrong, run.saved)

@@ -82,6 +82,12 @@ def test_too_few_pieces_are_refused_by_name() -> None:
     [
         (Fault(Exit.DATA, "no such file"), Exit.DATA, "no such file"),
         (RuntimeError("[a.cc:1] Connection closed by peer [::1]:2"), Exit.PEER, "lost a peer: "),
+        (
+            torch.AcceleratorError("CUDA error: device-side assert triggered\nmore"),
+            Exit.CODE,
+            "AcceleratorError: CUDA error: device-side assert triggered: an index outside its range",
+        ),
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error"), Exit.MACHINE, "Accel"),
         (ZeroDivisionError("by 0"), Exit.CODE, "ZeroDivisionError: by 0"),
     ],
 )

@@ -1,5 +1,7 @@
 """NaN and infinite gradients: the step is skipped, the run rolls back, or ends with 72."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +24,66 @@ def faults(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 def leave_out_the_sixth_update() -> None:
     """Leave out one update: a run that skips the step must equal this one."""
-    step, calls = torch.optim.SGD.step, 0
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        leave_out(kind)
 
-    def all_but_one(self: torch.optim.SGD, closure: None = None) -> None:
+
+def leave_out(kind: Any) -> None:
+    step, calls = kind.step, 0
+
+    def all_but_one(self: Any, closure: None = None) -> None:
         nonlocal calls
         calls += 1
         if calls != 6:
             step(self, closure)
 
-    torch.optim.SGD.step = all_but_one  # type: ignore[method-assign]
+    kind.step = all_but_one
+
+
+def planted_where_the_device_decides(**fault: str) -> Callable[[], None]:
+    """Return what `planted` does; it also has a fused optimiser skip by itself, as on a GPU."""
+    return partial(_let_the_device_decide, fault)
+
+
+def _let_the_device_decide(fault: dict[str, str]) -> None:
+    from trainer.engine.step import nonfinite
+
+    def always(run: object) -> bool:
+        return run is not None
+
+    planted(**fault)()
+    nonfinite.device_decides = always
+
+
+# Who skips: how to plant a fault, and the settings.
+WHO: dict[str, tuple[Callable[..., Callable[[], None]], dict[str, str]]] = {
+    "host": (planted, {}),
+    # A report of a step would ask for the decision on it at once.
+    "device": (
+        planted_where_the_device_decides,
+        {"optimizer": "adamw-fused", "lr": "0.003", "log_steps": "100"},
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("mode", "ranks", "kind"),
+    ("mode", "ranks", "kind", "who"),
     [
-        ("single", 1, "gradient"),
-        ("ddp", 2, "gradient"),
-        ("ddp", 2, "loss"),
-        ("fsdp", 2, "gradient"),
+        ("single", 1, "gradient", "host"),
+        ("ddp", 2, "gradient", "host"),
+        ("ddp", 2, "loss", "host"),
+        ("fsdp", 2, "gradient", "host"),
+        ("single", 1, "gradient", "device"),
+        ("ddp", 2, "loss", "device"),
     ],
 )
 def test_one_bad_step_on_one_rank_is_skipped_by_all(
-    mode: str, ranks: int, kind: str, tmp_path: Path
+    mode: str, ranks: int, kind: str, who: str, tmp_path: Path
 ) -> None:
-    plant = planted(NUMBERLESS=f"{kind}:6")
-    events = run_ranks(ranks, tmp_path / "skipped", plant, mode=mode, **NUMBERLESS)
-    plain = QUICK | {"task": "synthetic", "mode": mode}
+    plant, settings = WHO[who]
+    fault = plant(NUMBERLESS=f"{kind}:6")
+    events = run_ranks(ranks, tmp_path / "skipped", fault, mode=mode, **NUMBERLESS | settings)
+    plain = QUICK | {"task": "synthetic", "mode": mode} | settings
     run_ranks(ranks, tmp_path / "left out", leave_out_the_sixth_update, **plain)
     (skipped,) = faults(events, "nonfinite")
     assert (skipped["step"], skipped["skipped"], skipped["in_a_row"]) == (6, 1, 1)
@@ -56,10 +92,12 @@ def test_one_bad_step_on_one_rank_is_skipped_by_all(
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-def test_a_passing_fault_is_rolled_back_and_leaves_no_trace(tmp_path: Path) -> None:
-    plant = planted(NUMBERLESS="gradient:9,10,11")
-    wrong = run_ranks(2, tmp_path / "wrong", plant, nonfinite_allowance="3", **NUMBERLESS)
-    plain = QUICK | {"task": "synthetic"}
+@pytest.mark.parametrize("who", WHO)
+def test_a_passing_fault_is_rolled_back_and_leaves_no_trace(who: str, tmp_path: Path) -> None:
+    plant, settings = WHO[who]
+    fault, allowance = plant(NUMBERLESS="gradient:9,10,11"), {"nonfinite_allowance": "3"}
+    wrong = run_ranks(2, tmp_path / "wrong", fault, **NUMBERLESS | settings | allowance)
+    plain = QUICK | {"task": "synthetic"} | settings
     right = run_ranks(2, tmp_path / "right", **plain)
     (back,) = faults(wrong, "rolled_back")
     # step 8's checkpoint holds the weights that step 9 failed with
@@ -69,9 +107,11 @@ def test_a_passing_fault_is_rolled_back_and_leaves_no_trace(tmp_path: Path) -> N
     assert wrong[-1]["accuracy"] == right[-1]["accuracy"]
 
 
-def test_the_same_failure_after_a_rollback_is_72(tmp_path: Path) -> None:
-    plant = planted(POISONED="9,10,11")
-    events = run_ranks(2, tmp_path, plant, code=72, nonfinite_allowance="3", **POISONED)
+@pytest.mark.parametrize("who", WHO)
+def test_the_same_failure_after_a_rollback_is_72(who: str, tmp_path: Path) -> None:
+    plant, settings = WHO[who]
+    fault, settings = plant(POISONED="9,10,11"), POISONED | settings
+    events = run_ranks(2, tmp_path, fault, code=72, nonfinite_allowance="3", **settings)
     assert [fault["step"] for fault in faults(events, "nonfinite")] == [9, 10, 11, 9, 10, 11]
     assert len(faults(events, "rolled_back")) == 1
     assert events[-1]["code"] == 72
@@ -81,9 +121,13 @@ def test_the_same_failure_after_a_rollback_is_72(tmp_path: Path) -> None:
     )
 
 
-def test_within_the_allowance_training_goes_on_and_statistics_stay_clean(tmp_path: Path) -> None:
-    plant = planted(POISONED="9,10,12")
-    events = run_ranks(1, tmp_path, plant, nonfinite_allowance="3", **POISONED)
+@pytest.mark.parametrize("who", WHO)
+def test_within_the_allowance_training_goes_on_and_statistics_stay_clean(
+    who: str, tmp_path: Path
+) -> None:
+    plant, settings = WHO[who]
+    fault, settings = plant(POISONED="9,10,12"), POISONED | settings
+    events = run_ranks(1, tmp_path, fault, nonfinite_allowance="3", **settings)
     assert events[-1]["skipped_steps"] == 3
     text = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
     assert "NaN" not in text  # which is not JSON

@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor, nn
 
 from tests.conftest import Started, ranks_below
-from tests.gpu.runs import GPUS, Case, begin, end
+from tests.gpu.runs import GPUS, Case, begin, end, on_host
 from trainer.tasks import synthetic
 
 pytestmark = [
@@ -90,6 +90,32 @@ def test_an_index_outside_its_range_is_the_codes_fault_and_not_the_machines(
     (error,) = ended.of("error")
     assert "device-side assert triggered: an index outside its range" in error["message"]
     assert "CUDA_LAUNCH_BLOCKING=1" in error["message"]
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", "0.03"), ("adamw-fused", "0.003")])
+def test_a_step_without_a_finite_gradient_is_skipped_as_on_the_host(
+    optimizer: str, lr: str, start: Any
+) -> None:
+    """The GPU decides, and the host knows only later; running statistics are as they were, too."""
+    both = {"OPTIMIZER": optimizer, "LR": lr, "LOG_STEPS": "7"}
+    case = Case(task=f"{_FAULTS}Poisoned", both=both)
+    expected = on_host(start, case, POISONED="3,8,9")
+    found = end(begin(start, case, POISONED="3,8,9"))
+    for one in (found, expected):
+        assert [event["step"] for event in one.of("fault")] == [3, 8, 9]
+        assert one.of("summary")[0]["skipped_steps"] == 3
+    assert found.losses == pytest.approx(expected.losses, rel=1e-3)
+    evaluated = [[event["loss"] for event in one.of("eval")] for one in (found, expected)]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-3)
+
+
+def test_many_of_them_in_a_row_end_a_run_on_a_gpu_too(start: Any, tmp_path: Path) -> None:
+    both = {"LOG_STEPS": "100", "CHECKPOINT_STEPS": "4", "NONFINITE_ALLOWANCE": "3"}
+    case = Case(task=f"{_FAULTS}Poisoned", both=both)
+    ended = end(begin(start, case, POISONED="9,10,11", TRAINER_OUT=str(tmp_path)), code=72)
+    kinds = [(event["kind"], event["step"]) for event in ended.of("fault")]
+    skipped = [("nonfinite", 9), ("nonfinite", 10), ("nonfinite", 11)]
+    assert kinds == [*skipped, ("rolled_back", 11), *skipped]
 
 
 def test_a_rank_that_hangs_is_named_and_all_end_with_69(start: Any, tmp_path: Path) -> None:

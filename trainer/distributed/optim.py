@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from trainer.config.exits import Exit, Fault
@@ -65,7 +66,18 @@ def recipe(settings: Settings) -> tuple[type[Optimizer], dict[str, Any]]:
 def build(model: nn.Module, settings: Settings, own: Own) -> Optimizer:
     """Return the optimiser of the model's parameters. Raises Fault(64) for a task that makes none."""
     kind, arguments = constructor(settings, own)
+    on_gpu = all(p.is_cuda and not isinstance(p, DTensor) for p in model.parameters())
+    if kind is torch.optim.SGD and on_gpu:
+        arguments = arguments | {"fused": True}  # a kernel can skip the update: skip_where
     return kind(groups_of(model, settings, own), **arguments)
+
+
+def skip_where(optimizer: Optimizer, skipped: Tensor) -> None:
+    """Have the next step of a fused optimiser change nothing if `skipped`, shape (), is true.
+
+    The host need not know: this is how torch.amp.GradScaler asks for it.
+    """
+    setattr(optimizer, "found_inf", skipped.float())  # noqa: B010  # torch declares no such attribute
 
 
 def constructor(settings: Settings, own: Own) -> tuple[Callable[..., Optimizer], dict[str, Any]]:

@@ -8,7 +8,7 @@ Tried with torch 2.11, 2.13 and 2.15.
 import contextlib
 import importlib
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -42,18 +42,9 @@ def multiply_all(tensors: list[Tensor], factor: float | Tensor) -> None:
     torch._foreach_mul_(tensors, factor)
 
 
-def copy_all(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
-    """Copy each tensor of `source` into that of `to`, in a few kernels: see multiply_all.
-
-    Each has the device and dtype of the other. A list of several kinds would be copied one by one.
-    """
-    kinds: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-    for pair in zip(to, source, strict=True):
-        some, others = kinds.setdefault((pair[0].device, pair[0].dtype), ([], []))
-        some.append(pair[0])
-        others.append(pair[1])
-    for some, others in kinds.values():
-        torch._foreach_copy_(some, others)
+def copy_all(to: list[Tensor], source: list[Tensor]) -> None:
+    """Copy each tensor of `source` into that of `to`, all of one device and dtype: see multiply_all."""
+    torch._foreach_copy_(to, source)
 
 
 def divide_all(tensors: list[Tensor], divisor: float) -> None:

@@ -224,6 +224,7 @@ def _take_steps(
         # Each rank asks by its own clock; together they agree on the step to save after.
         due = 0 < 60 * settings.checkpoint_minutes <= time.monotonic() - run.save_began
         if stop.agreed(save=due, is_step=True):
+            guard.settle()
             return True
         profile_step()
 
@@ -245,9 +246,15 @@ def _take_steps(
         # What follows a step: compare replicas, report, save, evaluate.
         last = run.step == steps
         saving = _is_every(settings.checkpoint_steps, run) or stop.save
+        evaluating = _is_every(settings.eval_steps, run)
+        if settings.eval_steps is None:
+            evaluating = run.samples // order.length > epoch
+        reporting = last or saving or run.step == 1 or _is_every(settings.log_steps, run)
+        if reporting or evaluating:
+            guard.settle()
         if _is_every(settings.fingerprint_steps, run):
             compare(run)
-        if last or saving or run.step == 1 or _is_every(settings.log_steps, run):
+        if reporting:
             loss = total([float(loss_sum)], runtime)[0] / weight
             since = since.report(
                 run, steps=steps, epoch=epoch, loss=loss, norm=float(norm), rate=rate
@@ -255,9 +262,6 @@ def _take_steps(
         if last or guard.exhausted:
             break
         pause = time.monotonic()
-        evaluating = _is_every(settings.eval_steps, run)
-        if settings.eval_steps is None:
-            evaluating = run.samples // order.length > epoch
         best = evaluating and bool(settings.checkpoint_keep_best)  # needs a checkpoint to keep
         saving = (saving or best) and not guard.in_a_row
         metric = _save_and_evaluate(run, stop, saving=saving, evaluating=evaluating)

@@ -88,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{result['date']}, {device}, torch {result['versions']['torch']}\n")
     print("| row | muster, a second | share of the peak | plain PyTorch | time by its (spread) |")
     print("| --- | --- | --- | --- | --- |")
+    path = args.folder / f"gpu-{date:%Y%m%dT%H%M%S}.json"
     result["rows"] = {}
     for name in args.rows or ROWS:
         try:
@@ -96,8 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
             found = {"error": str(error)}
         result["rows"][name] = found
         print(_line(name, found), flush=True)
-    path = args.folder / f"gpu-{date:%Y%m%dT%H%M%S}.json"
-    path.write_text(json.dumps(result, indent=1), encoding="utf-8")
+        path.write_text(json.dumps(result, indent=1), encoding="utf-8")  # an hour's work may be cut
     print(f"\n{path}")
     failed = any("error" in one for one in result["rows"].values())
     return int(failed or result.get("tests", {}).get("exit", 0) != 0)

@@ -300,6 +300,24 @@ def test_406_million_parameters_on_32_ranks_take_20_s_of_a_core(
     assert seconds < 20
 
 
+def test_for_a_gpu_adamw_updates_all_parameters_at_once(tmp_path: Path) -> None:
+    """As torch does there: the root of every second moment, so as much again as the parameters."""
+    deep = {"task": "tests.parity.test_dry_run:Deep", "optimizer": "adamw", "eval_steps": "0"}
+    (host,) = dry_run(1, tmp_path / "host", **deep)
+    (gpu,) = dry_run(1, tmp_path / "gpu", **deep, device_memory="80")
+    whole = host["parameters"]
+    assert host["peak"] < 4.5 * whole
+    assert gpu["peak"] == pytest.approx(5 * whole, rel=0.02)
+
+
+class Deep(synthetic.Task):
+    """Many equal layers."""
+
+    def model(self) -> nn.Module:
+        layers = (nn.Linear(512, 512, bias=False) for _ in range(16))
+        return nn.Sequential(nn.Linear(64, 512), *layers, nn.Linear(512, 10))
+
+
 def test_a_thousand_ranks_fit_into_one_process(tmp_path: Path) -> None:
     settings = COMMON | {"mode": "hsdp", "mesh": "dp_replicate=128,dp_shard=8"}
     (few,) = dry_run(8, tmp_path / "few", **(COMMON | {"mode": "fsdp", "micro_batch": "2"}))

@@ -72,6 +72,13 @@ def build(model: nn.Module, settings: Settings, own: Own) -> Optimizer:
     return kind(groups_of(model, settings, own), **arguments)
 
 
+def update_as_on_a_gpu(optimizer: Optimizer) -> None:
+    """Have AdamW update all parameters at once, as it does on a GPU: it needs the memory for it."""
+    if type(optimizer) is torch.optim.AdamW:
+        for group in optimizer.param_groups:
+            group["foreach"] = not group["fused"]
+
+
 def skip_where(optimizer: Optimizer, skipped: Tensor) -> None:
     """Have the next step of a fused optimiser change nothing if `skipped`, shape (), is true.
 

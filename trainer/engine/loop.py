@@ -256,9 +256,7 @@ def _take_steps(
             compare(run)
         if reporting:
             loss = total([float(loss_sum)], runtime)[0] / weight
-            since = since.report(
-                run, steps=steps, epoch=epoch, loss=loss, norm=float(norm), rate=rate
-            )
+            since = since.report(run, steps=steps, epoch=epoch, loss=loss, norm=norm, rate=rate)
         if last or guard.exhausted:
             break
         pause = time.monotonic()

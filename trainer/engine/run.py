@@ -149,7 +149,7 @@ class Since:
     weight: float = 0.0
 
     def report(
-        self, run: Run, *, steps: int, epoch: int, loss: float, norm: float, rate: float
+        self, run: Run, *, steps: int, epoch: int, loss: float, norm: torch.Tensor, rate: float
     ) -> "Since":
         """Report a step, and what came since the last; return what the next one begins with."""
         seconds = time.monotonic() - self.began
@@ -159,7 +159,7 @@ class Since:
             steps=steps,
             epoch=epoch,
             loss=loss,
-            grad_norm=norm,
+            grad_norm=float(norm),
             lr=rate,
             samples=run.samples,
             samples_per_s=(run.samples - self.samples) / seconds,

@@ -24,6 +24,7 @@ from trainer.data.order import Order, training_shares
 from trainer.data.sets import Batch, tokens_of
 from trainer.data.stream import Stream
 from trainer.data.task_contract import blocks_of, own_of
+from trainer.distributed.optim import update_as_on_a_gpu
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime, place
 from trainer.distributed.tensors import local_part, map_tensors
@@ -89,6 +90,8 @@ def _need(settings: Settings, runtime: Runtime, *, real: bool) -> Need:
             recompute_blocks(model)
         strategy = strategies.build("single" if mode.processes else name, model, context)
         del model
+        if settings.device_memory or torch.accelerator.is_available():
+            update_as_on_a_gpu(strategy.optimizer)
         if fake:
             batches = [
                 replace(b, inputs=inputs, targets=targets, weights=weights)

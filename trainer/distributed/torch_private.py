@@ -118,7 +118,7 @@ def flight_recorder(device: str) -> bytes:
 
 def record_memory() -> None:
     """Record each allocation on the GPUs from now on; torch documents it with the underscore."""
-    torch.cuda.memory._record_memory_history(stacks="python", max_entries=_MOST_ALLOCATIONS)
+    torch.cuda.memory._record_memory_history(max_entries=_MOST_ALLOCATIONS)
 
 
 def save_memory(path: str) -> None:

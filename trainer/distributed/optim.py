@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
@@ -56,25 +56,42 @@ def recipe(settings: Settings) -> tuple[type[Optimizer], dict[str, Any]]:
     """Return the class and the arguments of the optimiser that the settings name."""
     common = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.optimizer == "adamw":
-        return torch.optim.AdamW, common
+        return AdamW, common
     if settings.optimizer == "adamw-fused":
-        return torch.optim.AdamW, common | {"fused": True}
+        return AdamW, common | {"fused": True}
     momentum = common | {"momentum": settings.momentum}
-    return (Muon if settings.optimizer == "muon" else torch.optim.SGD), momentum
+    return (Muon if settings.optimizer == "muon" else SGD), momentum
 
 
 def build(model: nn.Module, settings: Settings, own: Own) -> Optimizer:
     """Return the optimiser of the model's parameters. Raises Fault(64) for a task that makes none."""
     kind, arguments = constructor(settings, own)
+    groups = groups_of(model, settings, own)
     on_gpu = all(p.is_cuda and not isinstance(p, DTensor) for p in model.parameters())
-    if kind is torch.optim.SGD and on_gpu:
-        arguments = arguments | {"fused": True}  # a kernel can skip the update: skip_where
-    return kind(groups_of(model, settings, own), **arguments)
+    if kind is SGD and on_gpu and not any(group.get("dampening") for group in groups):
+        arguments = arguments | {"fused": True}  # its kernel can skip an update: skip_where
+    optimizer = kind(groups, **arguments)
+    zero_momentum(optimizer)
+    return optimizer
+
+
+def zero_momentum(optimizer: Optimizer) -> None:
+    """Give the fused SGD its momentum, which is what a first step without one begins with.
+
+    torch would begin with memory that nobody has written, which a skipped step leaves so, and fails
+    where a parameter has its first gradient later than another (torch 2.15).
+    """
+    if type(optimizer) is not SGD:
+        return
+    for group in optimizer.param_groups:
+        if group["fused"] and group["momentum"]:
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def update_as_on_a_gpu(optimizer: Optimizer) -> None:
     """Have AdamW update all parameters at once, as it does on a GPU: it needs the memory for it."""
-    if type(optimizer) is torch.optim.AdamW:
+    if type(optimizer) is AdamW:
         for group in optimizer.param_groups:
             group["foreach"] = not group["fused"]
 

@@ -22,7 +22,9 @@ _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 _TRAINER = str(Path(__file__).parents[1])
 
 # Files that only pass a call on: their caller says what the call is for.
-_TRANSPARENT = tuple(f"{_TORCH}/{name}" for name in ("_ops.py", "utils/_", "_C/", "_tensor.py"))
+_TRANSPARENT = tuple(
+    f"{_TORCH}/{name}" for name in ("_ops.py", "utils/_", "_C/", "_tensor.py", "cuda/streams.py")
+)
 _COLLECTIVE = (
     *(f"{_TORCH}/{name}" for name in ("distributed/", "nn/parallel/distributed.py", "autograd/")),
     f"{_TRAINER}/watch/stop.py",

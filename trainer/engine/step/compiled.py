@@ -23,6 +23,7 @@ from torch.optim.sgd import sgd
 
 from trainer.data.sets import Batch, Nested
 from trainer.distributed.messages import from_all
+from trainer.distributed.optim import zero_momentum
 from trainer.distributed.precision import autocast
 from trainer.distributed.tensors import map_tensors
 from trainer.strategies import Context, WholeStep, summed_loss
@@ -52,6 +53,7 @@ def compile_step(model: nn.Module, optimizer: Optimizer, context: Context) -> Wh
         return step
     if isinstance(optimizer, SGD | AdamW):
         optimizer.state.clear()  # what the try has put there
+        zero_momentum(optimizer)
     if runtime.is_main:
         log.warning("TRAINER_COMPILE=step: the steps run as they are, not compiled: %s", reason)
     return None

@@ -59,8 +59,7 @@ class NonfiniteGuard:
         if self.exhausted:
             return False
         optimizer, step = self._run.strategy.optimizer, self._run.step + 1
-        # Without a state torch's fused SGD would make one of whatever is in memory, and then skip.
-        if not self._device_decides or not optimizer.state:
+        if not self._device_decides:
             finite = self._judge(float(norm), step)
             for kept in self._kept:
                 kept.keep() if finite else kept.restore()

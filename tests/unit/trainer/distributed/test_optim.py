@@ -1,9 +1,19 @@
-"""The learning rate: how it grows with the global batch."""
+"""The learning rate, how it grows with the global batch, and the optimiser of a GPU."""
+
+from collections.abc import Sequence
 
 import pytest
+import torch
+from torch.optim import SGD
 
 from trainer.config.settings import Settings
-from trainer.distributed.optim import learning_rate, lr_reason, peak_rate
+from trainer.distributed.optim import (
+    learning_rate,
+    lr_reason,
+    peak_rate,
+    skip_where,
+    zero_momentum,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,3 +29,27 @@ def test_the_rate_grows_with_the_batch(scale: str, peak: float, reason: str) -> 
     assert peak_rate(settings) == pytest.approx(peak)
     assert learning_rate(9, 100, settings) == pytest.approx(peak)
     assert lr_reason(settings) == reason
+
+
+def test_the_fused_sgd_updates_as_the_other_and_can_skip_its_first_step() -> None:
+    """Also a parameter that has its first gradient later; with torch's own beginning that fails."""
+    optimizers = []
+    for fused in (False, True):
+        parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+        optimizers.append(SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1, fused=fused))
+    usual, fused_one = optimizers
+    zero_momentum(fused_one)
+    skip_where(fused_one, torch.tensor(True))
+    update(fused_one, [torch.nan, torch.nan])
+    skip_where(fused_one, torch.tensor(False))
+    for gradients in ([1.0, None], [2.0, 3.0], [4.0, 5.0]):
+        update(usual, gradients)
+        update(fused_one, gradients)
+    for one, other in zip(*(o.param_groups[0]["params"] for o in optimizers), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def update(optimizer: SGD, gradients: Sequence[float | None]) -> None:
+    for parameter, value in zip(optimizer.param_groups[0]["params"], gradients, strict=True):
+        parameter.grad = None if value is None else torch.full_like(parameter, value)
+    optimizer.step()

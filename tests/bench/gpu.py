@@ -163,7 +163,7 @@ def _line(name: str, found: Mapping[str, Any]) -> str:
 
 def _tests() -> dict[str, Any]:
     """Run tests/gpu; return pytest's exit code and what it printed last, all failures in it."""
-    command = (sys.executable, "-m", "pytest", "-q", "-rfEs", "-m", "gpu", "tests/gpu")
+    command = (sys.executable, "-m", "pytest", "-q", "-rfEs", "-m", "gpu", "-n", "4", "tests/gpu")
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(ended.stdout[-2000:])
     return {"exit": ended.returncode, "output": ended.stdout[-50_000:]}

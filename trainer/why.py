@@ -57,7 +57,7 @@ def why(run: History) -> list[str]:
         faults = [mark for mark in run.marks if mark.kind == "fault"]
         lines += [f"fault     step {mark.step}: {mark.text}" for mark in faults[-3:]]
     elif last is not None:
-        lines += in_words(last, job=run.name, silent=_silent(run.attempts[-1]))
+        lines += in_words(last, job=run.name, silent=_silent(run))
     elif ended.state == "open":
         lines.append(
             "cause     no end is recorded: it runs, or its processes or machine were killed"
@@ -96,11 +96,18 @@ def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
         )
 
 
-def _silent(attempt: Attempt) -> list[str]:
-    """Return the ranks that did not fail by themselves, if they are few beside those that did."""
+def _silent(run: History) -> list[str]:
+    """Return the ranks of the last attempt without an error, if they are few beside the others.
+
+    One that raised because it lost the first may have been ended while it still exited: then it is none
+    of those that failed by themselves, and only its lines show the error.
+    """
+    attempt, said = run.attempts[-1], _lines_by_rank(run.folder / "logs", newest=True)
     failed = {rank.get("rank") for rank in attempt.failures}
     rest = [rank for rank in range(int(attempt.launch.get("world_size", 0))) if rank not in failed]
-    return [f"rank {rank}" for rank in rest] if len(rest) <= len(failed) else []
+    if len(rest) > len(failed):
+        return []
+    return [f"rank {one}" for one in rest if not errors(plain(said.get(f"rank {one}", ())))]
 
 
 def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
@@ -117,11 +124,16 @@ def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
     return own
 
 
-def _lines_by_rank(logs: Path) -> dict[str, list[str]]:
-    """Return what the ranks of all nodes wrote last, by rank; "launcher" where a line has none."""
+def _lines_by_rank(logs: Path, *, newest: bool = False) -> dict[str, list[str]]:
+    """Return what the ranks of all nodes wrote last, by rank; "launcher" where a line has none.
+
+    `newest`: in the last attempt alone.
+    """
     lines: dict[str, list[str]] = {}
     for file in sorted(logs.glob("*.log"))[:_MOST_LOGS]:
-        for line in _tail(file):
+        kept = _tail(file)
+        begins = [number for number, line in enumerate(kept) if line.startswith("--- ")]
+        for line in kept[begins[-1] :] if newest and begins else kept:
             rank = _FROM_RANK.match(line)
             if not line.startswith(NOT_OF_RANKS):
                 text = line[rank.end() :] if rank else line

@@ -88,3 +88,23 @@ def test_a_fault_of_a_later_set(name: str, tmp_path: Path) -> None:
     who = "rank 1" if name == "a shard that ends early" else case.who or "rank "
     assert found["first"].startswith(who), found
     assert EVIDENCE.get(name, case.evidence) in found["evidence"], found
+
+
+# Rank 0 shows its error when the launcher has seen the end of rank 1, and takes long to end.
+SLOW_TO_EXIT = """
+import atexit, os, sys, time, traceback
+
+if os.environ["RANK"] == "0":
+    sys.excepthook = lambda *error: (time.sleep(0.15), traceback.print_exception(*error))
+    atexit.register(time.sleep, 2)
+"""
+
+
+def test_a_rank_that_is_ended_while_it_still_exits_is_not_the_one_waited_for(
+    tmp_path: Path,
+) -> None:
+    """It raised when it had lost the first. Seen on a busy machine."""
+    case = SETS["FSDP weights gathered on rank 0 only"]
+    found = of_two_ranks(tmp_path, {"train.py": SLOW_TO_EXIT + case.script}, case.command)
+    assert found["first"].startswith("rank 1"), found
+    assert case.evidence in found["evidence"], found

@@ -27,6 +27,8 @@ log = logging.getLogger("why")
 _MOST = 10  # lines
 _MOST_LOGS = 64
 _FROM_RANK = re.compile(r"\[rank (\d+)\] ")
+# gloo's threads end so when Python shuts down, whatever a rank has said before.
+_ABORTED = "terminate called without an active exception"
 _TAIL = 1 << 16  # bytes of a log that are read, from its end
 
 
@@ -117,6 +119,7 @@ def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
     own = own or tuple(str(rank.get("traceback", "")).splitlines())
     if errors(plain(own)):
         return own
+    own = tuple(line for line in own if _ABORTED not in line)
     found = read_log(_tail(log_file), source="")
     mine = [one for one in found if one.who == f"rank {rank.get('rank')}"]
     if mine and (not own or errors(plain(mine[-1].detail))):

@@ -108,3 +108,21 @@ def test_a_rank_that_is_ended_while_it_still_exits_is_not_the_one_waited_for(
     found = of_two_ranks(tmp_path, {"train.py": SLOW_TO_EXIT + case.script}, case.command)
     assert found["first"].startswith("rank 1"), found
     assert case.evidence in found["evidence"], found
+
+
+ABORTED = """
+import atexit, os
+
+if os.environ["RANK"] == "1":
+    atexit.register(os.abort)
+    end = b"terminate called without an active exception\\n"
+    atexit.register(os.write, 2, end)
+"""
+
+
+def test_an_abort_after_the_reason_was_printed_is_not_the_cause(tmp_path: Path) -> None:
+    """gloo does so, now and then, to a rank that leaves."""
+    case = SETS["a loss that is nan on one rank"]
+    found = of_two_ranks(tmp_path, {"train.py": ABORTED + case.script}, case.command)
+    assert found["cause"].endswith("(diverged)"), found
+    assert found["first"].startswith("rank 1"), found

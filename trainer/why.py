@@ -117,9 +117,9 @@ def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
     lines = rank.get("last_lines")
     own = tuple(map(str, lines if isinstance(lines, list) else ()))
     own = own or tuple(str(rank.get("traceback", "")).splitlines())
+    own = tuple(line for line in own if _ABORTED not in line)
     if errors(plain(own)):
         return own
-    own = tuple(line for line in own if _ABORTED not in line)
     found = read_log(_tail(log_file), source="")
     mine = [one for one in found if one.who == f"rank {rank.get('rank')}"]
     if mine and (not own or errors(plain(mine[-1].detail))):

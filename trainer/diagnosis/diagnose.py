@@ -109,6 +109,8 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
     if cause is None or not messages or not (cause.name == "hang" or _NO_REASON.match(sign.text)):
         return cause, sign.text
     # gloo may abort a rank that has raised, while Python shuts down.
+    if "SIGABRT" in sign.text and best is None and is_raised(messages[0]):
+        best = (find("raised, and was ended") or cause, messages[0])
     is_after = best is not None and best[0].name == "raised" and "SIGABRT" in sign.text
     # sys.exit(text) and shells end with 1 after the reason; another last line may be about anything.
     is_quiet = best is None and not groups and not _GIVES_REASON.search(sign.text)

@@ -13,6 +13,14 @@ CLOSED = (
 )
 
 
+def test_an_error_without_words_is_the_cause_of_an_abort_after_it() -> None:
+    """gloo aborts a rank that leaves, now and then."""
+    lines = ("Traceback (most recent call last):", "    assert loss < most", "AssertionError")
+    found = diagnose([Sign("Signal 6 (SIGABRT) (exit -6)", "logs/", "rank 0", 1.0, lines)])
+    assert found is not None
+    assert (found.cause.name, found.evidence) == ("raised", "AssertionError")
+
+
 @pytest.mark.parametrize("ended", ["ended with its own code 1", "Signal 6 (SIGABRT)"])
 def test_a_rank_that_lost_one_that_had_left_is_not_the_cause_however_it_ended(ended: str) -> None:
     """gloo may abort a rank that has raised, while Python shuts down."""

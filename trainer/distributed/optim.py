@@ -79,12 +79,13 @@ def zero_momentum(optimizer: Optimizer) -> None:
     """Give the fused SGD its momentum, which is what a first step without one begins with.
 
     torch would begin with memory that nobody has written, which a skipped step leaves so, and fails
-    where a parameter has its first gradient later than another (torch 2.15).
+    where a parameter has its first gradient later than another (torch 2.15). With dampening a first step
+    is another one, so a task's own optimiser that has it stays as it is.
     """
     if type(optimizer) is not SGD:
         return
     for group in optimizer.param_groups:
-        if group["fused"] and group["momentum"]:
+        if group["fused"] and group["momentum"] and not group["dampening"]:
             for parameter in group["params"]:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 

@@ -1,6 +1,6 @@
 """What torch lacks to handle a module or tensor alike, whether a mode shards it or not."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +26,14 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cpu" and tensor.device.type == "cpu" and not tensor.is_pinned():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+def by_kind(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
+    """Return the tensors in lists of one device and dtype, as operations on many at once want them."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for one in tensors:
+        kinds.setdefault((one.device, one.dtype), []).append(one)
+    return kinds
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:

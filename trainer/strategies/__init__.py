@@ -25,7 +25,7 @@ from trainer.data.sets import Batch, Nested
 from trainer.distributed.optim import NOTHING, Own
 from trainer.distributed.precision import autocast
 from trainer.distributed.runtime import Runtime
-from trainer.distributed.tensors import local_part, move
+from trainer.distributed.tensors import by_kind, local_part, move
 from trainer.distributed.torch_private import multiply_all
 
 
@@ -170,10 +170,7 @@ def clip(
     total = global_norm(gradients, group, like=parameters[0])
     if norm:
         scale = (norm / (total + 1e-6)).clamp(max=1.0)  # as in torch's clip_grad_norm_
-        kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for part in map(local_part, gradients):
-            kinds.setdefault((part.device, part.dtype), []).append(part)
-        for (device, dtype), parts in kinds.items():
+        for (device, dtype), parts in by_kind(map(local_part, gradients)).items():
             multiply_all(parts, scale.to(device, dtype))
     return total
 

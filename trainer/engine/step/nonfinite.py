@@ -12,7 +12,6 @@ it ends with 72.
 
 import logging
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch.optim import SGD, AdamW
 
 from trainer.config.exits import Exit, Fault
 from trainer.distributed.optim import skip_where
-from trainer.distributed.tensors import local_part
+from trainer.distributed.tensors import by_kind, local_part
 from trainer.distributed.torch_private import copy_all
 from trainer.engine.resume import roll_back
 from trainer.engine.run import Run
@@ -45,7 +44,7 @@ class NonfiniteGuard:
         self._run = run
         self._went_back_to: int | None = None
         self._last_skipped = 0
-        self._kept = [_Buffers(some) for some in _by_kind(run.strategy.module.buffers())]
+        self._kept = [_Buffers(some) for some in by_kind(run.strategy.module.buffers()).values()]
         self._device_decides = device_decides(run)
         self._unknown: _Norm | None = None
 
@@ -62,7 +61,10 @@ class NonfiniteGuard:
         if not self._device_decides:
             finite = self._judge(float(norm), step)
             for kept in self._kept:
-                kept.keep() if finite else kept.restore()
+                if finite:
+                    kept.keep()
+                else:
+                    kept.restore()
             return finite
         is_finite = norm.isfinite()
         for kept in self._kept:
@@ -152,7 +154,7 @@ def device_decides(run: Run) -> bool:
     return (
         run.runtime.device.type == "cuda"
         and type(strategy.optimizer) in (SGD, AdamW)
-        and all(group["fused"] for group in strategy.optimizer.param_groups)
+        and all(g["fused"] and not g.get("dampening") for g in strategy.optimizer.param_groups)
         and not any(isinstance(one, DTensor) for one in strategy.module.parameters())
         and strategy.whole_step is None
         and run.average is None
@@ -201,11 +203,3 @@ class _Buffers:
         now = torch.cat([one.reshape(-1) for one in self._buffers])
         torch.where(wanted.to(now.device), now, self._flat, out=self._flat)
         self.restore()
-
-
-def _by_kind(buffers: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Return the buffers in lists of one device and dtype."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for one in buffers:
-        kinds.setdefault((one.device, one.dtype), []).append(one)
-    return kinds.values()

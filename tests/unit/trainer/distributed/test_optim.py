@@ -53,3 +53,9 @@ def update(optimizer: SGD, gradients: Sequence[float | None]) -> None:
     for parameter, value in zip(optimizer.param_groups[0]["params"], gradients, strict=True):
         parameter.grad = None if value is None else torch.full_like(parameter, value)
     optimizer.step()
+
+
+def test_a_fused_sgd_with_dampening_begins_as_torch_has_it() -> None:
+    optimizer = SGD([torch.nn.Parameter(torch.ones(3))], momentum=0.9, dampening=0.5, fused=True)
+    zero_momentum(optimizer)
+    assert not optimizer.state

@@ -40,7 +40,7 @@ def test_the_fused_sgd_updates_as_the_other_and_can_skip_its_first_step() -> Non
     usual, fused_one = optimizers
     zero_momentum(fused_one)
     skip_where(fused_one, torch.tensor(True))
-    update(fused_one, [torch.nan, torch.nan])
+    update(fused_one, [torch.nan, None])
     skip_where(fused_one, torch.tensor(False))
     for gradients in ([1.0, None], [2.0, 3.0], [4.0, 5.0]):
         update(usual, gradients)

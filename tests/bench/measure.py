@@ -59,12 +59,21 @@ class Contender:
     within: str | None = None
 
 
-def in_turn(contenders: Mapping[str, Contender], *, rounds: int) -> Times:
-    """Start every contender, and let each take its steps in every round; the first round warms up."""
-    with contextlib.ExitStack() as ending:
-        begun = {name: ending.enter_context(_started(one)) for name, one in contenders.items()}
-        ask = {name: reached() for name, reached in begun.items()}
-        return each_in_turn(ask, rounds=rounds)
+def in_turn(contenders: Mapping[str, Contender], *, rounds: int, starts: int = 3) -> Times:
+    """Start every contender, and let each take its steps in every round; the first round warms up.
+
+    `starts`: how many times all are started anew within the rounds. A process keeps what chance gave it,
+    such as where its memory lies, so that rounds of one process differ by less than processes do.
+    """
+    times: Times = {name: [] for name in contenders}
+    for start in range(min(starts, rounds)):
+        with contextlib.ExitStack() as ending:
+            begun = {name: ending.enter_context(_started(one)) for name, one in contenders.items()}
+            ask = {name: reached() for name, reached in begun.items()}
+            share = len(range(start, rounds, starts))
+            for name, took in each_in_turn(ask, rounds=share).items():
+                times[name] += took
+    return times
 
 
 def each_in_turn(contenders: Mapping[str, Callable[[], Took]], *, rounds: int) -> Times:

@@ -56,10 +56,13 @@ def test_the_table_and_the_file_have_every_ratio(
 
 
 @pytest.mark.slow
-def test_a_loop_takes_its_steps_when_asked() -> None:
-    bare = Contender((str(SCRIPTS / "bare.py"),), {"BENCH_STEPS": "3"})
-    times = in_turn({"one": bare}, rounds=2)
-    assert len(times["one"]) == 2
+def test_a_loop_takes_its_steps_when_asked_and_is_started_anew(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    code = f"open({str(begun)!r}, 'a').write('x'); import runpy; runpy.run_module('bare')"
+    bare = Contender(("-c", code), {"BENCH_STEPS": "3"})
+    times = in_turn({"one": bare}, rounds=3, starts=2)
+    assert begun.read_text(encoding="utf-8") == "xx"
+    assert len(times["one"]) == 3
     assert all(took.cpu > 0 and took.wall > 0 for took in times["one"])
     assert all(took.peak >= took.memory > 1e7 for took in times["one"])
 

@@ -59,11 +59,14 @@ class Contender:
     within: str | None = None
 
 
-def in_turn(contenders: Mapping[str, Contender], *, rounds: int, starts: int = 3) -> Times:
-    """Start every contender, and let each take its steps in every round; the first round warms up.
+def in_turn(
+    contenders: Mapping[str, Contender], *, rounds: int, starts: int = 3, warm_up: int = 1
+) -> Times:
+    """Start every contender, and let each take its steps in every round.
 
     `starts`: how many times all are started anew within the rounds. A process keeps what chance gave it,
     such as where its memory lies, so that rounds of one process differ by less than processes do.
+    `warm_up`: rounds after each start that do not count.
     """
     times: Times = {name: [] for name in contenders}
     for start in range(min(starts, rounds)):
@@ -71,18 +74,20 @@ def in_turn(contenders: Mapping[str, Contender], *, rounds: int, starts: int = 3
             begun = {name: ending.enter_context(_started(one)) for name, one in contenders.items()}
             ask = {name: reached() for name, reached in begun.items()}
             share = len(range(start, rounds, starts))
-            for name, took in each_in_turn(ask, rounds=share).items():
+            for name, took in each_in_turn(ask, rounds=share, warm_up=warm_up).items():
                 times[name] += took
     return times
 
 
-def each_in_turn(contenders: Mapping[str, Callable[[], Took]], *, rounds: int) -> Times:
-    """Call every contender in every round; the first round warms up."""
+def each_in_turn(
+    contenders: Mapping[str, Callable[[], Took]], *, rounds: int, warm_up: int = 1
+) -> Times:
+    """Call every contender in every round, after so many rounds to warm up."""
     times: Times = {name: [] for name in contenders}
-    for number in range(rounds + 1):
+    for number in range(warm_up + rounds):
         for name in _rotated(list(contenders), number):
             took = contenders[name]()
-            if number:
+            if number >= warm_up:
                 times[name].append(took)
     return times
 

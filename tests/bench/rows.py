@@ -50,6 +50,7 @@ def _compiled(rounds: int) -> Times:
     contenders = {
         "muster": muster(task=by_events, compile="step"),
         "bare": bare(),
+        "bare, compiled": bare(BENCH_COMPILE="yes"),
         "not compiled": muster(task=by_events),
     }
     return in_turn(contenders, rounds=rounds)
@@ -125,6 +126,8 @@ def _script(
         name: Contender((path, what, one), env, reads_ahead=workers > 0, within=within)
         for name, one in whose.items()
     }
+    if what == "load":  # a process does it once
+        return in_turn(contenders, rounds=rounds, starts=rounds, warm_up=0)
     return in_turn(contenders, rounds=rounds)
 
 
@@ -205,7 +208,7 @@ ROWS = {
     "compiled": Row(
         "the same with TRAINER_COMPILE=step",
         _compiled,
-        {"bare": 0.7, "not compiled": 1},
+        {"bare": 0.7, "bare, compiled": 1, "not compiled": 1},
     ),
     "events": Row(
         "the same with the events that a run writes by default, beside the first and the last alone",
@@ -284,7 +287,7 @@ ROWS = {
         rounds=5,
     ),
     "load": Row(
-        "the same loaded again",
+        "the same loaded by a process that has just been started",
         partial(_script, script="saving", what="load", peers={"torch.load": "torch"}, steps=1),
         {"torch.load": 1},
         rounds=9,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.bench import __main__ as bench
-from tests.bench import growth
+from tests.bench import growth, page
 from tests.bench.measure import SCRIPTS, Contender, Took, in_turn, ratio, to_end, until_line
 from tests.bench.rows import ROWS, Row
 
@@ -87,6 +87,23 @@ def test_a_time_may_begin_with_a_line() -> None:
 def test_a_contender_that_fails_is_shown() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         in_turn({"one": Contender(("-c", "raise SystemExit('broken')"))}, rounds=1)
+
+
+def test_the_pages_table_is_that_of_the_newest_runs() -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.table(page.newest(), page.reasons(text)) in text
+
+
+def test_runs_agree_within_their_largest_spread() -> None:
+    def run(cpu: float, spread: float, verdict: str) -> dict[str, Any]:
+        peer = {"cpu": cpu, "cpu_spread": spread, "memory": 1.5, "goal": 1.03, "verdict": verdict}
+        return {"date": "2026-01-01T10:20:30", "rows": {"step": {"ratios": {"bare": peer}}}}
+
+    runs = [run(1.0, 0.05, "met"), run(1.05, 0.01, "not met")]
+    row = page.table(runs, {("step", "bare"): "clipping"}).splitlines()[-1]
+    assert row == "| `step` | bare | 1.00, 1.05 | 5% | yes | 1.50 | 1.03 | open | clipping |"
+    apart = page.table([run(1.0, 0.05, "met"), run(1.06, 0.01, "met")], {}).splitlines()[-1]
+    assert apart == "| `step` | bare | 1.00, 1.06 | 5% | no | 1.50 | 1.03 | yes |  |"
 
 
 def test_what_grows_with_its_size_is_ten_and_worse_is_more() -> None:

@@ -3,11 +3,12 @@
 BENCH_MODE=fsdp shards by fully_shard, block by block; tp splits the layers as torch's tutorial on tensor
 parallelism does, without sequence parallelism.
 BENCH_LOOP=same clips the gradient and follows a schedule, so that it trains as the others do.
-BENCH_MICRO=4 accumulates micro-batches of four.
+BENCH_MICRO=4 accumulates micro-batches of four. BENCH_COMPILE=yes compiles the net.
 """
 
 import os
 
+import torch
 import torch.distributed as dist
 import training
 from torch import nn
@@ -59,6 +60,8 @@ parts = training.BATCH // micro
 net = training.net
 if training.WORLD_SIZE > 1:
     net = distributed(net)
+if os.environ.get("BENCH_COMPILE"):
+    net = torch.compile(net)
 optimizer = training.optimizer_of(net)
 schedule = training.schedule(optimizer)
 turns = Turns()

@@ -2,10 +2,13 @@
 
 python saving.py save|blocked|load muster|torch|dcp
 
-`blocked` ends a turn when the training may go on, and waits for the disk in the next.
+`blocked` ends a turn when the training may go on, and waits for the disk in the next. What `load` reads
+was saved by another process.
 """
 
+import gc
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -76,8 +79,14 @@ with (
     join(Settings(out=FOLDER / "run")) as runtime,
     saving_to(Settings(out=FOLDER / "run"), runtime) as saver,
 ):
-    on_disk = begin(1)[1]
-    on_disk()
+    if action == "load":
+        subprocess.run([sys.executable, __file__, "make", whose], check=True)
+    else:
+        on_disk = begin(1)[1]
+        on_disk()
+    if action == "make":
+        sys.exit()
+    gc.freeze()  # as the trainer does; a collection would fall into some turn by chance
     turns = Turns()
     for number in range(2, 10**6):
         if action == "load":

@@ -192,10 +192,7 @@ docs: $(STAMP) ## write the pages' tables and the job file's schema anew from th
 	@$(PY) -m trainer.tools.reference
 	@$(if $(PICTURES),$(PY) -m tests.report.pictures)
 
-# Two at a time, whatever the machine: most of a test's time is the start of a process with torch.
-PARALLEL = -n 2 --dist worksteal
-# Of the fast ones some only wait: a third has work meanwhile.
-test-fast: PARALLEL = -n 3 --dist worksteal
+PARALLEL = -n auto --dist worksteal
 # Without kept bytecode each run would rewrite every assertion, and each process of a test compile the kit.
 test test-fast test-parity: export PYTHONDONTWRITEBYTECODE =
 

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from trainer.imports import without_collection
+from trainer.launcher.hardware import count_cores
 
 # The machine runs other tests at the same time, so an example has no deadline.
 hypothesis.settings.register_profile("muster", deadline=None)
@@ -123,6 +124,15 @@ def ranks_below(launcher: int) -> list[psutil.Process]:
             if kind == "rank":
                 found[int(number)] = process
     return [found[number] for number in sorted(found)]
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many tests run at a time: one for a core, at least two, each with 4 GB of memory.
+
+    Of the fast ones some only wait: one more has work meanwhile.
+    """
+    fit = int(psutil.virtual_memory().total // 4e9)
+    return max(2, min(count_cores(), fit)) + int(config.option.markexpr == "not slow")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -51,6 +51,7 @@ def test_without_a_gpu_it_says_so(capsys: Any) -> None:
     assert "torch finds no GPU here; --small tries the rows without one" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_operations_are_counted_of_the_whole_models() -> None:
     """ResNet-50 takes 4.1 billion multiply-adds forward (He et al., 2016); backward takes twice as many.
 

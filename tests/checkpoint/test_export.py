@@ -110,7 +110,7 @@ def test_a_full_disk_is_71_too(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not out.exists()
 
 
-@pytest.mark.parametrize("what", ["--help", "an export"])
+@pytest.mark.parametrize("what", ["--help", pytest.param("an export", marks=pytest.mark.slow)])
 def test_an_export_imports_no_more_than_it_needs(tmp_path: Path, what: str) -> None:
     """DCP's import would be a third of an export's time, torch's all of the time of a --help."""
     checkpoint, out = save(tmp_path / "checkpoints", 1), str(tmp_path / "weights.safetensors")

@@ -4,11 +4,14 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
+from tests import conftest
 from tests.conftest import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -129,3 +132,23 @@ def test_make_refuses_a_compose_that_would_not_end_a_job_with_its_first_failure(
     )
     assert ran.returncode == 2
     assert "knows no --abort-on-container-failure; Docker Compose 2.40 does" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("cores", "gigabytes", "which", "workers"),
+    [
+        (1, 8, "", 2),
+        (2, 24, "", 2),
+        (2, 24, "not slow", 3),
+        (8, 64, "", 8),
+        (64, 32, "", 8),  # as many as have 4 GB each
+    ],
+)
+def test_the_tests_take_the_cores_and_the_memory_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, cores: int, gigabytes: int, which: str, workers: int
+) -> None:
+    memory = SimpleNamespace(total=gigabytes * 10**9)
+    monkeypatch.setattr(conftest, "count_cores", lambda: cores)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    config: Any = SimpleNamespace(option=SimpleNamespace(markexpr=which))
+    assert conftest.pytest_xdist_auto_num_workers(config) == workers

@@ -46,13 +46,13 @@ def share_cores(ranks: int) -> str:
     """
     if "OMP_NUM_THREADS" in os.environ:
         return ""
-    cores = _count_cores()
+    cores = count_cores()
     threads = max(1, cores // max(1, ranks))
     os.environ["OMP_NUM_THREADS"] = str(threads)
     return f"OMP_NUM_THREADS={threads}: {cores} cores for {ranks} ranks"
 
 
-def _count_cores() -> int:
+def count_cores() -> int:
     """Return how many cores this process may use: its affinity, or its cgroup's quota if lower."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:

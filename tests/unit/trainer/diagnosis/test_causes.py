@@ -275,7 +275,13 @@ def some(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("number", range(len(RAISED)), ids=lambda n: f"{n}-{RAISED[n][0]}")
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] if cause == "killed" else [], id=f"{n}-{cause}")
+        for n, (cause, _) in enumerate(RAISED)
+    ],
+)
 def test_what_a_library_raises_has_its_cause(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Any command under the launcher: torchrun's variables, exit codes, restarts, and no package needed."""
 
+import functools
 import json
 import os
 import shutil
@@ -77,7 +78,8 @@ def test_a_rank_of_any_program_gets_what_torchrun_gives(start: Any, tmp_path: Pa
     assert "MUSTER_RENDEZVOUS_SECRET" not in ranks[0]["variables"]
 
 
-def pythons() -> list[str]:
+@functools.cache
+def pythons() -> dict[str, str]:
     """Return the oldest Python from 3.10 on and the newest that are at hand, by version."""
     places = [*os.get_exec_path(), *map(str, Path.home().glob(".pyenv/versions/3.*/bin"))]
     by_version = [
@@ -90,13 +92,13 @@ def pythons() -> list[str]:
 
     oldest = next(filter(works, chain(*by_version)), sys.executable)
     newest = next(filter(works, chain(*reversed(by_version))), sys.executable)
-    return list(dict.fromkeys((oldest, newest)))
+    return {"oldest": oldest, "newest": newest}
 
 
-@pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
-def test_it_runs_on_the_standard_library_alone(python: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", ["oldest", "newest"])
+def test_it_runs_on_the_standard_library_alone(which: str, tmp_path: Path) -> None:
     """In a virtual environment without any package, on the oldest Python at hand and the newest."""
-    subprocess.run([python, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    subprocess.run([pythons()[which], "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     bare = str(tmp_path / "bare/bin/python")
     for arguments in (["--", bare, "-c", SHOW], ["-m", "show"]):
         (tmp_path / "show.py").write_text(SHOW, encoding="utf-8")

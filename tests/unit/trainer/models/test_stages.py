@@ -47,6 +47,7 @@ def test_stages_together_are_the_model_under_its_own_names(name: str) -> None:
     assert sum(row["parameter_bytes"] for row in rows) == sum(p.nbytes for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_resnet_stage_runs_when_the_rest_of_the_model_is_gone() -> None:
     from torchvision.models import resnet18
 

@@ -214,6 +214,7 @@ KINDS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(KINDS, st.dictionaries(NAMES, VALUES, max_size=8)), min_size=1, max_size=8)
 )

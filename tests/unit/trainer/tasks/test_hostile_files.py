@@ -84,6 +84,7 @@ def test_the_form_of_the_forgeries_is_one_that_is_read(tmp_path: Path) -> None:
     assert labels.tolist() == [1]
 
 
+@pytest.mark.slow
 def test_no_mutation_of_a_pickle_does_harm(tmp_path: Path) -> None:
     """Of 319 processes that read such files as arrays of numpy, 47 crashed."""
     cifar(tmp_path, count=2)

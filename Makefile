@@ -192,6 +192,7 @@ docs: $(STAMP) ## write the pages' tables and the job file's schema anew from th
 	@$(PY) -m trainer.tools.reference
 	@$(if $(PICTURES),$(PY) -m tests.report.pictures)
 
+# How many at a time: tests/conftest.py.
 PARALLEL = -n auto --dist worksteal
 # Without kept bytecode each run would rewrite every assertion, and each process of a test compile the kit.
 test test-fast test-parity: export PYTHONDONTWRITEBYTECODE =

@@ -1,6 +1,7 @@
 """The benchmark: contenders take turns for real, and a spread too wide gives no verdict."""
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,16 @@ import pytest
 
 from tests.bench import __main__ as bench
 from tests.bench import growth, page
-from tests.bench.measure import SCRIPTS, Contender, Took, in_turn, ratio, to_end, until_line
+from tests.bench.measure import (
+    SCRIPTS,
+    Contender,
+    Took,
+    each_in_turn,
+    in_turn,
+    ratio,
+    to_end,
+    until_line,
+)
 from tests.bench.rows import ROWS, Row
 
 
@@ -53,6 +63,13 @@ def test_the_table_and_the_file_have_every_ratio(
     result = json.loads(file.read_text(encoding="utf-8"))
     assert result["rows"]["step"]["ratios"]["bare"]["wall"] == 2
     assert {"date", "machine", "versions"} < result.keys()
+
+
+@pytest.mark.parametrize("warm_up", [0, 1])
+def test_rounds_to_warm_up_do_not_count(warm_up: int) -> None:
+    calls = count()
+    times = each_in_turn({"one": lambda: Took(next(calls), 0.0)}, rounds=2, warm_up=warm_up)
+    assert [took.cpu for took in times["one"]] == [warm_up, warm_up + 1]
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""The workflow: pinned, with no more rights than it needs, and of make targets that there are."""
+"""The workflow: pinned, with no more rights than it needs, and of make targets that there are.
+
+And how many tests a machine runs at a time.
+"""
 
 import os
 import re

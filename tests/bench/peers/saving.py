@@ -84,7 +84,7 @@ with (
     else:
         on_disk = begin(1)[1]
         on_disk()
-    if action == "make":
+    if action == "make":  # for `load`
         sys.exit()
     gc.freeze()  # as the trainer does; a collection would fall into some turn by chance
     turns = Turns()

@@ -56,6 +56,15 @@ class BiasesStay(Grouped):
         return float(step < 5)
 
 
+class Counted(synthetic.Task):
+    """A score that float32 cannot hold."""
+
+    metric = "length"
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Any:  # noqa: ARG002
+        return torch.full_like(targets, 2**24 + 1)
+
+
 class Layers(nn.Module):
     """Six layers that are in no list, so that nothing shows that they are alike."""
 

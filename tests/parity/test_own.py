@@ -42,6 +42,11 @@ def test_groups_optimiser_schedule_and_metrics_are_those_of_one_process(
     assert [last[0][name] for name in METRICS] == [last[1][name] for name in METRICS]
 
 
+def test_whole_numbers_are_summed_exactly(once: Once) -> None:
+    events = once(task=f"{OWN}Counted", mode="single", **COMMON | {"precision": "fp32"})[1]
+    assert [event["length"] for event in events if event["event"] == "eval"] == [2**24 + 1]
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"activation_checkpointing": "true"}], ids=["", "recomputed"]
 )

@@ -67,7 +67,7 @@ def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
             parts = [part[counted] for part in parts]
             parts[0] = parts[0] * parts[1].double()
         count += len(parts[0])
-        sums += torch.stack(parts).sum(1, dtype=torch.float64).cpu()
+        sums += torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()
         unread += [one for one in batch.unreadable if one.weight]
     count, missing, loss, weight, *scored = total([count, len(unread), *sums.tolist()], runtime)
     if missing:

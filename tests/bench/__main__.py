@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from tests.bench.measure import PEERS, Times, ratio, typical
+from tests.bench.measure import PEERS, Times, end_contenders_on_sigterm, ratio, typical
 from tests.bench.rows import ROWS, Row
 from tests.conftest import ROOT
 
@@ -155,4 +155,5 @@ def _cpu() -> str:
 
 
 if __name__ == "__main__":
+    end_contenders_on_sigterm()
     sys.exit(main())

@@ -20,7 +20,14 @@ from typing import Any
 import torch
 
 from tests.bench.__main__ import where
-from tests.bench.measure import SCRIPTS, Contender, in_turn, ratio, typical
+from tests.bench.measure import (
+    SCRIPTS,
+    Contender,
+    end_contenders_on_sigterm,
+    in_turn,
+    ratio,
+    typical,
+)
 from tests.bench.peers import gpu_task
 from tests.conftest import ROOT
 from trainer.config.settings import Settings
@@ -172,4 +179,5 @@ def _tests() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    end_contenders_on_sigterm()
     sys.exit(main())

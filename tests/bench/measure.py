@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -57,6 +58,11 @@ class Contender:
     python: Path = Path(sys.executable)
     reads_ahead: bool = False
     within: str | None = None
+
+
+def end_contenders_on_sigterm() -> None:
+    """Have SIGTERM end this process as an error does, so that no contender goes on without it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def in_turn(

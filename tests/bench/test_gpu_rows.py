@@ -1,14 +1,19 @@
 """The rows of a GPU, tried with small models where there is none."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from tests.bench import gpu
 from tests.bench.peers.gpu_task import Text
+from tests.conftest import ROOT
 from trainer.config.settings import Settings
 
 
@@ -26,7 +31,20 @@ def test_both_contenders_of_a_row_take_their_turns(tmp_path: Path, capsys: Any) 
         assert f"| {name} | {row['muster']:,.0f} {row['units']} |" in shown
 
 
-def test_a_row_that_fails_is_shown_and_the_others_aremeasured(
+@pytest.mark.slow
+def test_no_contender_goes_on_after_sigterm(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.bench.gpu", "--small", "-o", str(tmp_path)]
+    bench = psutil.Popen([*command, "gpt124m fp32"], cwd=ROOT, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while len(contenders := bench.children()) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    bench.terminate()
+    assert bench.wait(60) == 143
+    assert not any(one.is_running() for one in contenders)
+
+
+def test_a_row_that_fails_is_shown_and_the_others_are_measured(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     def of_a_row(row: gpu.Row, **_: Any) -> dict[str, Any]:

@@ -24,6 +24,10 @@ def report_fault(fault: Fault, error: BaseException | None) -> int:
 
     Only errors of the training code (70) are reported with their traceback.
     """
+    if error is not None:
+        # What the failed code holds is kept until the process ends: once a kernel has failed, the GPU
+        # does not free a tensor either, and torch would abort the process, with -6 for a code.
+        sys.last_value = error
     trace = ""
     if error is not None and fault.code == Exit.CODE:
         trace = "".join(traceback.format_exception(error))

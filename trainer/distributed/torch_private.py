@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,6 +105,15 @@ def joining_meshes() -> Iterator[None]:
 def replace_unpickler(unpickler: type[pickle.Unpickler]) -> None:
     """Have collectives of objects unpickle with `unpickler`; DCP offers no way to choose one."""
     distributed_c10d._unpickler = unpickler
+
+
+def allow_graphs(number: int) -> None:
+    """Let torch.compile keep so many graphs of a function: beyond 8 it runs uncompiled.
+
+    torch.compile's documentation names it so; its argument for it is not in torch 2.11.
+    """
+    config: Any = importlib.import_module("torch._dynamo.config")
+    config.recompile_limit = max(config.recompile_limit, number)
 
 
 def flight_recorder(device: str) -> bytes:

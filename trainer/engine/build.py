@@ -18,7 +18,7 @@ from trainer.config.settings import Settings
 from trainer.data.task_contract import blamed_on, blocks_of, check_model
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime
-from trainer.distributed.torch_private import join_axes
+from trainer.distributed.torch_private import allow_graphs, join_axes
 from trainer.engine.initial import initialise
 from trainer.models.batchnorm import synchronise
 from trainer.models.blocks import blocks, choose
@@ -50,7 +50,7 @@ def build(model: nn.Module, settings: Settings, runtime: Runtime, *, task: tasks
     if settings.activation_checkpointing:
         recompute_blocks(model)
     if settings.compile is True:
-        _compile_blocks(model)
+        compile_blocks(model)
     return model
 
 
@@ -63,7 +63,7 @@ def model_of(task: tasks.Task, settings: Settings) -> nn.Module:
     return model
 
 
-def _compile_blocks(model: nn.Module) -> None:
+def compile_blocks(model: nn.Module) -> None:
     """Compile block by block, in place: names stay, and equal blocks are compiled once.
 
     Raises Fault(64) on a machine without a compiler; torch would fail at the first step only.
@@ -75,8 +75,20 @@ def _compile_blocks(model: nn.Module) -> None:
             f"TRAINER_COMPILE=true: torch.compile needs a C++ compiler, and there is no {compiler} "
             "on PATH; install one, or name it in CXX",
         )
-    for block in blocks(model):
-        block.compile()
+    chosen = blocks(model)
+    allow_graphs(2 * len(chosen))  # of each, one to train and one to evaluate
+    # Blocks of one kind with other widths get a graph each. torch.compile would take what differs for a
+    # size that changes with the data, and compile for sizes unknown: slower kernels.
+    dynamic = False if _have_widths(chosen) else None
+    for block in chosen:
+        block.compile(dynamic=dynamic)
+
+
+def _have_widths(chosen: list[nn.Module]) -> bool:
+    """Return whether blocks of one kind differ in the shapes of their parameters."""
+    kinds = {type(block) for block in chosen}
+    shapes = {(type(block), *(one.shape for one in block.parameters())) for block in chosen}
+    return len(shapes) > len(kinds)
 
 
 def _broadcast(model: nn.Module, group: dist.ProcessGroup | None) -> None:

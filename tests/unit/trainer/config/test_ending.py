@@ -66,3 +66,36 @@ def test_threads_exit_functions_and_output_are_waited_for() -> None:
     )
     assert (ended.returncode, ended.stderr) == (72, "")
     assert ended.stdout == "unflushed; a thread\nat exit\n"
+
+
+_HELD = """
+import os
+import torch
+from trainer.config.ending import exit_process, report_fault
+from trainer.config.exits import Exit, Fault
+
+class Tensor:
+    def __del__(self):
+        os.abort()
+
+def step():
+    loss = Tensor()
+    raise ValueError
+
+def train():
+    try:
+        step()
+    except ValueError as error:
+        return report_fault(Fault(Exit.CODE, "wrong"), error)
+
+exit_process(train())
+"""
+
+
+@pytest.mark.slow
+def test_what_failed_code_holds_is_not_freed() -> None:
+    """torch aborts when a tensor is freed whose GPU has failed."""
+    command = [sys.executable, "-c", _HELD]
+    env = clean_environment()
+    ended = subprocess.run(command, cwd=ROOT, env=env, timeout=60, check=False)
+    assert ended.returncode == 70

@@ -1,0 +1,61 @@
+"""TRAINER_COMPILE=true: which graphs the blocks of a model are compiled to."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainer.engine.build import compile_blocks
+
+pytestmark = pytest.mark.slow
+
+
+class _Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.layer(x))
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """For each graph, whether it is for sizes unknown; it runs as it is, since a compiler takes long."""
+    found: list[bool] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        found.append(any(isinstance(one, torch.SymInt) for one in inputs))
+        return graph.forward
+
+    counted = functools.partialmethod(nn.Module.compile, backend=count)
+    monkeypatch.setattr(nn.Module, "compile", counted)
+    torch.compiler.reset()
+    yield found
+    torch.compiler.reset()
+
+
+def test_blocks_of_other_widths_have_graphs_of_fixed_sizes(graphs: list[bool]) -> None:
+    """torch.compile gives a function eight, of which all but the first would be for sizes unknown."""
+    widths = [8, 16, 24, 32, 40, 48]
+    pairs = [pair for to in itertools.pairwise(widths) for pair in (to, (to[1], to[1]))]
+    model = nn.Sequential(*(_Block(*pair) for pair in pairs))
+    compile_blocks(model)
+    for is_training in (True, False):
+        with torch.set_grad_enabled(is_training):
+            model.train(is_training)(torch.ones(4, 8))
+    assert graphs == [False] * 2 * len(pairs)
+
+
+def test_equal_blocks_share_graphs_and_other_lengths_of_the_data_share_one(
+    graphs: list[bool],
+) -> None:
+    model = nn.Sequential(*(_Block(8, 8) for _ in range(12)))
+    compile_blocks(model)
+    for length in (4, 5, 6, 7):
+        model(torch.ones(length, 8))
+    assert graphs == [False, False, True, True]  # the first block's input has no gradient

@@ -77,8 +77,8 @@ def compile_blocks(model: nn.Module) -> None:
         )
     chosen = blocks(model)
     allow_graphs(2 * len(chosen))  # of each, one to train and one to evaluate
-    # Blocks of one kind with other widths get a graph each. torch.compile would take what differs for a
-    # size that changes with the data, and compile for sizes unknown: slower kernels.
+    # Where blocks of one kind differ in width, what they get differs in size, too, as in a ResNet. By
+    # itself torch.compile takes that for data of changing sizes, and its kernels for those are slower.
     dynamic = False if _have_widths(chosen) else None
     for block in chosen:
         block.compile(dynamic=dynamic)

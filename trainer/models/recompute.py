@@ -19,11 +19,15 @@ from trainer.models.blocks import blocks
 
 def recompute_blocks(model: nn.Module) -> None:
     """Make every block of the model recompute, in place."""
+    classes: dict[type[nn.Module], type[nn.Module]] = {}  # torch.compile has a graph for each class
     for block in blocks(model):
         # A subclass, not a wrapper, which would change names, nor a method of the instance, with which a
         # replica of nn.DataParallel would run the module it was copied from.
         kind = type(block)
-        block.__class__ = type(kind.__name__, (_Recomputed, kind), {"__module__": kind.__module__})
+        if kind not in classes:
+            own = {"__module__": kind.__module__}
+            classes[kind] = type(kind.__name__, (_Recomputed, kind), own)
+        block.__class__ = classes[kind]
 
 
 class _Recomputed(nn.Module):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.engine.build import compile_blocks
+from trainer.models.recompute import recompute_blocks
 
 pytestmark = pytest.mark.slow
 
@@ -53,10 +54,13 @@ def test_blocks_of_other_widths_have_graphs_of_fixed_sizes(graphs: list[bool]) -
     assert graphs == [False] * 2 * len(pairs)
 
 
+@pytest.mark.parametrize("recomputed", [False, True])
 def test_equal_blocks_share_graphs_and_other_lengths_of_the_data_share_one(
-    graphs: list[bool],
+    *, recomputed: bool, graphs: list[bool]
 ) -> None:
     model = nn.Sequential(*(_Block(8, 8) for _ in range(12)))
+    if recomputed:
+        recompute_blocks(model)
     compile_blocks(model)
     for length in (4, 5, 6, 7):
         model(torch.ones(4, 8, length))

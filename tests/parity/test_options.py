@@ -156,12 +156,21 @@ def test_modes_that_hold_a_part_take_all_of_it(name: str, once: Once, tmp_path: 
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler"
 )
 @pytest.mark.parametrize(
-    ("mode", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2), ("pp", 2), ("tp", 2)]
+    ("task", "mode", "ranks"),
+    [
+        ("Gpt", "single", 1),
+        ("Gpt", "ddp", 2),
+        ("Gpt", "fsdp", 2),
+        ("Gpt", "pp", 2),
+        ("Gpt", "tp", 2),
+        ("ResNet", "ddp", 2),  # its blocks differ in width
+        ("ResNet", "fsdp", 2),
+    ],
 )
 def test_compiled_blocks_give_the_same_results(
-    mode: str, ranks: int, once: Once, tmp_path: Path
+    task: str, mode: str, ranks: int, once: Once, tmp_path: Path
 ) -> None:
-    common = FEW | {"task": "tests.parity.tasks:Gpt"}
+    common = FEW | {"task": f"tests.parity.tasks:{task}"}
     more = {"compile": "true", "activation_checkpointing": "false" if mode == "tp" else "true"}
     folder, expected = once(mode="single", **common)
     events = run_ranks(ranks, tmp_path, mode=mode, **common, **more)

@@ -50,7 +50,7 @@ def build(model: nn.Module, settings: Settings, runtime: Runtime, *, task: tasks
     if settings.activation_checkpointing:
         recompute_blocks(model)
     if settings.compile is True:
-        compile_blocks(model)
+        compile_blocks(model, split=split)
     return model
 
 
@@ -63,10 +63,11 @@ def model_of(task: tasks.Task, settings: Settings) -> nn.Module:
     return model
 
 
-def compile_blocks(model: nn.Module) -> None:
+def compile_blocks(model: nn.Module, *, split: bool) -> None:
     """Compile block by block, in place: names stay, and equal blocks are compiled once.
 
-    Raises Fault(64) on a machine without a compiler; torch would fail at the first step only.
+    `split`: tp will split the layers. Raises Fault(64) on a machine without a compiler; torch would fail
+    at the first step only.
     """
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
@@ -79,16 +80,17 @@ def compile_blocks(model: nn.Module) -> None:
     allow_graphs(2 * len(chosen))  # of each, one to train and one to evaluate
     # Where blocks of one kind differ in width, what they get differs in size, too, as in a ResNet. By
     # itself torch.compile takes that for data of changing sizes, and its kernels for those are slower.
-    dynamic = False if _have_widths(chosen) else None
+    # With False, torch 2.15 computes wrong gradients for GPT's last LayerNorm under tp.
+    dynamic = False if _have_widths(chosen) and not split else None
     for block in chosen:
         block.compile(dynamic=dynamic)
 
 
 def _have_widths(chosen: list[nn.Module]) -> bool:
-    """Return whether blocks of one kind differ in the shapes of their parameters."""
-    kinds = {type(block) for block in chosen}
-    shapes = {(type(block), *(one.shape for one in block.parameters())) for block in chosen}
-    return len(shapes) > len(kinds)
+    """Return whether blocks of one kind, of several layers each, differ in their parameters' shapes."""
+    large = [block for block in chosen if any(True for _ in block.children())]
+    shapes = {(type(block), *(one.shape for one in block.parameters())) for block in large}
+    return len(shapes) > len({type(block) for block in large})
 
 
 def _broadcast(model: nn.Module, group: dist.ProcessGroup | None) -> None:

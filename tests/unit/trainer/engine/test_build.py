@@ -47,7 +47,7 @@ def test_blocks_of_other_widths_have_graphs_of_fixed_sizes(graphs: list[bool]) -
     widths = [8, 16, 24, 32, 40, 48]
     pairs = [pair for to in itertools.pairwise(widths) for pair in (to, (to[1], to[1]))]
     model = nn.Sequential(*(_Block(*pair) for pair in pairs))
-    compile_blocks(model)
+    compile_blocks(model, split=False)
     for is_training in (True, False):
         with torch.set_grad_enabled(is_training):
             model.train(is_training)(torch.ones(4, 8, 256))
@@ -61,7 +61,7 @@ def test_equal_blocks_share_graphs_and_other_lengths_of_the_data_share_one(
     model = nn.Sequential(*(_Block(8, 8) for _ in range(12)))
     if recomputed:
         recompute_blocks(model)
-    compile_blocks(model)
+    compile_blocks(model, split=False)
     for length in (4, 5, 6, 7):
         model(torch.ones(4, 8, length))
     assert graphs == [False, False, True, True]  # the first block's input has no gradient

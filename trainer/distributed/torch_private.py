@@ -108,9 +108,10 @@ def replace_unpickler(unpickler: type[pickle.Unpickler]) -> None:
 
 
 def allow_graphs(number: int) -> None:
-    """Let torch.compile keep so many graphs of a function: beyond 8 it runs uncompiled.
+    """Let torch.compile keep at least `number` graphs of a function; by default it keeps 8.
 
-    torch.compile's documentation names it so; its argument for it is not in torch 2.11.
+    A function that needs more runs uncompiled. torch documents the limit under this name; the argument
+    of torch.compile for it is not in torch 2.11.
     """
     config: Any = importlib.import_module("torch._dynamo.config")
     config.recompile_limit = max(config.recompile_limit, number)

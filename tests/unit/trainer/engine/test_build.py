@@ -42,16 +42,25 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     torch.compiler.reset()
 
 
+WIDTHS = [8, 16, 24, 32, 40, 48]
+PAIRS = [pair for to in itertools.pairwise(WIDTHS) for pair in (to, (to[1], to[1]))]
+
+
 def test_blocks_of_other_widths_have_graphs_of_fixed_sizes(graphs: list[bool]) -> None:
     """By itself torch.compile has eight at most, and most of them for sizes unknown."""
-    widths = [8, 16, 24, 32, 40, 48]
-    pairs = [pair for to in itertools.pairwise(widths) for pair in (to, (to[1], to[1]))]
-    model = nn.Sequential(*(_Block(*pair) for pair in pairs))
+    model = nn.Sequential(*(_Block(*pair) for pair in PAIRS))
     compile_blocks(model, split=False)
     for is_training in (True, False):
         with torch.set_grad_enabled(is_training):
             model.train(is_training)(torch.ones(4, 8, 256))
-    assert graphs == [False] * 2 * len(pairs)
+    assert graphs == [False] * 2 * len(PAIRS)
+
+
+def test_layers_that_tp_splits_are_left_to_torch_compile(graphs: list[bool]) -> None:
+    model = nn.Sequential(*(_Block(*pair) for pair in PAIRS))
+    compile_blocks(model, split=True)
+    model(torch.ones(4, 8, 256))
+    assert True in graphs
 
 
 @pytest.mark.parametrize("recomputed", [False, True])

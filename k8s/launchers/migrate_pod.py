@@ -105,8 +105,9 @@ _KUEUE_LABELS = {
 }
 
 
-def migrate_labels(labels: dict[str, str]) -> tuple[dict[str, str], Values, list[str]]:
-    """Return the job file's labels, the keys of its `scheduling` that Kueue's labels set, and notes."""
+def migrate_metadata(metadata: Values, *, launcher: str) -> tuple[Values, Values, list[str]]:
+    """Return keys of the job file, those of its `scheduling` that Kueue's labels set, and notes."""
+    labels = metadata.get("labels") or {}
     notes = []
     queue = {key: labels[name] for name, key in _KUEUE_LABELS.items() if name in labels}
     if "priority" in queue and "queue" not in queue:
@@ -119,7 +120,14 @@ def migrate_labels(labels: dict[str, str]) -> tuple[dict[str, str], Values, list
             notes.append(f"label {name}={text!r}: muster or the controller sets it")
         elif name not in _KUEUE_LABELS:
             kept[name] = text
-    return kept, queue, notes
+    values: Values = {
+        "name": metadata["name"],
+        "launcher": launcher,
+        "namespace": metadata.get("namespace"),
+        "labels": kept,
+        "annotations": metadata.get("annotations"),
+    }
+    return values, queue, notes
 
 
 def job_file(values: Values) -> Values:

@@ -3,11 +3,7 @@
 render.py --migrate job.yaml
 """
 
-from typing import Any
-
-from k8s.launchers.migrate_pod import job_file, migrate_labels, migrate_pod
-
-Values = dict[str, Any]
+from k8s.launchers.migrate_pod import Values, job_file, migrate_metadata, migrate_pod
 
 
 def migrate(job: Values) -> tuple[Values, list[str]]:
@@ -17,14 +13,7 @@ def migrate(job: Values) -> tuple[Values, list[str]]:
     """
     metadata = job["metadata"]
     values, notes = migrate_job_spec(job["spec"], name=metadata["name"])
-    labels, queue, more = migrate_labels(metadata.get("labels") or {})
-    own: Values = {
-        "name": metadata["name"],
-        "launcher": "job",
-        "namespace": metadata.get("namespace"),
-        "labels": labels,
-        "annotations": metadata.get("annotations"),
-    }
+    own, queue, more = migrate_metadata(metadata, launcher="job")
     values["scheduling"] = queue | values["scheduling"]
     return job_file(own | values), [*more, *notes]
 

@@ -3,12 +3,8 @@
 render.py --migrate jobset.yaml
 """
 
-from typing import Any
-
 from k8s.launchers.job.migrate import migrate_job_spec
-from k8s.launchers.migrate_pod import job_file, migrate_labels, note_difference
-
-Values = dict[str, Any]
+from k8s.launchers.migrate_pod import Values, job_file, migrate_metadata, note_difference
 
 
 def migrate(job: Values) -> tuple[Values, list[str]]:
@@ -27,18 +23,11 @@ def migrate(job: Values) -> tuple[Values, list[str]]:
         int(group.get("replicas", 1)) * int(group["template"]["spec"].get("parallelism", 1))
         for group in groups
     ]
-    labels, queue, more = migrate_labels(metadata.get("labels") or {})
+    own, queue, more = migrate_metadata(metadata, launcher="jobset")
     restarts = (spec.get("failurePolicy") or {}).get("maxRestarts")
     faults = values["faults"]
     faults |= {"maxRestarts": restarts} if restarts is not None else {}
     faults |= {"ttl": spec["ttlSecondsAfterFinished"]} if "ttlSecondsAfterFinished" in spec else {}
     faults |= {"suspend": True} if spec.get("suspend") else {}
-    own: Values = {
-        "name": metadata["name"],
-        "launcher": "jobset",
-        "namespace": metadata.get("namespace"),
-        "labels": labels,
-        "annotations": metadata.get("annotations"),
-    }
     values |= {"nodes": sum(nodes), "scheduling": queue | values["scheduling"]}
     return job_file(own | values), [*more, *notes]

@@ -5,11 +5,13 @@ render.py --migrate pytorchjob.yaml > job.yaml
 Fields with a key of their own go there, other fields of the pod into podPatch.
 """
 
-from typing import Any
-
-from k8s.launchers.migrate_pod import job_file, migrate_labels, migrate_pod, note_difference
-
-Values = dict[str, Any]
+from k8s.launchers.migrate_pod import (
+    Values,
+    job_file,
+    migrate_metadata,
+    migrate_pod,
+    note_difference,
+)
 
 
 def migrate(job: Values) -> tuple[Values, list[str]]:
@@ -20,17 +22,13 @@ def migrate(job: Values) -> tuple[Values, list[str]]:
     spec, metadata = job["spec"], job["metadata"]
     replicas = spec["pytorchReplicaSpecs"]
     first = replicas.get("Master") or replicas["Worker"]
-    labels, queue, label_notes = migrate_labels(metadata.get("labels") or {})
+    own, queue, label_notes = migrate_metadata(metadata, launcher="pytorchjob")
     pod = migrate_pod(first["template"], name=metadata["name"], container="pytorch")
     faults, gang = _faults(spec.get("runPolicy") or {})
     procs = str(spec.get("nprocPerNode", (spec.get("elasticPolicy") or {}).get("nProcPerNode", "")))
     values: Values = {
-        "name": metadata["name"],
-        "launcher": "pytorchjob",
-        "namespace": metadata.get("namespace"),
+        **own,
         "nodes": _nodes(spec, replicas),
-        "labels": labels,
-        "annotations": metadata.get("annotations"),
         **pod.values,
         "faults": faults | pod.values.get("faults", {}),
         "procsPerNode": int(procs) if procs.isdecimal() else None,
@@ -54,7 +52,7 @@ def _worker_notes(first: Values, worker: Values) -> list[str]:
     return note_difference(first["template"], worker["template"], names=("Master", "Worker"))
 
 
-def _nodes(spec: Values, replicas: Values) -> Any:
+def _nodes(spec: Values, replicas: Values) -> int | Values:
     elastic = spec.get("elasticPolicy") or {}
     count = sum(int(one.get("replicas", 1)) for one in replicas.values() if one)
     if "minReplicas" in elastic or "maxReplicas" in elastic:

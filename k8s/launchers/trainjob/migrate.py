@@ -5,11 +5,7 @@ render.py --migrate trainjob.yaml
 What its runtime holds is not in the TrainJob, so it is not carried.
 """
 
-from typing import Any
-
-from k8s.launchers.migrate_pod import job_file, migrate_labels, migrate_pod
-
-Values = dict[str, Any]
+from k8s.launchers.migrate_pod import Values, job_file, migrate_metadata, migrate_pod
 
 _NOT_CARRIED = ("initializer", "podTemplateOverrides", "runtimePatches", "managedBy")
 
@@ -26,14 +22,10 @@ def migrate(job: Values) -> tuple[Values, list[str]]:
     container |= {key: trainer[key] for key in keys if key in trainer}
     container["resources"] = trainer.get("resourcesPerNode") or {}
     pod = migrate_pod({"spec": {"containers": [container]}}, name=metadata["name"])
-    labels, queue, notes = migrate_labels(metadata.get("labels") or {})
+    own, queue, notes = migrate_metadata(metadata, launcher="trainjob")
     procs = str(trainer.get("numProcPerNode", ""))
     values: Values = {
-        "name": metadata["name"],
-        "launcher": "trainjob",
-        "namespace": metadata.get("namespace"),
-        "labels": labels,
-        "annotations": metadata.get("annotations"),
+        **own,
         **pod.values,
         "nodes": int(trainer.get("numNodes", 1)),
         "procsPerNode": int(procs) if procs.isdecimal() else None,

@@ -68,10 +68,10 @@ def ranks(resources: Resources, procs: int | None) -> int:
 def shm(resources: Resources) -> tuple[str, int]:
     """Return the size of /dev/shm as text and in bytes; memory holds it and must hold more."""
     memory, text = resources.memory, resources.shm
-    if text is None and memory is None:
-        return quantity.binary(_DEFAULT_SHM), _DEFAULT_SHM
     if text is None:
-        quarter = quantity.size(memory or "") // 4
+        if memory is None:
+            return quantity.binary(_DEFAULT_SHM), _DEFAULT_SHM
+        quarter = quantity.size(memory) // 4
         count = min(quarter // _MEBI * _MEBI or quarter or 1, _LARGEST_DEFAULT_SHM)
         return quantity.binary(count), count
     count = quantity.size(text)
@@ -84,22 +84,19 @@ def shm(resources: Resources) -> tuple[str, int]:
 
 
 def amounts(resources: Resources) -> tuple[dict[str, str], dict[str, str]]:
-    """Return requests and limits: no limit on CPU, which would only throttle; all else the same."""
-    devices = {name: str(count) for name, count in _counted(resources)}
+    """Return requests and limits: no limit on CPU, which would only throttle; all else the same.
+
+    Raises Fault(64).
+    """
+    devices = {resources.gpu_resource: str(resources.gpu)} if resources.gpu else {}
+    for key, asked in (("rdma", resources.rdma), ("devices", resources.devices)):
+        for name, count in asked.items():
+            if name in devices:
+                raise config_error(f"resources.{key}.{name}={count}: asked for twice")
+            devices[name] = str(count)
     limits = ({"memory": resources.memory} if resources.memory is not None else {}) | devices
     requests = {"cpu": resources.cpu} if resources.cpu is not None else {}
     return requests | limits, limits
-
-
-def _counted(resources: Resources) -> Iterator[tuple[str, int]]:
-    if resources.gpu:
-        yield resources.gpu_resource, resources.gpu
-    for key in ("rdma", "devices"):
-        for name, count in getattr(resources, key).items():
-            seen = {resources.gpu_resource} if resources.gpu else set()
-            if name in seen | (resources.rdma.keys() if key == "devices" else set()):
-                raise config_error(f"resources.{key}.{name}={count}: asked for twice")
-            yield name, count
 
 
 def warnings(resources: Resources, procs: int) -> Iterator[str]:

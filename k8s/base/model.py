@@ -46,8 +46,8 @@ class OneOf(Model):
         return self
 
 
-def _quantity(value: Any) -> Any:
-    """Keep a quantity as written; YAML reads some of them as numbers."""
+def number_as_text(value: Any) -> Any:
+    """Take a number for the text it was written as, such as a quantity or an argument."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     return value
@@ -69,8 +69,8 @@ _QUANTITY_SCHEMA = WithJsonSchema(
         "pattern": r"^[+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
     }
 )
-Cores = Annotated[str, AfterValidator(_cores), BeforeValidator(_quantity), _QUANTITY_SCHEMA]
-Size = Annotated[str, AfterValidator(_size), BeforeValidator(_quantity), _QUANTITY_SCHEMA]
+Cores = Annotated[str, AfterValidator(_cores), BeforeValidator(number_as_text), _QUANTITY_SCHEMA]
+Size = Annotated[str, AfterValidator(_size), BeforeValidator(number_as_text), _QUANTITY_SCHEMA]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Key = Annotated[str, AfterValidator(names.qualified)]

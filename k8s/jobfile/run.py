@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
-from k8s.base.model import OneOf, Positive
+from k8s.base.model import OneOf, Positive, number_as_text
 from k8s.base.names import matching
 from trainer.config.exits import Exit
 
@@ -61,13 +61,6 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _word(value: Any) -> Any:
-    """Take a number for the text it was written as; an argument is text."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
-    return value
-
-
 def _keys_as_text(value: Any) -> Any:
     """YAML reads the key of `{3: 65}` as a number."""
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
@@ -91,7 +84,9 @@ def _program(words: list[str]) -> list[str]:
     return words
 
 
-_Word = Annotated[str, BeforeValidator(_word), WithJsonSchema({"type": ["string", "number"]})]
+_Word = Annotated[
+    str, BeforeValidator(number_as_text), WithJsonSchema({"type": ["string", "number"]})
+]
 _Metric = Literal["step", "loss", "samples_per_second", "checkpoint"]
 _Set = Literal["transformers", "lightning", "torchtitan", "key=value"]
 _Patterns = Annotated[

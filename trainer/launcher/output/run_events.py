@@ -8,6 +8,7 @@ run.end(Exit.DONE, "")              # summary, error, or the fault `stopped`
 """
 
 import contextlib
+import functools
 import logging
 import socket
 import threading
@@ -45,7 +46,6 @@ class RunEvents:
         self._port = MetricsPort(metrics_port, folder)
         self._lock = threading.RLock()
         self._stack = contextlib.ExitStack()
-        self._write: Callable[[Event], None] | None = None
         self._place: Round | None = None
         self._began = self._polled = 0.0
 
@@ -58,8 +58,6 @@ class RunEvents:
             self.file = None
             if place.first_rank > 0:
                 return
-            if self._write is None:
-                self._write = self._open()
             self.file = folder / f"round-{place.number}-events.jsonl"
             self._events = EventFile(self.file)
             self._record = Record(self._folder)
@@ -112,7 +110,9 @@ class RunEvents:
             elif step is not None or "summary" in self._last:
                 self._take({"event": "summary", **self._summary()})
 
-    def _open(self) -> Callable[[Event], None]:
+    @functools.cached_property
+    def _write(self) -> Callable[[Event], None]:
+        """Keep an event in the run folder, whose file is opened for the first one."""
         try:
             return self._stack.enter_context(to_file(self._folder / "metrics.jsonl"))
         except Fault as fault:  # it does not stop the run
@@ -141,8 +141,7 @@ class RunEvents:
         first = {"event": event["event"], "time": when if self._began <= when <= now else now}
         found = self._record.complete({**first, **event, **first})
         self._last[found["event"]] = found
-        if self._write is not None:
-            self._write(found)
+        self._write(found)
         self._port.take(found)
         return as_line(found)
 

@@ -151,9 +151,8 @@ def check_size(text: str) -> None:
     Raises RecursionError, before the parser's own recursion, in C, ends the process, or YAMLError.
     """
     total = 0
-    begun: list[
-        tuple[str | None, int]
-    ] = []  # anchor of each open collection, and the total before it
+    # The anchor of each open collection, and the total before it.
+    begun: list[tuple[str | None, int]] = []
     sizes: dict[str | None, int] = {}  # by anchor
     for event in yaml.parse(text, yaml.CSafeLoader):
         match event:

@@ -49,7 +49,6 @@ git checkout --quiet --force --detach FETCH_HEAD
 echo "code: $(git rev-parse HEAD)"
 """
 
-
 _repository = matching(
     r"https://[^\s@]+|ssh://[^\s:/]+@[^\s]+|[A-Za-z0-9_.-]+@[A-Za-z0-9.-]+:[^\s:]+",
     "must be https://HOST/PATH, ssh://USER@HOST/PATH or USER@HOST:PATH, with no password in it",
@@ -57,8 +56,6 @@ _repository = matching(
 _revision = matching(
     r"(?!.*\.\.)[A-Za-z0-9][-._/A-Za-z0-9]*", "must be a commit, a tag or a branch"
 )
-
-
 _PATH_IN_GIT = re.compile(r"[A-Za-z0-9_][-._/A-Za-z0-9]*")
 
 
@@ -146,13 +143,11 @@ class Step:
     whole: bool = False
 
 
-# For each scheme an image, and the command as it is in a user's own image and in that one.
 _IMAGES = {
     "s3": "docker.io/amazon/aws-cli:2.27.0",
     "gs": "gcr.io/google.com/cloudsdktool/google-cloud-cli:562.0.0-slim",
     "hf": "ghcr.io/astral-sh/uv:0.8.22-python3.12-bookworm-slim",
 }
-
 
 # The packages come from the index, each with the hash that `make lock` has written down.
 HUB = """set -eu

@@ -28,7 +28,7 @@ class JobFile:
 
     def origin_of(self, message: str) -> str:
         """Return where the key at the start of an error's text was written."""
-        path = re.split(r"[=:] ?", message, maxsplit=1)[0] if message else ""
+        path = re.split(r"[=:] ?", message, maxsplit=1)[0]
         while path:
             within = (key for key in self.origins if key.startswith((f"{path}.", f"{path}[")))
             if origin := self.origins.get(path) or self.origins.get(next(within, "")):

@@ -165,8 +165,8 @@ class Supervisor:
 
     def _start(self, place: Round, restarts: int, folder: Path) -> Ranks:
         contract, program = self._contract, self._program
-        for local in range(contract.ranks_per_node):  # it may hang before it renews its own
-            if program.is_trainer:
+        if program.is_trainer:
+            for local in range(contract.ranks_per_node):  # it may hang before it renews its own
                 health.sign(
                     self._health_folder, health.rank(local), limit=self._options.health_limit
                 )

@@ -1,4 +1,4 @@
-"""This machine, without an image: all ranks of all nodes under one agent."""
+"""This machine, without an image: all ranks of all nodes under one launcher."""
 
 from k8s.launchers.machine import LACKED_BY_A_MACHINE, not_restarted, warnings_of_a_machine
 from k8s.plan.launcher import Launcher, RunsIn

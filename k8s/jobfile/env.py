@@ -130,8 +130,8 @@ _CONTRACT = {
     "WORLD_SIZE": "set nodes and procsPerNode",
     "LOCAL_WORLD_SIZE": "set procsPerNode",
 }
-_AGENT = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
-_AGENT_PREFIXES = ("PET_", "TRAINER_", "MUSTER_", "TORCHELASTIC_", "JOB_COMPLETION_INDEX")
+_LAUNCHER = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
+_LAUNCHER_PREFIXES = ("PET_", "TRAINER_", "MUSTER_", "TORCHELASTIC_", "JOB_COMPLETION_INDEX")
 
 
 def set_elsewhere(name: str) -> str | None:
@@ -145,6 +145,6 @@ def set_elsewhere(name: str) -> str | None:
             return f"set trainer.{to_camel(field)}"
     if name.startswith(variable(OWN)):
         return f"set trainer.{to_camel(name.removeprefix(PREFIX).lower())}"
-    if name in _AGENT or name.startswith(_AGENT_PREFIXES):
+    if name in _LAUNCHER or name.startswith(_LAUNCHER_PREFIXES):
         return "the launcher sets it"
     return None

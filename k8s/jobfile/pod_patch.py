@@ -36,6 +36,8 @@ _IDENTITY = {
     "topologySpreadConstraints": "topologyKey",
 }
 _REPLACED = ("volumes", "env")
+# Mappings of texts: a key there may be called as one of these lists is.
+_OWN_KEYS = ("labels", "annotations", "nodeSelector", "matchLabels", "volumeAttributes")
 
 _POD = re.findall(
     r"\w+",
@@ -176,6 +178,7 @@ def _merge(target: dict[str, Any], patch: dict[str, Any], path: str) -> dict[str
             f"{path}.$patch", f"{directive!r} is not for a mapping; use replace, or null for it"
         )
     merged = {} if directive == "replace" else dict(target)
+    identified = () if path.rpartition(".")[2] in _OWN_KEYS else _IDENTITY
     for key, value in patch.items():
         at = f"{path}.{key}"
         if key == "$patch":
@@ -185,13 +188,13 @@ def _merge(target: dict[str, Any], patch: dict[str, Any], path: str) -> dict[str
         if value is None:
             merged.pop(key, None)
             continue
-        kind = list if key in _IDENTITY else type(merged.get(key, value))
+        kind = list if key in identified else type(merged.get(key, value))
         if kind in (list, dict) and not isinstance(value, kind):
             _refuse(at, f"must be a {'list' if kind is list else 'mapping'}")
         if isinstance(value, dict):
             under = merged.get(key)
             merged[key] = _merge(under if isinstance(under, dict) else {}, value, at)
-        elif isinstance(value, list) and key in _IDENTITY:
+        elif isinstance(value, list) and key in identified:
             merged[key] = _merge_list(merged.get(key) or [], value, key, at)
         else:
             merged[key] = value
@@ -217,11 +220,11 @@ def _merge_list(target: list[Any], patch: list[Any], key: str, path: str) -> lis
 def _check_result(before: dict[str, Any], after: dict[str, Any]) -> None:
     """Refuse a pod that its launcher's contract no longer holds for, or that cannot start."""
     main = before["containers"][0]
-    container = next((one for one in after["containers"] if one["name"] == main["name"]), None)
-    if container is None or container is not after["containers"][0]:
+    containers = after.get("containers")
+    if not containers or containers[0]["name"] != main["name"]:
         _refuse(f"spec.containers[{TRAINER}]", "must be the first container, and cannot be removed")
     own = {one["name"]: one for one in main["env"]}
-    seen = {one["name"]: one for one in container.get("env", [])}
+    seen = {one["name"]: one for one in containers[0].get("env", [])}
     for name in sorted(own.keys() | seen.keys()):
         prefixes = ("PET_", "TRAINER_", "MUSTER_")
         if name.startswith(prefixes) and own.get(name) != seen.get(name):

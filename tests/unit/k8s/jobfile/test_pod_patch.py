@@ -119,6 +119,19 @@ def test_metadata_is_of_the_pods_alone(launcher: str) -> None:
     assert all("a.io/b" not in one["metadata"]["labels"] for one in rendered.objects)
 
 
+def test_a_label_may_be_called_as_a_list_is() -> None:
+    label, plugin = (
+        {"env": "prod"},
+        {"name": "a", "csi": {"driver": "d", "volumeAttributes": {"env": "b"}}},
+    )
+    spec = {"nodeSelector": label, "volumes": [plugin]}
+    values = job(podPatch={"metadata": {"labels": label}, "spec": spec})
+    (pod,) = pods(render(values, "job"))
+    assert pod["metadata"]["labels"]["env"] == "prod"
+    assert pod["spec"]["nodeSelector"] == label
+    assert plugin in pod["spec"]["volumes"]
+
+
 @pytest.mark.parametrize(
     ("spec", "key"),
     [

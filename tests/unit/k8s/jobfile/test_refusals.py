@@ -217,6 +217,7 @@ SETTINGS = [
     (["podPatch.metadata.labels[app.kubernetes.io/instance]=x"], "podPatch.metadata.labels.app.kubernetes.io/instance: the job's own"),
     (["podPatch.metadata.labels.a='b c'"], "podPatch.metadata.labels.a='b c': must be at most 63"),
     (["podPatch.metadata.name=a"], "podPatch.metadata.name='name': must be 'labels' or 'annotations'"),
+    (["podPatch.spec={$patch: replace}"], "podPatch.spec.containers[trainer]: must be the first container"),
     (["podPatch.spec.toleration=[]"], "podPatch.spec.toleration: no such field; did you mean tolerations?"),
     (["podPatch.spec.restartPolicy=Always"], "podPatch.spec.restartPolicy: not to be patched; the launcher's restarts"),
     (["podPatch.spec.terminationGracePeriodSeconds=1"], "podPatch.spec.terminationGracePeriodSeconds: not to be patched; set faults.gracePeriod"),

@@ -41,7 +41,8 @@ class Launcher:
     lacks: keys of the job file that are refused, each with the reason.
     pod_sets: the paths of the pod templates in the job's manifest and the number of pods of each, for an
         AppWrapper.
-    migrate: returns a job file's values for a job object of this kind, and notes.
+    migrate: returns a job file's values for a job object of this kind, and notes; raises KeyError,
+        TypeError, AttributeError, IndexError or ValueError for an object that is none.
     """
 
     name: str

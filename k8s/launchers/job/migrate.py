@@ -7,10 +7,7 @@ from k8s.launchers.migrate_pod import Values, job_file, migrate_metadata, migrat
 
 
 def migrate(job: Values) -> tuple[Values, list[str]]:
-    """Return a job file's values for a Job, and notes.
-
-    Raises KeyError, TypeError, AttributeError, IndexError or ValueError for an object that is none.
-    """
+    """Return a job file's values for a Job, and notes."""
     metadata = job["metadata"]
     values, notes = migrate_job_spec(job["spec"], name=metadata["name"])
     own, queue, more = migrate_metadata(metadata, launcher="job")

@@ -8,10 +8,7 @@ from k8s.launchers.migrate_pod import Values, job_file, migrate_metadata, note_d
 
 
 def migrate(job: Values) -> tuple[Values, list[str]]:
-    """Return a job file's values for a JobSet, and notes.
-
-    Raises KeyError, TypeError, AttributeError, IndexError or ValueError for an object that is none.
-    """
+    """Return a job file's values for a JobSet, and notes."""
     metadata, spec = job["metadata"], job["spec"]
     groups = spec["replicatedJobs"]
     values, notes = migrate_job_spec(groups[0]["template"]["spec"], name=metadata["name"])

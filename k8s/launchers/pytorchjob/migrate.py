@@ -15,10 +15,7 @@ from k8s.launchers.migrate_pod import (
 
 
 def migrate(job: Values) -> tuple[Values, list[str]]:
-    """Return a job file's values for a PyTorchJob, and notes.
-
-    Raises KeyError, TypeError, AttributeError, IndexError or ValueError for an object that is none.
-    """
+    """Return a job file's values for a PyTorchJob, and notes."""
     spec, metadata = job["spec"], job["metadata"]
     replicas = spec["pytorchReplicaSpecs"]
     first = replicas.get("Master") or replicas["Worker"]
@@ -34,7 +31,11 @@ def migrate(job: Values) -> tuple[Values, list[str]]:
         "procsPerNode": int(procs) if procs.isdecimal() else None,
         "scheduling": queue | pod.scheduling | gang,
     }
-    notes = [*_worker_notes(first, replicas.get("Worker") or {}), *label_notes, *pod.notes]
+    notes: list[str] = []
+    worker = replicas.get("Worker") or {}
+    if worker is not first and worker.get("replicas"):
+        notes += note_difference(first["template"], worker["template"], names=("Master", "Worker"))
+    notes += [*label_notes, *pod.notes]
     if procs in ("auto", "cpu") and not values["resources"].get("gpu"):
         notes.append(
             f"nprocPerNode={procs!r}: a rank per core of the machine; here one rank per pod, set "
@@ -44,12 +45,6 @@ def migrate(job: Values) -> tuple[Values, list[str]]:
     if restart != "ExitCode":
         notes.append(f"restartPolicy={restart!r}: here the exit code decides, see README")
     return job_file(values), notes
-
-
-def _worker_notes(first: Values, worker: Values) -> list[str]:
-    if worker is first or not worker.get("replicas"):
-        return []
-    return note_difference(first["template"], worker["template"], names=("Master", "Worker"))
 
 
 def _nodes(spec: Values, replicas: Values) -> int | Values:

@@ -11,10 +11,7 @@ _NOT_CARRIED = ("initializer", "podTemplateOverrides", "runtimePatches", "manage
 
 
 def migrate(job: Values) -> tuple[Values, list[str]]:
-    """Return a job file's values for a TrainJob, and notes.
-
-    Raises KeyError, TypeError, AttributeError, IndexError or ValueError for an object that is none.
-    """
+    """Return a job file's values for a TrainJob, and notes."""
     metadata, spec = job["metadata"], job["spec"]
     trainer = spec.get("trainer") or {}
     keys = ("command", "args", "env")

@@ -1,8 +1,8 @@
 """The processes of this node's ranks in one round: started, watched, signalled, ended.
 
-ranks = Ranks.start(place, ...)
+ranks = Ranks.start(program.start, place, ...)
 while not ranks.poll(): ...
-ranks.end(grace=30)
+ranks.end(grace=30, turn=lambda: None)
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 Everything here is done by the main thread; a signal is only noted, and acted on within a turn.
 
-    supervisor = Supervisor(contract, options, meeting, program)
+    supervisor = Supervisor(contract, options, meeting, program=program)
     code = supervisor.run()
 """
 

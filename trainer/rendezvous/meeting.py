@@ -4,7 +4,7 @@ A job of fixed size meets at its master's address, where node 0 serves. An elast
 endpoint, where the node that has that address does.
 
     meeting = Meeting(contract, rules, secret=secret_from(os.environ))
-    client = RendezvousClient(place, meeting.open)
+    client = RendezvousClient(contract, meeting.open, secret=meeting.secret, ...)
 """
 
 import contextlib

@@ -4,7 +4,6 @@ It proves who connects, checks every message, sends heartbeats and finds silent 
 decides what follows. RENDEZVOUS.md describes the protocol.
 
     server = RendezvousServer(listener, rules, job="job-1", secret="...")
-    client = RendezvousClient(lambda: server.own_socket, ...)
     server.close()
 """
 

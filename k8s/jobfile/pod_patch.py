@@ -203,10 +203,11 @@ def _merge(target: dict[str, Any], patch: dict[str, Any], path: str) -> dict[str
 
 def _merge_list(target: list[Any], patch: list[Any], key: str, path: str) -> list[Any]:
     identity = _IDENTITY[key]
+    kind, called = (int, "a number") if identity == "containerPort" else (str, "a text")
     merged = {one[identity]: one for one in target}
     for index, one in enumerate(patch):
-        if not isinstance(one, dict) or not isinstance(one.get(identity), (str, int)):
-            _refuse(f"{path}[{index}]", f"must be a mapping with {identity}")
+        if not isinstance(one, dict) or not isinstance(one.get(identity), kind):
+            _refuse(f"{path}[{index}]", f"must be a mapping with {identity}, {called}")
         name = one[identity]
         if one.get("$patch") == "delete":
             if merged.pop(name, None) is None:

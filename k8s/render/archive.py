@@ -59,7 +59,7 @@ def pack(folder: Path, *, label: str, via: str = "configMap") -> Archive:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise config_error(f"{label}: {where}{error.strerror or error}") from None
-    left_out = tuple(path for path in found if path not in set(kept))
+    left_out = tuple(path for path in found if _looks_like_a_key(path))
     return Archive(content, frozenset(kept), left_out, commit_of(folder, new_files=True))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from k8s.base.errors import config_error
 from k8s.cli.migrate import print_job_file
-from k8s.cli.torchrun import SET_ELSEWHERE, parse, run_of, without_torchrun
+from k8s.cli.torchrun import SET_ELSEWHERE, parse, run_of_torchrun, without_torchrun
 
 _LABEL = "--from-torchrun"
 IMAGE = "docker.io/pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"
@@ -52,7 +52,7 @@ def convert(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         "image": IMAGE,
         "nodes": _nodes("1" if asked.standalone else asked.nnodes),
         **_ranks(asked.nproc_per_node, notes),
-        "run": run_of(asked),
+        "run": run_of_torchrun(asked),
         "code": {"path": "."} if travels else None,
         "env": variables,
         "faults": {"restarts": "ranks", "maxRestarts": asked.max_restarts}

@@ -12,7 +12,7 @@ from typing import Any
 from k8s import launchers
 from k8s.base.errors import config_error, in_one_line
 from k8s.base.yaml_text import dump, read, read_text
-from k8s.cli.torchrun import SET_ELSEWHERE, parse, run_of, without_torchrun
+from k8s.cli.torchrun import SET_ELSEWHERE, parse, run_of, run_of_torchrun, without_torchrun
 from k8s.jobfile.validate import validate
 from k8s.plan.launcher import Launcher
 from k8s.render.manifests import render
@@ -45,23 +45,18 @@ def print_job_file(values: dict[str, Any], notes: list[str], *, head: str) -> No
 def _read(path: Path) -> tuple[Launcher, dict[str, Any], list[str]]:
     """Return the one object of a file that a launcher can migrate, and what the others are called."""
     label = f"--migrate {path}"
-    found = read(read_text(path, label=label), label=label)
+    documents = read(read_text(path, label=label), label=label)
+    found = [one for one in documents if isinstance(one, dict)]
     known = {
         (launcher.job_kind.api_version, launcher.job_kind.kind): launcher
         for launcher in map(launchers.find, launchers.known())
         if launcher.migrate and launcher.job_kind
     }
-    jobs = [
-        (known[_kind(one)], one) for one in found if isinstance(one, dict) and _kind(one) in known
-    ]
+    jobs = [(known[_kind(one)], one) for one in found if _kind(one) in known]
     if len(jobs) != 1:
         kinds = " or ".join(f"{kind} of {version}" for version, kind in known)
         raise config_error(f"{label}: holds {len(jobs)} of {kinds}; must be one")
-    others = [
-        f"{one.get('kind')} {_name(one)}"
-        for one in found
-        if isinstance(one, dict) and one is not jobs[0][1]
-    ]
+    others = [f"{one.get('kind')} {_name(one)}" for one in found if one is not jobs[0][1]]
     return *jobs[0], others
 
 
@@ -104,54 +99,48 @@ def migrate(launcher: Launcher, job: dict[str, Any]) -> tuple[dict[str, Any], li
     if "run" in found and "trainer" in values:
         names = ", ".join(values.pop("trainer"))
         more.append(f"trainer settings {names}: left out; {words[0]} runs, and not the trainer")
-    return found | values | {"run": found["run"]} if "run" in found else values, [*notes, *more]
+    return found | values, [*notes, *more]
 
 
 def _named(job: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the job with a name, where it leaves its name to the API server, and a note of it."""
-    metadata = job.get("metadata")
-    if not isinstance(metadata, dict) or "name" in metadata:
-        return job, []
-    prefix = metadata.get("generateName")
-    if not isinstance(prefix, str):
-        return job, []
-    name = prefix.rstrip("-.")
-    note = f"generateName {prefix!r}: a job file has one name, {name}; --set name=... for another"
-    return {**job, "metadata": {**metadata, "name": name}}, [note]
+    match job:
+        case {"metadata": {"generateName": str(prefix)} as metadata} if "name" not in metadata:
+            name = prefix.rstrip("-.")
+            note = f"a job file has one name, {name}; --set name=... for another"
+            named = {**job, "metadata": {**metadata, "name": name}}
+            return named, [f"generateName {prefix!r}: {note}"]
+    return job, []
 
 
 def _program(words: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of a job file for a container's command, and notes. Raises Fault(64)."""
+    dollars = []
     if any("$(" in word for word in words):
         dollars = ["run: $(NAME) is not replaced by a variable's value here; use a shell's $NAME"]
-    else:
-        dollars = []
     rest = without_torchrun(words)
     if rest is not None:
         asked = parse(rest, label="--migrate: command")
-        found: dict[str, Any] = {"run": run_of(asked)}
+        found: dict[str, Any] = {"run": run_of_torchrun(asked)}
         if asked.nproc_per_node.isdecimal():
             found["procsPerNode"] = int(asked.nproc_per_node)
-        unsaid = {"nnodes": "1", "max_restarts": 0}
-        options = [name.replace("-", "_") for name in ("nnodes", "max-restarts", *SET_ELSEWHERE)]
+        unsaid = {"nnodes": "1", "max-restarts": 0}
         given = [
-            f"--{name.replace('_', '-')}"
-            for name in options
-            if getattr(asked, name) != unsaid.get(name)
+            f"--{option}"
+            for option in (*unsaid, *SET_ELSEWHERE)
+            if getattr(asked, option.replace("-", "_")) != unsaid.get(option)
         ]
         notes = [f"{' '.join(given)} of torchrun: the launcher's own way is used"] if given else []
         return found, [*notes, *dollars]
     first, *others = words
     if PurePath(first).name.startswith("python"):
         others = others[others[:1] == ["-u"] :]  # here always
-        if others[:2] in (["-m", "trainer"], ["-m", "trainer.launch"]) and len(others) == 2:
+        if others in (["-m", "trainer"], ["-m", "trainer.launch"]):
             return {}, []
         if others[:1] == ["-m"] and len(others) > 1:
-            args = {"args": others[2:]} if others[2:] else {}
-            return {"run": {"module": others[1], **args}}, dollars
+            return {"run": run_of("module", others[1:])}, dollars
         if others and not others[0].startswith("-"):
-            args = {"args": others[1:]} if others[1:] else {}
-            return {"run": {"script": others[0], **args}}, dollars
+            return {"run": run_of("script", others)}, dollars
     starts_its_own = PurePath(first).name in ("accelerate", "deepspeed", "colossalai")
     more = [f"run.command: {first} starts the ranks itself: set procsPerNode: 0"]
     return {"run": {"command": words}}, [*(more if starts_its_own else []), *dollars]

@@ -1,7 +1,7 @@
 """torchrun's command line, and what of it a job file has.
 
 words = without_torchrun(["torchrun", "--nproc-per-node", "8", "train.py"])
-run = run_of(parse(words, label="--from-torchrun"))     # {"script": "train.py"}
+run = run_of_torchrun(parse(words, label="--from-torchrun"))     # {"script": "train.py"}
 """
 
 import argparse
@@ -53,10 +53,15 @@ def parse(words: Sequence[str], *, label: str) -> argparse.Namespace:
     return asked
 
 
-def run_of(asked: argparse.Namespace) -> dict[str, Any]:
-    """Return the job file's `run`."""
-    first, *args = asked.program
+def run_of_torchrun(asked: argparse.Namespace) -> dict[str, Any]:
+    """Return the job file's `run` for a command line of torchrun."""
     kind = "module" if asked.module else "command" if asked.no_python else "script"
+    return run_of(kind, asked.program)
+
+
+def run_of(kind: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return the job file's `run` for a script, module or command and its arguments."""
+    first, *args = words
     run: dict[str, Any] = {kind: [first] if kind == "command" else first}
     return run | ({"args": args} if args else {})
 

@@ -93,7 +93,7 @@ def _print_instead(asked: argparse.Namespace) -> bool:
     elif asked.init:
         from k8s.cli.init import print_init  # noqa: PLC0415  # rarely used
 
-        print_init(Path())
+        print_init()
     elif asked.from_torchrun:
         from k8s.cli.from_torchrun import print_from_torchrun  # noqa: PLC0415  # rarely used
 

@@ -27,9 +27,9 @@ _FRAMEWORKS = {
 }
 
 
-def print_init(folder: Path) -> None:
-    """Print a job file for what is in `folder`, and on stderr what was guessed. Raises Fault(64)."""
-    values, notes = guess(folder)
+def print_init() -> None:
+    """Print a job file for the current folder, and on stderr what was guessed. Raises Fault(64)."""
+    values, notes = guess(Path())
     print_job_file(values, notes, head="Guessed from the files of this folder. To be checked:")
 
 

@@ -32,7 +32,6 @@ Save = Annotated[
     Path | None,
     typer.Option("--save", help="write the job, events, pods and all logs to this folder"),
 ]
-Since = Annotated[int | None, typer.Option(min=1, help="only the last so many seconds")]
 
 
 @app.callback()

@@ -13,7 +13,7 @@ from rich.live import Live
 
 from k8s.base.errors import config_error
 from k8s.cli import tables
-from k8s.cli.verbs.common import AsJson, Name, Save, Since, app, print_line
+from k8s.cli.verbs.common import AsJson, Name, Save, app, print_line
 from k8s.cluster import doctor, forward, jobs
 from k8s.cluster.observe import logs
 from k8s.cluster.observe.job_progress import pod_metrics, read_progress
@@ -78,7 +78,7 @@ def show_logs(  # noqa: PLR0913  # its options
     ] = False,
     node: Annotated[list[int] | None, typer.Option(help="only these nodes")] = None,
     rank: Annotated[list[int] | None, typer.Option(help="only these ranks")] = None,
-    since: Since = None,
+    since: Annotated[int | None, typer.Option(min=1, help="only the last so many seconds")] = None,
     previous: Annotated[
         bool, typer.Option(help="of the containers before the last restart")
     ] = False,

@@ -67,7 +67,7 @@ def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
         ("carried", ", ".join(f"{one.name} {one.sha256[:10]}" for one in plan.payload.files)),
         ("rendezvous", f"{meet.master}:{meet.port}" if rendered.objects else "on this machine"),
         ("queue", plan.scheduled.queue or "" if rendered.objects else ""),
-        ("each node", _amounts(_each(plan)) or "nothing asked for"),
+        ("each node", _amounts(plan.resources.requests) or "nothing asked for"),
         ("in all", _amounts(totals(plan)) if size.nodes > 1 else ""),
         ("shared memory", "this machine's" if in_process else plan.resources.shm),
         ("data", storage.data or ("" if plan.program else "the task's own")),
@@ -131,10 +131,6 @@ def _batch(batches: Batches) -> str:
     )
 
 
-def _each(plan: Plan) -> dict[str, str]:
-    return {**plan.resources.requests, **plan.resources.limits}
-
-
 def _amounts(amounts: dict[str, str]) -> str:
     return ", ".join(f"{name} {amount}" for name, amount in amounts.items())
 
@@ -142,7 +138,7 @@ def _amounts(amounts: dict[str, str]) -> str:
 def totals(plan: Plan) -> dict[str, str]:
     """Return what all nodes have together, /dev/shm of it too; an elastic job at its largest."""
     found = {}
-    for name, amount in _each(plan).items():
+    for name, amount in plan.resources.requests.items():
         count = quantity.parse(amount) * plan.size.nodes
         found[name] = quantity.binary(int(count)) if name == "memory" else f"{count.normalize():f}"
     return found | {"shm": quantity.binary(plan.resources.shm_bytes * plan.size.nodes)}

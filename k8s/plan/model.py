@@ -45,7 +45,7 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class NodeResources:
-    """What a node has. `shm` is the size of /dev/shm as text, `shm_bytes` in bytes."""
+    """What a node has, all of it in `requests`. `shm` is the size of /dev/shm, also in bytes."""
 
     gpu: int
     gpu_memory: int | None

@@ -7,6 +7,7 @@ All values that a template writes are computed and checked here.
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -17,10 +18,7 @@ from k8s.jobfile import code, pod_patch, resources, services
 from k8s.jobfile.scheduling import Scheduled, schedule
 from k8s.jobfile.spec import DATA, JobSpec
 from k8s.jobfile.validate import label, settings_of
-from k8s.plan import extras as extra
-from k8s.plan import own_program
-from k8s.plan import storage as volumes
-from k8s.plan.extras import extra_objects
+from k8s.plan import extras, own_program, storage
 from k8s.plan.launcher import Launcher, RunsIn
 from k8s.plan.model import (
     Container,
@@ -32,10 +30,8 @@ from k8s.plan.model import (
     Plan,
     Rendezvous,
     Size,
-    Storage,
 )
 from k8s.plan.node_environment import build_environment
-from k8s.plan.storage import annotations_for_volumes, plan_storage
 from trainer.config.catalogue import find_task, task_names
 from trainer.config.contract import DEFAULT_PORT
 from trainer.config.exits import Fault
@@ -58,12 +54,13 @@ def make(spec: JobSpec, launcher: Launcher, payload: Payload) -> Plan:
     settings = settings_of(spec) if spec.run is None else Settings()
     procs = resources.ranks(spec.resources, spec.procs_per_node)
     node = _node_resources(spec)
-    storage = plan_storage(spec, settings, launcher, shm=node.shm, payload=payload)
-    _check_data(settings, launcher, storage)
-    environment = build_environment(spec, settings, launcher, procs=procs, out=storage.out)
+    places = storage.plan_storage(spec, settings, launcher, shm=node.shm, payload=payload)
+    _check_data(settings, launcher, places.data)
+    environment = build_environment(spec, settings, launcher, procs=procs, out=places.out)
     environment |= own_program.environment(spec, launcher, payload)
     scheduled = schedule(spec.scheduling, spec.name)
-    extras = tuple(extra_objects(spec, launcher, payload)) if launcher.runs_in is RunsIn.POD else ()
+    on_cluster = launcher.runs_in is RunsIn.POD
+    objects = tuple(extras.extra_objects(spec, launcher, payload)) if on_cluster else ()
     return Plan(
         name=spec.name,
         launcher=launcher.name,
@@ -83,11 +80,11 @@ def make(spec: JobSpec, launcher: Launcher, payload: Payload) -> Plan:
         rendezvous=Rendezvous(
             master=launcher.master(spec),
             port=DEFAULT_PORT,
-            longest_host=_longest_host(spec, launcher, extras),
+            longest_host=_longest_host(spec, launcher, objects),
         ),
         resources=node,
         container=_container(spec, environment),
-        storage=storage,
+        storage=places,
         lifetime=Lifetime(
             grace=spec.faults.grace_period,
             shutdown=_shutdown(spec, settings),
@@ -99,7 +96,7 @@ def make(spec: JobSpec, launcher: Launcher, payload: Payload) -> Plan:
             restart_ranks=spec.faults.restarts == "ranks",
         ),
         scheduled=scheduled,
-        extras=extras,
+        extras=objects,
         metrics_port=spec.metrics.port if spec.metrics else None,
         app_wrapper=spec.app_wrapper,
         pod_patch=spec.pod_patch,
@@ -135,10 +132,10 @@ def _identity(spec: JobSpec, scheduled: Scheduled, about_code: dict[str, str]) -
         "app.kubernetes.io/managed-by": "muster",
         **spec.labels,
     }
-    annotations = annotations_for_volumes(spec) | services.annotations(spec.network)
+    annotations = storage.annotations_for_volumes(spec) | services.annotations(spec.network)
     return Identity(
-        metadata=_metadata(spec, labels),
-        root_metadata=_metadata(spec, labels | scheduled.labels, about_code),
+        metadata=_metadata(spec, labels, spec.annotations),
+        root_metadata=_metadata(spec, labels | scheduled.labels, about_code | spec.annotations),
         labels=labels,
         annotations=annotations | spec.annotations,
     )
@@ -166,13 +163,13 @@ def _container(spec: JobSpec, environment: dict[str, str]) -> Container:
     )
 
 
-def _check_data(settings: Settings, launcher: Launcher, storage: Storage) -> None:
+def _check_data(settings: Settings, launcher: Launcher, data: str | None) -> None:
     """Raise Fault(64) when the pods of a built-in task would look for data that no key gives them.
 
     On this machine the variable TRAINER_DATA may still give it.
     """
     needs = settings.task in task_names() and find_task(settings.task).needs_data
-    if needs and storage.data is None and launcher.runs_in is RunsIn.POD:
+    if needs and data is None and launcher.runs_in is RunsIn.POD:
         raise config_error(
             f"trainer.task={settings.task!r}: needs its data set; add data, the volume that holds "
             "it, e.g. data: {pvc: my-claim}"
@@ -209,11 +206,11 @@ def _shutdown(spec: JobSpec, settings: Settings) -> int:
     return left
 
 
-def _longest_host(spec: JobSpec, launcher: Launcher, extras: tuple[Extra, ...]) -> str:
+def _longest_host(spec: JobSpec, launcher: Launcher, objects: tuple[Extra, ...]) -> str:
     """Return the longest host name. Raises Fault(64) when a name made from the job's is too long."""
     nodes = sorted({0, min(1, spec.most_nodes - 1), spec.most_nodes - 1})
     host = max((launcher.host(spec, node) for node in nodes), key=len)
-    others = [spec.name + one.suffix for one in extras]
+    others = [spec.name + one.suffix for one in objects]
     longest = max(spec.name, host + launcher.pod_suffix, *others, key=len)
     if len(longest) > LONGEST:
         fits = len(spec.name) - (len(longest) - LONGEST)
@@ -224,30 +221,26 @@ def _longest_host(spec: JobSpec, launcher: Launcher, extras: tuple[Extra, ...]) 
     return max(spec.name, host, key=len)
 
 
-def _metadata(
-    spec: JobSpec, labels: dict[str, str], about_code: dict[str, str] | None = None
-) -> dict[str, object]:
-    metadata: dict[str, object] = {"name": spec.name}
-    if spec.namespace is not None:
-        metadata["namespace"] = spec.namespace
-    metadata["labels"] = labels
-    annotations = {**(about_code or {}), **spec.annotations}
-    if annotations:
-        metadata["annotations"] = annotations
-    return metadata
+def _metadata(spec: JobSpec, labels: dict[str, str], annotations: dict[str, str]) -> dict[str, Any]:
+    found = {
+        "name": spec.name,
+        "namespace": spec.namespace,
+        "labels": labels,
+        "annotations": annotations,
+    }
+    return {key: value for key, value in found.items() if value}
 
 
 def _warnings(spec: JobSpec, procs: int, launcher: Launcher) -> Iterator[str]:
-    on_cluster = launcher.runs_in is RunsIn.POD
     if launcher.runs_in is not RunsIn.PROCESS and _is_latest(spec.image or ""):
         yield f"image: {spec.image} may change at any time; name a version, or better a digest"
-    if not on_cluster:
+    if launcher.runs_in is not RunsIn.POD:
         return
     yield from resources.warnings(spec.resources, procs)
     yield from pod_patch.warnings(spec.pod_patch)
     yield from code.warnings(spec.code)
-    yield from volumes.warnings(spec)
-    yield from extra.warnings(spec)
+    yield from storage.warnings(spec)
+    yield from extras.warnings(spec)
     no_deadline = spec.faults.deadline is None and "faults.deadline" not in launcher.lacks
     if no_deadline and spec.most_nodes > 1:
         yield "faults.deadline: not set; a job whose pods never all start is retried forever"

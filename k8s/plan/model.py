@@ -18,8 +18,8 @@ LAUNCHER = "/muster/launch.pyz"  # where a pod or container has the launcher tha
 class Identity:
     """Names and labels. `root_metadata` is of the job or its AppWrapper, with the queue's labels."""
 
-    metadata: dict[str, object]
-    root_metadata: dict[str, object]
+    metadata: dict[str, Any]
+    root_metadata: dict[str, Any]
     labels: dict[str, str]
     annotations: dict[str, str]  # of the pods
 
@@ -211,7 +211,7 @@ class Plan:
         return self.size.nodes * self.size.procs
 
     @property
-    def job_metadata(self) -> dict[str, object]:
+    def job_metadata(self) -> dict[str, Any]:
         return self.identity.metadata if self.app_wrapper else self.identity.root_metadata
 
     @property

@@ -23,7 +23,6 @@ def wrap(objects: tuple[dict[str, Any], ...], plan: Plan, launcher: Launcher) ->
     }
     metadata = dict(plan.identity.root_metadata)
     own = metadata.pop("annotations", {})
-    assert isinstance(own, dict)  # noqa: S101  # tells mypy
     pod_sets = [{"path": f"template.{path}", "replicas": n} for path, n in launcher.pod_sets(plan)]
     components: list[dict[str, Any]] = [{"template": one} for one in objects[:-1]]
     components.append({"podSets": pod_sets, "template": objects[-1]})

@@ -106,10 +106,10 @@ def stopped(
         if found := condition(job, *types):
             at = found.get("lastUpdateTime") or found.get("lastTransitionTime")
             return State(phase, reason_and_message(found), restarts, at)
-    field: Any = job
+    value: Any = job
     for key in suspend_field:
-        field = field.get(key) or {}
-    return State(Phase.SUSPENDED, ".".join(suspend_field), restarts) if field else None
+        value = value.get(key) or {}
+    return State(Phase.SUSPENDED, ".".join(suspend_field), restarts) if value else None
 
 
 def reason_and_message(found: Object) -> str:

@@ -17,13 +17,12 @@ _WIDTH, _HEIGHT, _ACROSS = 8, 8, 3  # of a panel, in Grafana's grid of 24 column
 
 def rules(name: str, namespace: str | None) -> list[dict[str, Any]]:
     """Return the alerts of a job as a PrometheusRule holds them."""
-    labels = {"job_name": name}
     return [
         {
             "alert": one["name"],
             "expr": _of_job(one["expr"], name, namespace),
             "for": one["for"],
-            "labels": {"severity": one["severity"], **labels},
+            "labels": {"severity": one["severity"], "job_name": name},
             "annotations": {
                 "summary": f"{name}: {one['summary']}",
                 "description": f"What to do: python -m k8s why {name}",

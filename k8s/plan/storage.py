@@ -44,10 +44,10 @@ def _data(spec: JobSpec, settings: Settings) -> tuple[str | None, str | None]:
 
 def _out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, str]:
     """Return the run folder: as the trainer sees it, and on this machine."""
-    wanted = settings.out and PurePosixPath(settings.out)
-    inside = wanted or PurePosixPath(OUT) / spec.name
+    in_process = launcher.runs_in is RunsIn.PROCESS
+    inside = PurePosixPath(settings.out or f"{OUT}/{spec.name}")
     if not inside.is_relative_to(OUT):
-        if launcher.runs_in is RunsIn.PROCESS:
+        if in_process:
             return str(inside), str(inside)
         raise config_error(
             f"trainer.out={str(inside)!r}: must be within {OUT}, all else is read-only or lost; "
@@ -55,7 +55,6 @@ def _out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, st
         )
     if spec.checkpoints and spec.checkpoints.host_path:
         return str(inside), str(PurePosixPath(spec.checkpoints.host_path) / inside.relative_to(OUT))
-    in_process = launcher.runs_in is RunsIn.PROCESS
     if spec.matrix_name is not None:  # a run's name is its folder's, and they are compared
         runs = "runs" if in_process else f"{launcher.name}-runs"
         return str(inside), f"build/{spec.matrix_name}/{runs}/{spec.name}"
@@ -100,10 +99,7 @@ def _own(spec: JobSpec) -> Iterator[Mount]:
         secret = {"secretName": spec.code.secret, "defaultMode": 0o440}
         yield Mount("git", {"secret": secret}, "", inside=False)
     if spec.code is not None and spec.code.ssh:
-        line = {
-            "path": "passwd",
-            "fieldRef": {"fieldPath": f"metadata.annotations['{USER}']"},
-        }
+        line = {"path": "passwd", "fieldRef": {"fieldPath": f"metadata.annotations['{USER}']"}}
         yield Mount("git-user", {"downwardAPI": {"items": [line]}}, "", inside=False)
     if spec.nccl.topology is not None and spec.resources.gpu:
         source = {"configMap": {"name": spec.nccl.topology.config_map}}

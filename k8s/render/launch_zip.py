@@ -61,8 +61,7 @@ def _files() -> dict[str, bytes]:
             continue
         found[place] = path.read_bytes()
         wanted += _imported(found[place])
-        parent = name.rpartition(".")[0]
-        wanted += [parent] if parent else []
+        wanted.append(name.rpartition(".")[0])  # its package
     return found
 
 

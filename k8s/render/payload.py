@@ -13,9 +13,8 @@ from k8s.plan.model import Carried, Payload
 from k8s.render import launch_zip
 from k8s.render.archive import Archive, pack
 
-_CLIENT_SIDE = (
-    180 * 1024
-)  # kubectl apply keeps the object in an annotation too, of 256 KiB in base64
+# kubectl apply keeps the object in an annotation too, of 256 KiB in base64.
+_CLIENT_SIDE = 180 * 1024
 
 
 def make_payload(spec: JobSpec, base: Path) -> Payload:
@@ -64,11 +63,10 @@ def _check_script(script: str, packed: Archive, folder: Path, label: str) -> Non
     if script.startswith("/"):
         return
     inside = posixpath.normpath(script)
-    target = (folder / inside).resolve()  # a script may be a link, and so may a folder above it
-    there = target.is_relative_to(folder.resolve()) and os.path.isfile(target)  # noqa: PTH113
-    if inside in packed.files or (
-        there and target.relative_to(folder.resolve()).as_posix() in packed.files
-    ):
+    root = folder.resolve()
+    target = (root / inside).resolve()  # a script may be a link, and so may a folder above it
+    there = target.is_relative_to(root) and os.path.isfile(target)  # noqa: PTH113
+    if inside in packed.files or (there and target.relative_to(root).as_posix() in packed.files):
         return
     reason = "is there, but does not travel; see .gitignore" if there else "no such file"
     raise config_error(f"run.script={script!r}: {reason} in {label}")

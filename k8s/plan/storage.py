@@ -33,7 +33,7 @@ def _data(spec: JobSpec, settings: Settings) -> tuple[str | None, str | None]:
     if spec.data is None:
         return wanted, wanted
     inside = wanted or DATA
-    if not PurePosixPath(inside).is_relative_to(DATA):
+    if not _is_within(PurePosixPath(inside), DATA):
         raise config_error(
             f"trainer.data={inside!r}: must be within {DATA}, where `data` is mounted; leave it out, "
             f"or write {DATA}/FOLDER"
@@ -46,7 +46,7 @@ def _out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, st
     """Return the run folder: as the trainer sees it, and on this machine."""
     in_process = launcher.runs_in is RunsIn.PROCESS
     inside = PurePosixPath(settings.out or f"{OUT}/{spec.name}")
-    if not inside.is_relative_to(OUT):
+    if not _is_within(inside, OUT):
         if in_process:
             return str(inside), str(inside)
         raise config_error(
@@ -59,6 +59,10 @@ def _out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, st
         runs = "runs" if in_process else f"{launcher.name}-runs"
         return str(inside), f"build/{spec.matrix_name}/{runs}/{spec.name}"
     return str(inside), f"build/{spec.name}/{'run' if in_process else launcher.name}"
+
+
+def _is_within(path: PurePosixPath, folder: str) -> bool:
+    return path.is_relative_to(folder) and ".." not in path.parts
 
 
 def _mounts(spec: JobSpec, launcher: Launcher, shm: str, payload: Payload) -> Iterator[Mount]:

@@ -60,7 +60,9 @@ SETTINGS = [
     (["trainer.optimizer=lion"], "trainer.optimizer='lion': must be 'sgd', 'adamw', 'adamw-fused' or 'muon'"),
     (["trainer.out=runs/x"], "trainer.out='runs/x': must be within /out"),
     (["trainer.out=/outside"], "trainer.out='/outside': must be within /out"),
+    (["trainer.out=/out/../a"], "trainer.out='/out/../a': must be within /out"),
     (["trainer.data=/elsewhere", "data.pvc=d"], "trainer.data='/elsewhere': must be within /data"),
+    (["trainer.data=/data/../a", "data.pvc=d"], "trainer.data='/data/../a': must be within /data"),
     # names
     (["name=1st"], "name='1st': must be lower-case letters"),
     (["name=a-"], "name='a-': must be lower-case letters"),

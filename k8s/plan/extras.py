@@ -32,8 +32,8 @@ def extra_objects(spec: JobSpec, launcher: Launcher, payload: Payload) -> Iterat
         yield Extra("podmonitor", "", spec.metrics.model_dump(by_alias=True))
         if spec.metrics.dashboard:
             text = monitoring.dashboard(spec.name, spec.namespace)
-            found = {"grafana_dashboard": "1"}  # what Grafana's sidecar looks for
-            yield Extra("dashboard", "-dashboard", {"text": text, "labels": found})
+            labels = {"grafana_dashboard": "1"}  # what Grafana's sidecar looks for
+            yield Extra("dashboard", "-dashboard", {"text": text, "labels": labels})
         if spec.metrics.alerts:
             rules = monitoring.rules(spec.name, spec.namespace)
             yield Extra("alerts", "-alerts", {"rules": rules})

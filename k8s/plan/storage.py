@@ -142,8 +142,7 @@ def claims(spec: JobSpec) -> dict[str, Claim]:
 def volume_source(spec: JobSpec, volume: Any, key: str) -> dict[str, Any]:
     """Return a volume's source as Kubernetes has it."""
     name = getattr(volume, "name", key)
-    given = {field: getattr(volume, field) for field in type(volume).model_fields}
-    match next((kind, value) for kind, value in given.items() if value and kind in _KINDS):
+    match next((kind, value) for kind in _KINDS if (value := getattr(volume, kind, None))):
         case "claim", Claim() as claim:
             if claim.access_mode in ("ReadWriteOnce", "ReadWriteOncePod") and spec.most_nodes > 1:
                 raise config_error(

@@ -21,8 +21,7 @@ def wrap(objects: tuple[dict[str, Any], ...], plan: Plan, launcher: Launcher) ->
         f"{_ANNOTATION}deletionOnFailureGracePeriodDuration": _KEPT,
         f"{_ANNOTATION}terminalExitCodes": ",".join(map(str, codes_for(Action.FAIL))),
     }
-    metadata = dict(plan.identity.root_metadata)
-    own = metadata.pop("annotations", {})
+    metadata = plan.identity.root_metadata
     pod_sets = [{"path": f"template.{path}", "replicas": n} for path, n in launcher.pod_sets(plan)]
     components: list[dict[str, Any]] = [{"template": one} for one in objects[:-1]]
     components.append({"podSets": pod_sets, "template": objects[-1]})
@@ -30,6 +29,6 @@ def wrap(objects: tuple[dict[str, Any], ...], plan: Plan, launcher: Launcher) ->
     return {
         "apiVersion": "workload.codeflare.dev/v1beta2",
         "kind": "AppWrapper",
-        "metadata": {**metadata, "annotations": annotations | own},
+        "metadata": {**metadata, "annotations": annotations | metadata.get("annotations", {})},
         "spec": spec | {"components": components},
     }

@@ -62,11 +62,11 @@ def _check_script(script: str, packed: Archive, folder: Path, label: str) -> Non
     """Refuse a script that does not travel. An absolute path is one in the image."""
     if script.startswith("/"):
         return
-    inside = posixpath.normpath(script)
     root = folder.resolve()
-    target = (root / inside).resolve()  # a script may be a link, and so may a folder above it
+    # A script may be a link, and so may a folder above it. What it leads to must travel.
+    target = (root / posixpath.normpath(script)).resolve()
     there = target.is_relative_to(root) and os.path.isfile(target)  # noqa: PTH113
-    if inside in packed.files or (there and target.relative_to(root).as_posix() in packed.files):
+    if there and target.relative_to(root).as_posix() in packed.files:
         return
     reason = "is there, but does not travel; see .gitignore" if there else "no such file"
     raise config_error(f"run.script={script!r}: {reason} in {label}")

@@ -57,6 +57,7 @@ def test_the_folder_of_a_job_file_from_a_pipe_is_seen_from_the_current_one(folde
         (["run.script=../job.yaml"], "run.script='../job.yaml': no such file in code.path='.'"),
         (["run.script=package"], "run.script='package': no such file in code.path='.'"),
         (["run.script=a.log"], "run.script='a.log': is there, but does not travel; see .gitignore"),
+        (["run.script=link.py"], "run.script='link.py': is there, but does not travel; see"),
         (["code={path: ., git: 'https://h/a'}"], "code.revision: missing; it is the commit"),
         (["code={path: ., secret: a}"], "code.secret: goes with code.git"),
         (["code={path: ., pvc: a}"], "code.pvc='a': goes with code.via=pvc"),
@@ -84,6 +85,7 @@ def test_a_folder_that_cannot_travel(
     (folder / "empty").mkdir()
     (folder / "out").symlink_to("..")
     (folder / "a.log").write_text("")
+    (folder / "link.py").symlink_to("a.log")
     (folder / ".gitignore").write_text("*.log\nout\n")
     (folder / "job.yaml").write_text(
         yaml.safe_dump(job(run={"script": "train.py"}, code={"path": "."}))

@@ -28,6 +28,8 @@ from trainer.watch.usage import memory_in_use
 
 log = logging.getLogger("trainer")
 
+_CPU = torch.device("cpu")
+
 
 @dataclass
 class Run:
@@ -171,12 +173,12 @@ class Since:
         return Since(self.began + seconds, run.samples)
 
 
-def example(data: Data, settings: Settings, count: int) -> Batch:
+def example(data: Data, settings: Settings, count: int, *, device: torch.device = _CPU) -> Batch:
     """Return the first sample, `count` times, for its shape and dtype only."""
     samples = Samples(torch.zeros(count, dtype=torch.long), torch.ones(count))
     loader = Loader(
         data,
-        device=torch.device("cpu"),
+        device=device,
         dtype=dtype_of(settings),
         channels_last=settings.channels_last,
     )

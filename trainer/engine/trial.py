@@ -8,13 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from trainer.config.exits import Exit, Fault
-from trainer.data.loader import Loader
-from trainer.data.order import Samples
 from trainer.data.task_contract import blamed_on, try_batch
 from trainer.distributed.messages import from_all
-from trainer.distributed.precision import dtype_of
 from trainer.engine.evaluation import try_sample
-from trainer.engine.run import Run
+from trainer.engine.run import Run, example
 
 
 @torch.no_grad()
@@ -24,14 +21,12 @@ def try_task(run: Run) -> None:
     Leaves the names of the scores in the run. All ranks call it together. Raises Fault(64) when a method
     raises or returns what it should not.
     """
-    count = run.runtime.sizing.batches.micro
-    repeated = Samples(torch.zeros(count, dtype=torch.long), torch.ones(count))
+    count, device = run.runtime.sizing.batches.micro, run.runtime.device
     run.strategy.module.eval()
     names: list[str] | None = None
     for data, part in ((run.training, "training"), (run.test, "test")):
-        loader = Loader(data, device=run.runtime.device, dtype=dtype_of(run.settings))
         with blamed_on(run.settings.task, f"reading {part} samples"):
-            batch = next(loader(iter([repeated])))
+            batch = example(data, run.settings, count, device=device)
         tried = try_batch(run.task, run.strategy.forward, batch, name=run.settings.task, part=part)
         names = tried and tried[1]
     # Of a pipeline only the last stage has seen the scores.

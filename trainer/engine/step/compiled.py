@@ -23,7 +23,7 @@ from torch.optim.sgd import sgd
 
 from trainer.data.sets import Batch, Nested
 from trainer.distributed.messages import from_all
-from trainer.distributed.optim import zero_momentum
+from trainer.distributed.optim import options_of, zero_momentum
 from trainer.distributed.precision import autocast
 from trainer.distributed.tensors import map_tensors
 from trainer.strategies import Context, WholeStep, summed_loss
@@ -81,7 +81,7 @@ class _Step:
         self._parameters = [one for group in groups for one in group]
         self._names = [names[id(one)] for one in self._parameters]
         self._sizes = [len(group) for group in groups]
-        self._options = [_options(group) for group in optimizer.param_groups]
+        self._options = options_of(optimizer)
         self._whole = _compiled(self._gradient_and_update)
         self._gradient = _compiled(self._flat_gradient)
         self._update = _compiled(self._updated)
@@ -231,11 +231,6 @@ class _Step:
         for tensor, old in zip(changed, before, strict=True):
             tensor.copy_(torch.where(norm.isfinite(), tensor, old))
         return norm
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a parameter group that do not change from step to step."""
-    return {name: value for name, value in group.items() if name not in ("params", "lr")}
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:

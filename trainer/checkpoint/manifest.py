@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from hmac import compare_digest
@@ -120,6 +120,12 @@ def step_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return those of `names` that are a checkpoint's, oldest first."""
+    steps = {name: step for name in names if (step := step_of(name)) is not None}
+    return sorted(steps, key=steps.__getitem__)
+
+
 def encode(manifest: Manifest) -> bytes:
     """Return the text of `muster.json`."""
     body = manifest.model_dump()
@@ -177,9 +183,9 @@ def keyed(key: bytes, text: bytes = b"") -> blake2b:
     return blake2b(text, key=key, digest_size=16)
 
 
-def key_from(environment: Mapping[str, str] = os.environ) -> bytes:
+def key_from() -> bytes:
     """Return the key of TRAINER_CHECKPOINT_KEY, of any length, empty if it is not set."""
-    text = environment.get(KEY, "")
+    text = os.environ.get(KEY, "")
     return blake2b(text.encode(), digest_size=64).digest() if text else b""
 
 

@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 
 from fsspec.core import url_to_fs
 
-from trainer.checkpoint.manifest import MANIFEST_FILE, step_of
+from trainer.checkpoint.manifest import MANIFEST_FILE, in_order
 from trainer.config.exits import Exit, Fault
 
 # Errors of these packages are raised as they are; those of a storage library become OSError.
@@ -100,11 +100,7 @@ class Remote:
             if not self._fs.exists(self._root):
                 return []
             paths = self._fs.ls(self._root, detail=False)
-        names = {str(path).rstrip("/").rpartition("/")[2] for path in paths}
-        return sorted(
-            (name for name in names if step_of(name) is not None),
-            key=lambda name: step_of(name) or 0,
-        )
+        return in_order(str(path).rstrip("/").rpartition("/")[2] for path in paths)
 
     def _move(self, path: str, target: str) -> str:
         """Move a folder to `target` with the first free number appended."""

@@ -14,7 +14,7 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
-from trainer.checkpoint.manifest import MANIFEST_FILE, File, key_from, keyed, step_of
+from trainer.checkpoint.manifest import MANIFEST_FILE, File, in_order, key_from, keyed
 from trainer.config.environment import KEY
 from trainer.regular import open_regular
 
@@ -43,12 +43,7 @@ class Local:
 
     def names(self) -> list[str]:
         """Return the names of the checkpoints, oldest first."""
-        found = [
-            (step, path.name)
-            for path in self.root.glob("step-*")
-            if (step := step_of(path.name)) is not None
-        ]
-        return [name for _, name in sorted(found)]
+        return in_order(path.name for path in self.root.glob("step-*"))
 
     def open(self, folder: str, file: str) -> BinaryIO:
         """Open a regular file to read it: one that a stranger put there could be an endless device."""

@@ -25,12 +25,8 @@ class Staging:
     """
 
     def __init__(self) -> None:
-        self._own: torch.device | None = None
+        self._own = torch.Stream().device if torch.accelerator.is_available() else None
         self._streams: dict[torch.device, torch.Stream] = {}
-        if torch.accelerator.is_available():
-            stream = torch.Stream()
-            self._own = stream.device
-            self._streams[stream.device] = stream
         self._kept: dict[Path, Tensor] = {}
 
     def wait_for(self, state: Mapping[str, Any]) -> None:

@@ -135,6 +135,5 @@ def _average(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
     real = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in real]
     for work in works:
-        if work is not None:
-            work.wait()
+        work.wait()
     divide_all(real, dist.get_world_size(group))

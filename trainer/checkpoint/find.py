@@ -87,9 +87,8 @@ def _examine(store: Store, name: str, *, runtime: Runtime) -> Found | str:
     All ranks call it together, each compares its share of the files, and all get the same answer.
     """
     answer = _examine_share(store, name, runtime.rank, runtime.world_size)
-    fault, damage = isinstance(answer, Fault), isinstance(answer, str)
-    mine = str(answer) if fault or damage else None
-    for is_fault, problem in from_all((fault, mine), runtime, tuple[bool, str | None]):
+    mine = isinstance(answer, Fault), None if isinstance(answer, Manifest) else str(answer)
+    for is_fault, problem in from_all(mine, runtime, tuple[bool, str | None]):
         if problem is not None and is_fault:
             raise Fault(Exit.DATA, problem)
         if problem is not None:

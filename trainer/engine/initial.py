@@ -8,6 +8,7 @@ No code in a file is run: a pickle that holds more than tensors is refused.
 import logging
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -155,12 +156,8 @@ def _renamed(found: Mapping[str, Tensor], wanted: Collection[str]) -> tuple[dict
 def _prefix(names: Collection[str]) -> str:
     """Return the longest "a.b." that all names begin with."""
     parts = [name.split(".")[:-1] for name in names]
-    shared = []
-    for level in zip(*parts, strict=False):
-        if len({*level}) > 1:
-            break
-        shared.append(f"{level[0]}.")
-    return "".join(shared)
+    shared = takewhile(lambda level: len({*level}) == 1, zip(*parts, strict=False))
+    return "".join(f"{level[0]}." for level in shared)
 
 
 def _freeze(model: nn.Module, globs: Collection[str]) -> str:

@@ -58,8 +58,9 @@ def resume(run: Run) -> None:
         run.extra["stream"] = run.training_batches
     run.saver.watch(run.saved_optimizer)
     asked = run.settings.resume
-    forced = asked.partition(":")[0] == "force"
-    asked = asked.removeprefix("force").removeprefix(":") or "auto" if forced else asked
+    first, _, rest = asked.partition(":")
+    if forced := first == "force":
+        asked = rest or "auto"
     found = find(asked, run.saver.store, runtime=run.runtime)
     if found is not None:
         check(run, found, forced=forced)

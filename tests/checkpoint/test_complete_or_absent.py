@@ -148,6 +148,9 @@ def test_a_newer_format_is_said_and_not_skipped(tmp_path: Path) -> None:
     with pytest.raises(Fault, match="written in format 3, this muster reads up to 2") as caught:
         found(tmp_path)
     assert caught.value.code == Exit.DATA
+    # A run that went on from an older one, named by hand, saves beside it and does not remove it.
+    save(tmp_path, 3, keep=Keep(1))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 
 
 def test_a_checkpoint_named_by_hand(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from trainer.checkpoint.manifest import MANIFEST_FILE, Damage, decode, name_of
 from trainer.checkpoint.store import Store
+from trainer.config.exits import Fault
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,13 @@ class Keep:
 
 
 def remove_old(store: Store, keep: Keep) -> None:
-    """Remove the checkpoints that `keep` does not name. Damaged ones stay and do not count."""
+    """Remove the checkpoints that `keep` does not name; what cannot be read stays and does not count."""
     metrics: dict[int, float | None] = {}
     for name in store.names():
         try:
             with store.open(name, MANIFEST_FILE) as file:
                 manifest = decode(file.read(), name)
-        except (Damage, OSError):
+        except (Damage, Fault, OSError):  # Fault: a newer format
             continue
         metrics[manifest.progress.step] = manifest.metric
     for step in removable(metrics, keep):

@@ -1,7 +1,6 @@
 """Which settings decide what a run computes: by these a checkpoint is compared before a run goes on.
 
-A figure is reported only under the settings that made it. Every setting is in one of the three groups;
-tests/unit/trainer/config/test_identity.py checks that.
+A figure is reported only under the settings that made it. A new setting decides until it is named here.
 
     differences(saved=identity(settings), now=identity(changed))    # {"lr": (0.03, 0.0001)}
 """
@@ -12,32 +11,6 @@ from typing import Any
 
 from trainer.config.settings import Settings
 
-DECIDE = (
-    "task",
-    "global_batch",
-    "optimizer",
-    "lr",
-    "lr_scale",
-    "lr_base_batch",
-    "momentum",
-    "weight_decay",
-    "schedule",
-    "warmup_steps",
-    "clip_norm",
-    "precision",
-    "ema_decay",
-    "comm_hook",
-    "sync_batchnorm",
-    "seed",
-    "init",
-    "init_skip",
-    "freeze",
-    "data",
-    "model",
-    "image_size",
-    "bptt",
-)
-
 # They matter in a mode of its own numerics only. The other modes give the result of one process, so a
 # run may change between them.
 DECIDE_IN_MODE = {
@@ -45,11 +18,10 @@ DECIDE_IN_MODE = {
     "hogwild": ("processes",),
 }
 
-# More of the same is a longer run.
-LENGTH = ("epochs", "steps")
-
-DO_NOT_DECIDE = (
+DO_NOT_DECIDE = {
     "mode",  # see DECIDE_IN_MODE
+    "epochs",  # more of the same is a longer run
+    "steps",
     "mesh",
     "micro_batch",
     "activation_checkpointing",
@@ -97,16 +69,18 @@ DO_NOT_DECIDE = (
     "collective_timeout",
     "health",
     "health_timeout",
-)
+}
 
 _LIKE_ONE_PROCESS = "any that equals one process"
 
 
 def identity(settings: Settings) -> dict[str, Any]:
     """Return what decides the run's result, as values of JSON."""
-    own = DECIDE_IN_MODE.get(settings.mode)
-    values = {name: getattr(settings, name) for name in (*DECIDE, *(own or ()))}
-    values["mode"] = _LIKE_ONE_PROCESS if own is None else settings.mode
+    of_others = {
+        name for mode, names in DECIDE_IN_MODE.items() if mode != settings.mode for name in names
+    }
+    values = settings.model_dump(include=Settings.model_fields.keys() - of_others - DO_NOT_DECIDE)
+    values["mode"] = settings.mode if settings.mode in DECIDE_IN_MODE else _LIKE_ONE_PROCESS
     return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
 
 

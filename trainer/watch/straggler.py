@@ -8,7 +8,7 @@ so clocks need not agree.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _MIN_SECONDS = 4.0  # of a window
@@ -20,11 +20,14 @@ _SILENCE = 600.0  # seconds before the same rank is reported again
 
 @dataclass(frozen=True)
 class Work:
-    """A rank since its start: steps, the seconds they took, and the seconds of its own work in them."""
+    """Of a rank: steps, the seconds they took, and the seconds of its own work in them."""
 
     steps: int = 0
     seconds: float = 0.0
     own: float = 0.0
+
+    def __sub__(self, before: "Work") -> "Work":
+        return Work(self.steps - before.steps, self.seconds - before.seconds, self.own - before.own)
 
 
 @dataclass(frozen=True)
@@ -37,38 +40,30 @@ class Straggler:
     lost: float
 
 
-def per_step(start: Work | None, end: Work) -> dict[str, float | None]:
-    """Return a rank's seconds per step from `start` to `end`, None without a step.
+def per_step(work: Work) -> dict[str, float | None]:
+    """Return a rank's seconds per step, None without a step.
 
     `own_s`: its own work; `wait_s`: collectives, waiting for slower ranks included.
     """
-    start = start or Work()
-    steps = end.steps - start.steps
-    if steps <= 0:
+    if work.steps <= 0:
         return {"own_s": None, "wait_s": None}
-    own = end.own - start.own
-    return {"own_s": own / steps, "wait_s": (end.seconds - start.seconds - own) / steps}
+    return {"own_s": work.own / work.steps, "wait_s": (work.seconds - work.own) / work.steps}
 
 
-def spread(before: Mapping[int, Work], after: Mapping[int, Work]) -> dict[str, float]:
-    """Return how far the ranks' own work and their waits are apart, from `before` to `after`.
+def spread(work: Sequence[Work]) -> dict[str, float]:
+    """Return how far the ranks' own work and their waits are apart.
 
     In collectives every rank waits as long as the one that waits least; what is beyond that was for a
     slower rank. It is 0 below a fifth of the time, and of a time as short as the first, where it may be
     noise of the looks at the main thread.
     """
-    own = [per_step(before.get(rank), end)["own_s"] for rank, end in after.items()]
-    steps = [seconds for seconds in own if seconds is not None]
     found = {}
-    if len(steps) == len(own):
-        found = {"slowest_s": max(steps), "middle_s": statistics.median(steps)}
-    times, waits = [], []
-    for rank, end in after.items():
-        start = before.get(rank, Work())
-        times.append(end.seconds - start.seconds)
-        waits.append(times[-1] - (end.own - start.own))
+    if all(one.steps > 0 for one in work):
+        own = [one.own / one.steps for one in work]
+        found = {"slowest_s": max(own), "middle_s": statistics.median(own)}
+    waits = [one.seconds - one.own for one in work]
     waited = statistics.median_high(waits) - min(waits)
-    least = 0.2 * max(statistics.median(times), _MIN_SECONDS)
+    least = 0.2 * max(statistics.median(one.seconds for one in work), _MIN_SECONDS)
     found["stragglers_s"] = waited if waited >= least else 0.0
     return found
 
@@ -86,14 +81,7 @@ class StragglerDetector:
         if self._window_start.keys() != work.keys():
             self._window_start = dict(work)
             return None
-        window = {
-            rank: Work(
-                end.steps - self._window_start[rank].steps,
-                end.seconds - self._window_start[rank].seconds,
-                end.own - self._window_start[rank].own,
-            )
-            for rank, end in work.items()
-        }
+        window = {rank: end - self._window_start[rank] for rank, end in work.items()}
         if any(one.steps < _MIN_STEPS or one.seconds < _MIN_SECONDS for one in window.values()):
             return None
         self._window_start = dict(work)

@@ -47,25 +47,17 @@ class Meter:
 
 def usage(before: Mapping[int, Any], after: Mapping[int, Any]) -> dict[str, Any]:
     """Return a usage event's fields, from the statuses of all ranks then and now."""
-    earlier = {rank: Work(**one["work"]) for rank, one in before.items()}
-    work = {rank: Work(**one["work"]) for rank, one in after.items()}
-    ranks = []
+    ranks, work = [], []
     for rank, one in sorted(after.items()):
-        then = before[rank]["phases"] if rank in before else {}
+        then = before.get(rank, {"work": {}, "phases": {}})
+        work.append(Work(**one["work"]) - Work(**then["work"]))
         phases = {
-            f"{name}_s": round(seconds - then.get(name, 0.0), 2)
+            f"{name}_s": round(seconds - then["phases"].get(name, 0.0), 2)
             for name, seconds in one["phases"].items()
         }
-        ranks.append(
-            {
-                "rank": rank,
-                "host": one["host"],
-                **one["usage"],
-                **per_step(earlier.get(rank), work[rank]),
-                **phases,
-            }
-        )
-    return {"ranks": ranks, **spread(earlier, work)}
+        figures = {**one["usage"], **per_step(work[-1]), **phases}
+        ranks.append({"rank": rank, "host": one["host"], **figures})
+    return {"ranks": ranks, **spread(work)}
 
 
 def memory_in_use(device: torch.device) -> int | None:

@@ -75,19 +75,20 @@ def test_the_peak_is_that_of_the_devices_name(name: str, precision: str, peak: f
 
 
 def test_how_far_the_ranks_are_apart() -> None:
-    before = {rank: Work(5, 10.0, 1.0) for rank in range(3)}
-    after = {0: Work(15, 20.0, 2.0), 1: Work(15, 20.0, 9.0), 2: Work(15, 20.0, 3.0)}
+    before = Work(5, 10.0, 1.0)
+    after = [Work(15, 20.0, own) for own in (2.0, 9.0, 3.0)]
+    work = [one - before for one in after]
     found = {"slowest_s": 0.8, "middle_s": 0.2, "stragglers_s": 6.0}  # waits of 9, 2 and 8 s
-    assert spread(before, after) == pytest.approx(found)
+    assert spread(work) == pytest.approx(found)
     # Two ranks of which one was stopped for most of the time, which is neither work nor a wait of it.
-    assert spread({}, {0: Work(5, 8.0, 1.0), 1: Work(5, 1.0, 1.0)})["stragglers_s"] == 7.0
-    assert per_step(before[0], after[0]) == pytest.approx({"own_s": 0.1, "wait_s": 0.9})
+    assert spread([Work(5, 8.0, 1.0), Work(5, 1.0, 1.0)])["stragglers_s"] == 7.0
+    assert per_step(work[0]) == pytest.approx({"own_s": 0.1, "wait_s": 0.9})
     # Nearly even: it may be noise. And a rank without a step has no time per step.
-    even = {0: Work(5, 10.0, 6.0), 1: Work(5, 10.0, 6.9)}
+    even = [Work(5, 10.0, 6.0), Work(5, 10.0, 6.9)]
     close = {"slowest_s": 1.38, "middle_s": 1.29, "stragglers_s": 0.0}
-    assert spread({}, even) == pytest.approx(close)
-    assert spread({}, {0: Work(2, 1.0, 0.3), 1: Work(2, 1.0, 1.0)})["stragglers_s"] == 0.0
-    assert spread(after, after) == {"stragglers_s": 0.0}
+    assert spread(even) == pytest.approx(close)
+    assert spread([Work(2, 1.0, 0.3), Work(2, 1.0, 1.0)])["stragglers_s"] == 0.0
+    assert spread([Work(), Work()]) == {"stragglers_s": 0.0}
 
 
 @pytest.mark.slow

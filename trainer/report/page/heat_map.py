@@ -13,34 +13,28 @@ _COLUMNS, _ROWS = 40, 25
 
 def draw_heat_map(run: History, name: str, title: str) -> Drawn | None:
     """Return a figure of every rank by time; of ranks or times that share a cell the greatest."""
-    ranks = (
-        max((int(one.get("rank", 0)) for event in run.usage for one in event["ranks"]), default=0)
-        + 1
-    )
+    numbers = [int(one.get("rank", 0)) for event in run.usage for one in event["ranks"]]
+    ranks = max([0, *numbers]) + 1
+    rows = min(_ROWS, ranks)
     scale = 1e-9 if name == "memory" else 1.0
     cells: dict[tuple[int, int], float] = {}
+    steps: dict[int, float] = {}  # of the last event in a column
     for number, event in enumerate(run.usage):
         column = number * min(_COLUMNS, len(run.usage)) // len(run.usage)
+        steps[column] = event.get("step", 0)
         for one in event["ranks"]:
-            if one.get(name) is not None and "rank" in one:
-                row = int(one["rank"]) * min(_ROWS, ranks) // ranks
+            if one.get(name) is not None and one.get("rank", -1) >= 0:
+                row = int(one["rank"]) * rows // ranks
                 cells[column, row] = max(cells.get((column, row), 0.0), one[name] * scale)
     if len({column for column, _ in cells}) < 2:
         return None  # a run of seconds
-    steps = {
-        number * min(_COLUMNS, len(run.usage)) // len(run.usage): event.get("step", 0)
-        for number, event in enumerate(run.usage)
-    }
-    rows = [
-        {
-            "s": steps[column],
-            "r": -(-row * ranks // min(_ROWS, ranks)),
-            "v": float(f"{value:.4g}"),
-        }
+    first = [-(-row * ranks // rows) for row in range(rows)]  # the first rank of each row
+    points = [
+        {"s": steps[column], "r": first[row], "v": float(f"{value:.4g}")}
         for (column, row), value in cells.items()
     ]
     chart = (
-        alt.Chart(alt.InlineData(rows))
+        alt.Chart(alt.InlineData(points))
         .mark_rect()
         .encode(
             x=alt.X("s:O", title="step", axis=alt.Axis(labelOverlap=True, labelAngle=0)),
@@ -54,8 +48,6 @@ def draw_heat_map(run: History, name: str, title: str) -> Drawn | None:
         )
     )
     (_, worst), most = max(cells.items(), key=lambda cell: cell[1])
-    rank = -(-worst * ranks // min(_ROWS, ranks))
-    words = f"{ranks} ranks; the greatest is {most:.4g}, of rank {rank}"
-    return drawn(
-        f"ranks-{name}-{run.name}", title, words, chart=chart, height=min(40 + 18 * ranks, 400)
-    )
+    words = f"{ranks} ranks; the greatest is {most:.4g}, of rank {first[worst]}"
+    height = min(40 + 18 * ranks, 400)
+    return drawn(f"ranks-{name}-{run.name}", title, words, chart=chart, height=height)

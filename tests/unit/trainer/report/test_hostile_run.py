@@ -19,6 +19,7 @@ from trainer.regular import open_to_append
 from trainer.report import history
 from trainer.report.live.record import Record, to_file
 from trainer.report.page import write
+from trainer.report.page.charts import draw
 from trainer.watch.stacks import write_stacks
 
 LAUNCH = {"event": "launch", "time": 1.0, "task": "digits"}
@@ -67,6 +68,15 @@ def test_a_report_has_no_half_characters(tmp_path: Path) -> None:
     event = LAUNCH | {"task": "\ud800", "settings": {"a": "\udfff"}}
     write.write([history.read(folder_of(tmp_path, event))], tmp_path / "report.html")
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "shown"), [([-1], 0), ([-100, 0, 1], 1)])
+def test_a_report_shows_no_rank_below_0(ranks: list[int], shown: int, tmp_path: Path) -> None:
+    usage = {"event": "usage", "ranks": [{"rank": rank, "own_s": 1} for rank in ranks]}
+    folder = folder_of(tmp_path, usage | {"time": 2.0}, usage | {"time": 3.0, "step": 1})
+    titles = [chart.title for chart in draw([history.read(folder)])]
+    assert titles.count("Seconds of own work per step, by rank") == shown
 
 
 @pytest.mark.slow

@@ -57,15 +57,13 @@ def page(runs: Sequence[History], *, version: str = "") -> str:
         specs=jinja2.utils.htmlsafe_json_dumps([chart.spec for chart in charts]),
         charts=charts,
         runs=runs,
-        verdicts=[verdict(run) for run in runs],
         rows=[_row(run) for run in runs],
         metric=next((run.metric for run in runs if run.metric), None),
         differing=tables.differences(runs) if several else {},
         version=version,
         muster=metadata.version("muster") if _is_installed() else "",
         now=f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
-        **{one.__name__: one for one in (tables.attempts, tables.causes, tables.facts)},
-        **{one.__name__: one for one in (tables.settings, tables.command, tables.operations)},
+        tables=tables,
     )
     return text.encode(errors="replace").decode()  # JSON may hold half a character
 

@@ -262,11 +262,10 @@ def _exit_of(event: Event, code: int | None) -> int | None:
 
 def _take_evaluation(history: History, event: Event) -> None:
     history.metric = str(event.get("metric", "")) or history.metric
-    figures = {"loss": event.get("loss"), **scores(event)}
-    for name, value in figures.items():
-        if is_number(value):
+    for name in ("loss", *scores(event)):
+        if is_number(event.get(name)):
             curve = history.evaluations.setdefault(name, Curve())
-            curve.add(int(event["step"]), float(value or 0))
+            curve.add(int(event["step"]), float(event[name]))
     _mark(history, event, "evaluation")
 
 
@@ -308,9 +307,8 @@ def _take_attempt(attempt: Attempt, event: Event) -> None:
             place = {name: event.get(name) for name in ("host", "node")}
             attempt.failures += [{**rank, **place} for rank in event["ranks"]]
             code = int(attempt.failures[0].get("exit", Exit.CODE))
-            attempt.exit = (
-                code if code > 0 else int(Exit.CODE)
-            )  # a killed rank has a signal's number
+            # A killed rank has a signal's number.
+            attempt.exit = code if code > 0 else int(Exit.CODE)
         case "ended" if "exit" in event:
             code = int(event["exit"])
             # Of several nodes the one that names a cause, not one that lost a peer.

@@ -14,7 +14,7 @@ from rich.table import Table
 from trainer.report.events import Event
 
 # Of an event in a table: what the title or another field shows, and what is for the report.
-_NOT_SHOWN = (*("event", "time", "host", "code_sha256", "began", "attempt", "settings", "wall_s"),)
+_NOT_SHOWN = ("event", "time", "host", "code_sha256", "began", "attempt", "settings", "wall_s")
 
 
 class Display:
@@ -53,10 +53,10 @@ class Display:
                 self._numbers["checkpoint"] = str(event["step"])
             case "fault":
                 fields = (f"{k} {_text(v)}" for k, v in event.items() if k not in ("event", "time"))
-                self._bar.console.print("fault:", ", ".join(fields), markup=False)
+                self._console.print("fault:", ", ".join(fields), markup=False)
             case "sample":
                 shown = event.get("text", event.get("tokens", ""))
-                self._bar.console.print("sample:", _text(shown), markup=False)
+                self._console.print("sample:", _text(shown), markup=False)
             case "usage":
                 pass  # for `python -m k8s top`
             case "summary":

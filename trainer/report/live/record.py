@@ -60,7 +60,7 @@ def to_file(path: Path) -> Iterator[Callable[[Event], None]]:
 
     def write(event: Event) -> None:
         nonlocal torn, warned
-        line = f"{chr(10) * torn}{as_line(event)}\n".encode()
+        line = ("\n" * torn + as_line(event) + "\n").encode()
         try:
             torn = os.write(file, line) < len(line)
         except OSError as error:

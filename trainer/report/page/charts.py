@@ -18,8 +18,7 @@ _MOST_TIME_LINES = 8  # runs that have one each
 def draw(runs: Sequence[History]) -> list[Drawn]:
     """Return the charts for which the runs have figures."""
     several = len(runs) > 1
-    found: list[Drawn | None] = [*draw_figures(runs)]
-    found += [draw_shares(runs)]
+    found: list[Drawn | None] = [*draw_figures(runs), draw_shares(runs)]
     if len(runs) <= _MOST_TIME_LINES:
         found += [draw_time_line(run, of_several=several) for run in runs]
     if not several:

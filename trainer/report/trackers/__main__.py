@@ -162,9 +162,8 @@ def _unsent(found: list[Event], steps: dict[str, int]) -> Iterator[Figures]:
     for event in found:
         kind, step = event["event"], int(event.get("step") or event.get("steps") or 0)
         values = curves(event) if kind != "summary" else _of_summary(event)
-        finite = (
-            event.get("loss", 0) is not None
-        )  # else the run goes back, and takes the step again
+        # With no loss, which was not finite, the run goes back and takes the step again.
+        finite = event.get("loss", 0) is not None
         if values and finite and step > steps.get(kind, -1):
             steps[kind] = step
             yield Figures(step, event["time"], values)

@@ -27,8 +27,7 @@ _SCHEMA = _ROOT / "k8s" / "job.schema.json"
 def main() -> None:
     """Rewrite the generated tables of every page."""
     for page in pages():
-        text = page.read_text(encoding="utf-8")
-        page.write_text(rewrite(text), encoding="utf-8")
+        page.write_text(rewrite(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def pages() -> list[Path]:
@@ -38,9 +37,9 @@ def pages() -> list[Path]:
 
 
 def rewrite(text: str) -> str:
-    """Return a page with the table between each pair of markers written anew."""
-    for name, table in _TABLES.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    """Return a page with the table between each pair of markers, which name its function, anew."""
+    for table in _TABLES:
+        begin, end = f"<!-- {table.__name__} -->\n", f"<!-- /{table.__name__} -->"
         if begin in text:
             head, _, rest = text.partition(begin)
             text = head + begin + table() + end + rest.partition(end)[2]
@@ -136,17 +135,7 @@ def _keys(node: dict[str, Any], known: dict[str, Any], *, above: str) -> Iterato
                 yield from _keys(target, known, above=f"{path}{'[]' if 'items' in key else ''}.")
 
 
-_TABLES = {
-    "settings": settings,
-    "modes": modes,
-    "tasks": tasks,
-    "exits": exits,
-    "figures": figures,
-    "events": events,
-    "causes": causes,
-    "diagnosis": diagnosis,
-    "keys": keys,
-}
+_TABLES = (settings, modes, tasks, exits, figures, events, causes, diagnosis, keys)
 
 
 def _default(value: object) -> str:

@@ -58,10 +58,7 @@ def task_names() -> list[str]:
 @cache
 def find_task(name: str) -> Entry:
     """Return what is known of a built-in task."""
-    return _entry(_TASKS / f"{name.replace('-', '_')}.py")
-
-
-def _entry(path: Path) -> Entry:
+    path = _TASKS / f"{name.replace('-', '_')}.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     constants = {
         node.targets[0].id: ast.literal_eval(node.value)

@@ -58,12 +58,12 @@ BUILT_IN: dict[str, type[BaseModel]] = {
 }
 
 
-def own_settings(kind: object, settings: Settings, *, label: Label = variable) -> BaseModel | None:
+def own_settings(kind: object, settings: Settings) -> BaseModel | None:
     """Return the settings of a task's class, checked; None when it declares none.
 
     Raises Fault(64) for the first that is unknown, missing or wrong.
     """
-    return _checked(getattr(kind, "Settings", None), settings, label)
+    return _checked(getattr(kind, "Settings", None), settings, variable)
 
 
 def check_built_in(settings: Settings, *, label: Label) -> None:
@@ -93,8 +93,8 @@ def _checked(declared: object, settings: Settings, label: Label) -> BaseModel | 
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            remedy = f"did you mean {own_label(close[0])}?" if close else ""
-            remedy = remedy or f"it has {', '.join(map(own_label, known)) or 'none'}"
+            named = ", ".join(map(own_label, known)) or "none"
+            remedy = f"did you mean {own_label(close[0])}?" if close else f"it has {named}"
             raise Fault(
                 Exit.CONFIG,
                 f"{own_label(name)}: task {settings.task} has no such setting; {remedy}",

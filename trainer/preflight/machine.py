@@ -1,6 +1,6 @@
 """Check this machine's devices, memory, disk and GPU health against what the run needs.
 
-for finding in check_machine(folder, needed_devices=8): ...
+for finding in check_machine(folder, needed_devices=8, ranks=8, shm=0): ...
 """
 
 import math
@@ -40,9 +40,7 @@ class Finding:
     odd: bool = False
 
 
-def check_machine(
-    folder: Path, *, needed_devices: int = 0, ranks: int = 1, shm: int = 0
-) -> Iterator[Finding]:
+def check_machine(folder: Path, *, needed_devices: int, ranks: int, shm: int) -> Iterator[Finding]:
     """Yield the findings of this machine, for `ranks` ranks and `shm` bytes of shared memory.
 
     `folder` is the run's.
@@ -83,8 +81,9 @@ def host_memory(needed: int) -> Finding:
     return Finding("host memory", f"{_mib(free)} free", wrong)
 
 
-def shared_memory(needed: int, folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108
+def shared_memory(needed: int) -> Finding:
     """Compare the free part of /dev/shm with the batches that loader workers keep there."""
+    folder = Path("/dev/shm")  # noqa: S108
     if not folder.is_dir():
         return Finding("shared memory", f"no {folder}", odd=True)
     free = shutil.disk_usage(folder).free

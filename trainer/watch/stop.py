@@ -1,6 +1,6 @@
 """Stop requests: a signal sets a flag, and all ranks agree on the step after which they stop.
 
-with stop_requests(runtime) as stop:
+with stop_requests(runtime, sign) as stop:
     while not stop.agreed(): ...
 """
 
@@ -95,7 +95,7 @@ class Stop:
 
 
 @contextlib.contextmanager
-def stop_requests(runtime: Runtime, sign: Callable[[], None] = lambda: None) -> Iterator[Stop]:
+def stop_requests(runtime: Runtime, sign: Callable[[], None]) -> Iterator[Stop]:
     """Turn SIGTERM and SIGINT into a stop request within the block; each `agreed` calls `sign`.
 
     Before the block they keep their defaults: there is nothing to save, and Python runs no handler

@@ -97,12 +97,12 @@ def agree(
     if not is_open(settings, sizing):
         return sizing
     if rank == 0:
+        choice = Choice(sizing.mode, sizing.reason)
         given = os.environ.get(VARIABLE)
-        choice = Choice(*json.loads(given)) if given else Choice(sizing.mode, sizing.reason)
         if not given and (settings.device_memory or device_bytes):
             seconds = min(SECONDS, settings.collective_timeout / 2)  # the others wait for it
             choice = choose(settings, sizing, device_bytes=device_bytes, seconds=seconds)
-        store.set("mode", as_variable(choice)[VARIABLE])
+        store.set("mode", given or json.dumps(choice))
     choice = Choice(*json.loads(store.get("mode")))
     changed = settings.model_copy(update={"mode": choice.mode})
     sized = size(changed, sizing.world_size, label=variable, uneven=uneven)

@@ -72,7 +72,7 @@ def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = Fa
         batches = spread_batch(total, micro, replicas)
     else:
         batches = divide_batch(total, micro, replicas, label=label)
-    _check_task(settings, mode, mesh, stages or settings.stages or 2)
+    _check_task(settings, mode, mesh, stages or 2)
     if settings.static_graph and batches.accumulation > 1 and mode in ("ddp", "ddp-zero1"):
         # Its reducer fails in the first backward pass under no_sync, torch 2.15: an internal assert.
         raise Fault(

@@ -286,8 +286,7 @@ class Settings(BaseModel):
     health: Path | None = Field(
         None,
         description="local folder for liveness files, for python -m trainer.health; set in the image "
-        "and "
-        "in pods",
+        "and in pods",
     )
     health_timeout: int | None = Field(
         None,

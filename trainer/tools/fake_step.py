@@ -93,13 +93,7 @@ def _need(settings: Settings, runtime: Runtime, *, real: bool) -> Need:
         if settings.device_memory or torch.accelerator.is_available():
             update_as_on_a_gpu(strategy.optimizer)
         if fake:
-            batches = [
-                replace(b, inputs=inputs, targets=targets, weights=weights)
-                for b in batches
-                for inputs, targets, weights in [
-                    map_tensors(fake.from_tensor, (b.inputs, b.targets, b.weights))
-                ]
-            ]
+            batches = [replace(b, **map_tensors(fake.from_tensor, vars(b))) for b in batches]
         # The optimiser makes its state before the step that is counted, as in any later step.
         for parameter in strategy.module.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -206,9 +200,8 @@ def _micro_batches(settings: Settings, task: tasks.Task, runtime: Runtime) -> li
     if example := getattr(task, "example", None):
         inputs, targets = example(batches.micro)
         inputs = inputs.to(dtype_of(settings)) if inputs.is_floating_point() else inputs
-        return [
-            Batch(inputs, targets, torch.ones(batches.micro), whole=True)
-        ] * batches.accumulation
+        batch = Batch(inputs, targets, torch.ones(batches.micro), whole=True)
+        return [batch] * batches.accumulation
     data = tasks.data(task, settings, train=True)
     is_stream = isinstance(data, Stream)
     order = Order(

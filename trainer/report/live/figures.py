@@ -133,7 +133,7 @@ class Figures:
         """Yield what there is now."""
         with contextlib.suppress(OSError):
             disk = shutil.disk_usage(self._folder)
-            for (name, text), size in zip(DISK, (disk.free, disk.total)):  # noqa: B905  # Python 3.10
+            for (name, text), size in zip(DISK, (disk.free, disk.total), strict=True):
                 yield Family(name, text, values={"": size})
         gauges = self._gauges
         for figure in FIGURES:
@@ -141,7 +141,7 @@ class Figures:
                 yield Family(figure.name, figure.text, values={"": gauges[figure.name]})
         labelled = (EVALUATION, SPENT, CHECKPOINTS, FAULTS)
         values = (self._scores, self._spent, self._checkpoints, self._faults)
-        for (name, label, text), by_label in zip(labelled, values):  # noqa: B905
+        for (name, label, text), by_label in zip(labelled, values, strict=True):
             yield Family(name, text, label, by_label)
 
 

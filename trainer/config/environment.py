@@ -18,9 +18,8 @@ from trainer.config.modes import MODES
 from trainer.config.settings import Settings
 
 PREFIX = "TRAINER_"
-KEY = (
-    "TRAINER_CHECKPOINT_KEY"  # signs checkpoints; a secret, so it is no setting, which events show
-)
+# Signs checkpoints; a secret, so it is no setting, which events show.
+KEY = "TRAINER_CHECKPOINT_KEY"
 OWN = "task_"  # begins the names of the settings that a task of one's own has
 
 # The name of a setting where the user has set it: "TRAINER_LR" or "trainer.lr".

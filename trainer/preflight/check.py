@@ -151,8 +151,9 @@ def _judge_links(reports: Sequence[RankReport]) -> tuple[dict[str, float], list[
 def main() -> int:
     """Check this machine, or all ranks' under torchrun, for the settings in the environment."""
     if len(sys.argv) > 1:
-        print(__doc__, file=sys.stdout if sys.argv[1] in ("-h", "--help") else sys.stderr)
-        return Exit.DONE if sys.argv[1] in ("-h", "--help") else Exit.CONFIG
+        is_asked = sys.argv[1] in ("-h", "--help")
+        print(__doc__, file=sys.stdout if is_asked else sys.stderr)
+        return Exit.DONE if is_asked else Exit.CONFIG
     log_to_stderr()
     try:
         settings = from_environment().model_copy(update={"preflight": "auto"})

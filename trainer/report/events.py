@@ -34,7 +34,6 @@ _CURVES = {
     },
 }
 
-
 # Each event's fields beside `event` and `time`. Times: seconds since the epoch; durations: seconds.
 FIELDS: dict[str, dict[str, str]] = {
     "launch": {

@@ -128,9 +128,8 @@ def _remember_main_state() -> None:
 
 if threading.current_thread() is threading.main_thread():
     _remember_main_state()
-os.register_at_fork(
-    after_in_child=_remember_main_state
-)  # the thread that forks is the child's main
+# The thread that forks is the child's main one.
+os.register_at_fork(after_in_child=_remember_main_state)
 
 
 @contextlib.contextmanager

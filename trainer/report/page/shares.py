@@ -27,8 +27,6 @@ COLOURS = {
     "down": "#9d755d",
     "unknown": "#bab0ac",
 }
-
-
 _OF_PHASES = {
     "import": COLOURS["repeated"],
     "join": COLOURS["unknown"],

@@ -53,7 +53,7 @@ def cause(run: History, attempt: Attempt, *, code: int) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds as people read them: 11 s, 3:20 min, 2:15:00 h."""
-    if seconds < 100:
+    if not 100 <= seconds < 1e12:  # a file from elsewhere may say any number
         return f"{seconds:.3g} s"
     text = str(timedelta(seconds=round(seconds)))
     return f"{text} h" if seconds >= 3600 else f"{text.removeprefix('0:').removeprefix('0')} min"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainer.config.exits import MEANINGS, Exit, Fault
 from trainer.report.history import Curve, History, read, read_all
 from trainer.report.live.record import Record
-from trainer.report.verdict import verdict
+from trainer.report.verdict import duration, verdict
 from trainer.why import why
 
 
@@ -232,6 +232,14 @@ def test_no_line_of_a_stranger_ends_the_reader(
     assert 0 < len(why(run)) <= 10
     assert attempts(run)
     assert isinstance((causes(run), command(run), facts(run), operations(run)), tuple)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(11, "11 s"), (200, "3:20 min"), (8100, "2:15:00 h"), (-1.0, "-1 s"), (1e299, "1e+299 s")],
+)
+def test_any_number_of_seconds_has_words(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_an_attempt_that_was_stopped_is_not_one_whose_rank_failed(tmp_path: Path) -> None:

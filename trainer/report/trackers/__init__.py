@@ -31,7 +31,7 @@ class Figures:
 
 
 class Tracker(Protocol):
-    """A run of a tracker. Its file has `begin(start)`, which begins one or goes on with `start.id`."""
+    """A run of a tracker: `Run(start)` in its file begins one, or goes on with that of `start.id`."""
 
     def send(self, figures: Sequence[Figures]) -> None: ...
 

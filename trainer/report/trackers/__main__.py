@@ -93,7 +93,7 @@ class _Follower:
             sent.parameters = {name: str(event[name]) for name in _FACTS if event.get(name)}
             sent.parameters |= {name[len(PREFIX) :].lower(): str(value) for name, value in settings}
             self._keep()  # before it begins: it may be killed before it has
-        tracker: Tracker = module.begin(
+        tracker: Tracker = module.Run(
             Start(sent.id, sent.project, folder.name, str(folder), sent.parameters)
         )
         return tracker

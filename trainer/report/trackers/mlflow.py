@@ -10,17 +10,13 @@ import mlflow
 from mlflow.entities import Metric, Param
 
 from trainer.config.exits import Exit
-from trainer.report.trackers import Figures, Start, Tracker
+from trainer.report.trackers import Figures, Start
 
 _PARAMETERS, _METRICS = 100, 1000  # at most in a request
 _TAG = "muster_id"
 
 
-def begin(start: Start) -> Tracker:
-    return _Run(start)
-
-
-class _Run:
+class Run:
     def __init__(self, start: Start) -> None:
         project = os.environ.get("MLFLOW_EXPERIMENT_NAME", start.project)
         experiment = mlflow.set_experiment(project, os.environ.get("MLFLOW_EXPERIMENT_ID"))

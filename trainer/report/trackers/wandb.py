@@ -8,14 +8,10 @@ from collections.abc import Sequence
 
 import wandb
 
-from trainer.report.trackers import Figures, Start, Tracker
+from trainer.report.trackers import Figures, Start
 
 
-def begin(start: Start) -> Tracker:
-    return _Run(start)
-
-
-class _Run:
+class Run:
     def __init__(self, start: Start) -> None:
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", start.project),

@@ -37,11 +37,6 @@ class Contract:
     def endpoint(self) -> str:
         return f"{self.address}:{self.port}"
 
-    @property
-    def world_size(self) -> int | None:
-        """The number of ranks; None when elastic."""
-        return None if self.elastic else self.max_nodes * self.ranks_per_node
-
 
 def resolve(environment: Mapping[str, str], *, devices: Callable[[], int]) -> Contract:
     """Read the PET_* variables; `devices` counts accelerators when PET_NPROC_PER_NODE is not set.

@@ -32,9 +32,10 @@ def sized(nodes: Any, procs: int) -> dict[str, Any]:
 def rank_table(seen: list[contract.Contract]) -> list[tuple[int, int, int]]:
     """Return (world size, node, global rank) of every rank, as torch's agent gives them out."""
     return [
-        (one.world_size or 0, one.node_rank, one.node_rank * one.ranks_per_node + local)
+        (one.max_nodes * procs, one.node_rank, one.node_rank * procs + local)
         for one in seen
-        for local in range(one.ranks_per_node)
+        for procs in [one.ranks_per_node]
+        for local in range(procs)
     ]
 
 
@@ -83,7 +84,7 @@ def test_one_machine_holds_the_ranks_of_all_nodes(
     launcher: str, nodes: Any, tmp_path: Path
 ) -> None:
     seen = resolved(environment_in_script(sized(nodes, 2), launcher, tmp_path))
-    assert (seen.world_size, seen.max_nodes, seen.node_rank) == (10, 1, 0)
+    assert (seen.ranks_per_node, seen.max_nodes, seen.node_rank) == (10, 1, 0)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

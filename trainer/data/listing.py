@@ -71,13 +71,8 @@ class Listing(Sequence[tuple[str, int]]):
         *,
         file: Path | None = None,
     ) -> None:
-        self.names, self.ends, self.firsts, self.about, self._file = (
-            names,
-            ends,
-            firsts,
-            about,
-            file,
-        )
+        self.names, self.ends, self.firsts = names, ends, firsts
+        self.about, self._file = about, file
 
     def fits(self, root: Path, classes: list[str]) -> bool:
         """Return whether this is what is there: no folder has changed, none is new or gone."""

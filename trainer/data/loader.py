@@ -172,12 +172,15 @@ class _Reader:
         self, wanted: list[tuple[int, int | None]]
     ) -> tuple[Any, _Unreadable, dict[str, Any]] | Fault:
         keyed = wanted[0][1] is not None
-        with restored() if keyed else contextlib.nullcontext():
-            return self._read(wanted)
+        try:
+            with restored() if keyed else contextlib.nullcontext():
+                return self._read(wanted)
+        except Fault as fault:
+            return fault  # raised in a worker it would arrive as a RuntimeError, its code lost
 
     def _read(
         self, wanted: list[tuple[int, int | None]]
-    ) -> tuple[Any, _Unreadable, dict[str, Any]] | Fault:
+    ) -> tuple[Any, _Unreadable, dict[str, Any]]:
         samples: list[Any] = []
         unreadable: _Unreadable = {}
         for index, key in wanted:
@@ -185,9 +188,7 @@ class _Reader:
                 if key is not None:
                     seed(key)
                 samples.append(self._data[index])
-            except Fault as fault:
-                return fault  # raised in a worker it would arrive as a RuntimeError, its code lost
-            except MemoryError:
+            except (Fault, MemoryError):
                 raise
             except Exception as error:  # noqa: BLE001  # a data set may raise anything
                 reason = " ".join(f"{type(error).__name__}: {error}".split())  # one line
@@ -195,10 +196,7 @@ class _Reader:
                 samples.append(None)
         if unreadable:
             good = [sample for number, sample in enumerate(samples) if number not in unreadable]
-            try:
-                replacement = good[0] if good else self._sample_near(wanted[0][0])
-            except Fault as fault:
-                return fault
+            replacement = good[0] if good else self._sample_near(wanted[0][0])
             for number in unreadable:
                 samples[number] = replacement
         try:
@@ -206,11 +204,11 @@ class _Reader:
         except Exception as error:  # noqa: BLE001  # a collate of one's own may raise anything
             indices = ", ".join(str(index) for index, _ in wanted[:3])
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            return Fault(
+            raise Fault(
                 Exit.CONFIG,
                 f"the samples {indices} ... make no batch: {reason}; samples of unequal shape need a "
                 f"method collate(samples) of the data, a {type(self._data).__name__}",
-            )
+            ) from None
         stream = self._data if isinstance(self._data, Stream) else None
         return batch, unreadable, stream.state() if stream and stream.has_state else {}
 

@@ -91,12 +91,9 @@ class Order:
         """
         epoch, first = divmod(start, self.length)
         if self.in_order:
-            count = min(count, self.length - first)
-            return self._with_keys(torch.arange(start, start + count), epoch)
-        indices = _permutation(self.seed, epoch, self.length)[first : first + count]
-        return self._with_keys(indices, epoch)
-
-    def _with_keys(self, indices: Tensor, epoch: int) -> Tensor:
+            indices = torch.arange(start, start + min(count, self.length - first))
+        else:
+            indices = _permutation(self.seed, epoch, self.length)[first : first + count]
         if not self.keyed:
             return indices.unsqueeze(0)
         return torch.stack([indices, scramble(indices + mix(self.seed, epoch, "sample"))])

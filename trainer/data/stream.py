@@ -126,9 +126,9 @@ class Stream:
         self._next += 1
 
     def _fault(self, error: Exception) -> Fault:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
         if isinstance(error, Fault):
             return error
+        what = " ".join(f"{type(error).__name__}: {error}".split())
         return Fault(
             Exit.DATA,
             f"{self._name()}: raised {what} at sample {self._next} of epoch {self._epoch}; a stream "

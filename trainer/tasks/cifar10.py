@@ -57,15 +57,9 @@ class Task(Classification):
 
         Training images are shifted by up to 4 pixels and half of them turned left to right.
         """
-        folder = data_folder(self._settings, _FOLDER, _download) / _FOLDER
+        folder = data_folder(self._settings, _FOLDER, data_set="CIFAR10") / _FOLDER
         names = [f"data_batch_{n}" for n in range(1, 6)] if train else ["test_batch"]
         parts = [cifar_files.read(folder / name) for name in names]
         images = torch.cat([images for images, _ in parts])
         labels = torch.cat([labels for _, labels in parts])
         return Images(images, labels, Augmentation(32, _MEAN, _STD, padding=4, flip=True))
-
-
-def _download(folder: str) -> None:
-    from torchvision.datasets import CIFAR10  # noqa: PLC0415  # as long to import as torch
-
-    CIFAR10(folder, download=True)

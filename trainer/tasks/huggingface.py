@@ -93,7 +93,8 @@ class Task:
                 Exit.DATA, f"TRAINER_DATA={self._folder}: task huggingface wants {wanted} there"
             )
         kept = [one for one in samples if self._counted(one)]
-        counts = [self._counted(one) for one in kept] if self._of_tokens(kept) else None
+        of_tokens = any(isinstance(one["labels"], list) for one in kept)
+        counts = [self._counted(one) for one in kept] if of_tokens else None
         return _Samples(kept, counts, padding=self._padding())
 
     def loss(self, outputs: Tensor, targets: dict[str, Tensor]) -> Tensor:
@@ -128,9 +129,6 @@ class Task:
         if isinstance(labels, int):
             return 1
         return sum(label != _IGNORED for label in labels[1 if self._shifts else 0 :])
-
-    def _of_tokens(self, samples: list[Sample]) -> bool:
-        return any(isinstance(one["labels"], list) for one in samples)
 
     @cached_property
     def _tokenizer(self) -> Any:

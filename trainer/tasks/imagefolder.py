@@ -141,11 +141,8 @@ class Task(Classification):
                 f"TRAINER_DATA={self._settings.data}: train/ and val/ differ in the classes "
                 f"{', '.join(sorted(set(found) ^ set(self.classes)))}",
             )
-        root, size, own = (
-            Path(self._settings.data or "") / part,
-            self._settings.image_size,
-            self._own,
-        )
+        root = Path(self._settings.data or "") / part
+        size, own = self._settings.image_size, self._own
         keep = self._settings.run_folder / f"images-{part}.safetensors"
         if not train:
             side = max(own.resize, size) if own.resize else size * 8 // 7

@@ -156,7 +156,7 @@ class Task:
                 found = re.findall(r"\w+|[^\w\s]", text)[:_LONGEST]
                 # The same numbers in every process and on every machine, unlike Python's hash().
                 words = [1 + zlib.crc32(word.encode()) % _WORDS for word in found]
-                if words and (zlib.crc32(bytes(str(words), "ascii")) % 5 > 0) == train:
+                if words and (zlib.crc32(str(words).encode()) % 5 > 0) == train:
                     numbers.append(words)
                     labels.append(label)
         tokens = torch.tensor([len(words) for words in numbers], dtype=torch.long)

@@ -1,7 +1,6 @@
 """Data of the image tasks: uint8 images with labels, and the folder they are downloaded to."""
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +22,10 @@ class Images(Tensors):
         return self.augmentation(images, keys)
 
 
-def data_folder(settings: Settings, present: Path, download: Callable[[str], object]) -> Path:
+def data_folder(settings: Settings, present: Path, *, data_set: str) -> Path:
     """Return TRAINER_DATA, which has `present`, a file or folder; download that if the settings allow.
 
-    `download` is called with the folder to download to. Raises Fault(65) when there is no `present`.
+    `data_set` is torchvision's name for it. Raises Fault(65) when there is no `present`.
     """
     name = f"task {settings.task}"
     if settings.data is None:
@@ -38,7 +37,7 @@ def data_folder(settings: Settings, present: Path, download: Callable[[str], obj
     wanted = settings.data / present
     if not wanted.exists() and settings.download:
         try:
-            _fetch(settings.data, present, download)
+            _fetch(settings.data, present, data_set)
         except (OSError, RuntimeError) as error:
             raise Fault(
                 Exit.DATA, f"{name}: the download to {settings.data} failed: {error}"
@@ -52,11 +51,13 @@ def data_folder(settings: Settings, present: Path, download: Callable[[str], obj
     return settings.data
 
 
-def _fetch(folder: Path, present: Path, download: Callable[[str], object]) -> None:
+def _fetch(folder: Path, present: Path, data_set: str) -> None:
     """Download to a temporary folder, then rename: nodes may do this at once, and downloads may fail."""
+    from torchvision import datasets  # noqa: PLC0415  # as long to import as torch
+
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
-        download(temporary)
+        getattr(datasets, data_set)(temporary, download=True)
         target = folder / present
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -4,7 +4,6 @@ import gzip
 import math
 import struct
 import zlib
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,16 +31,11 @@ class MnistTask(Classification):
     def model(self) -> nn.Module:
         return Net()
 
-    def example(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return `count` inputs and targets for a dry run, which needs no files."""
-        return torch.zeros(count, 1, 28, 28), torch.zeros(count, dtype=torch.long)
-
     def data(self, *, train: bool) -> Images:
         """Return images, shape (n, 1, 28, 28), uint8, and labels 0 to 9."""
         raw = Path(self._name) / "raw"
         part = "train" if train else "t10k"
-        download = partial(_download, self._name)
-        folder = data_folder(self._settings, raw, download) / raw
+        folder = data_folder(self._settings, raw, data_set=self._name) / raw
         images = _read_idx(folder / f"{part}-images-idx3-ubyte")
         labels = _read_idx(folder / f"{part}-labels-idx1-ubyte")
         if images.shape != (len(labels), 28, 28) or labels.max() > 9:
@@ -51,12 +45,6 @@ class MnistTask(Classification):
                 f"{int(labels.max())}; want one label, 0 to 9, for each image of 28x28",
             )
         return Images(images[:, None], labels.long(), self._augmentation)
-
-
-def _download(name: str, folder: str) -> None:
-    from torchvision import datasets  # noqa: PLC0415  # as long to import as torch
-
-    getattr(datasets, name)(folder, download=True)
 
 
 def _read_idx(path: Path) -> Tensor:

@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 from tests.standin.server import Server
 
 Run = Callable[..., tuple[int, str, str]]
+Cluster = tuple[Server, Path]  # and the kubeconfig that leads to it
 
 LABELS = {
     "app.kubernetes.io/managed-by": "muster",

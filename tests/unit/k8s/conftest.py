@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.cluster_objects import Run
+from tests.cluster_objects import Cluster, Run
 from tests.standin.http import serving
 from tests.standin.server import Server
 
@@ -36,7 +36,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     server = Server()
     with serving(server, tmp_path) as config:
         yield server, config

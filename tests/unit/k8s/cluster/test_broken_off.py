@@ -13,11 +13,9 @@ from k8s.cluster import jobs
 from k8s.cluster.client.objects import listed
 from k8s.cluster.client.watch import changes
 from k8s.cluster.observe import logs
-from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, connection, fill, jobset
+from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, Cluster, connection, fill, jobset
 from tests.standin.server import Answer, Server
 from trainer.config.exits import Fault
-
-Cluster = tuple[Server, Path]
 
 
 def watched(

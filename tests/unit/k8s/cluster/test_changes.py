@@ -11,14 +11,12 @@ from tests.cluster_objects import (
     JOBSET,
     LABELS,
     RUNNING,
+    Cluster,
     Run,
     fill,
     golden,
     jobset,
 )
-from tests.standin.server import Server
-
-Cluster = tuple[Server, Path]
 
 
 def test_suspend_resume_delete_list_and_gc(run: Run, cluster: Cluster) -> None:

@@ -9,12 +9,9 @@ import urllib3
 import yaml
 
 from k8s.cluster.client.connect import connect
-from tests.cluster_objects import RUNNING, Run, fill
+from tests.cluster_objects import RUNNING, Cluster, Run, fill
 from tests.standin.http import kubeconfig
-from tests.standin.server import Server
 from trainer.config.exits import Fault
-
-Cluster = tuple[Server, Path]
 
 
 @pytest.mark.parametrize("verb", [["list"], ["status", "digits"], ["status", "none"]])

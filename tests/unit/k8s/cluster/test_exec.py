@@ -12,11 +12,18 @@ from k8s.cluster.client.api import Forbidden
 from k8s.cluster.client.exec import Ended, execute
 from k8s.plan.model import LAUNCHER
 from tests.bounds import bounded
-from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, Run, connection, fill, jobset, pod
-from tests.standin.server import Server
+from tests.cluster_objects import (
+    COMPLETED,
+    JOBSET,
+    RUNNING,
+    Cluster,
+    Run,
+    connection,
+    fill,
+    jobset,
+    pod,
+)
 from trainer.config.exits import Fault
-
-Cluster = tuple[Server, Path]
 
 
 def here(_: str, command: list[str]) -> list[str]:

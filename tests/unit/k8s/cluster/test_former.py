@@ -1,14 +1,12 @@
 """What a job that was deleted has left, while the next one of its name is there already."""
 
 import json
-from pathlib import Path
 
-from tests.cluster_objects import JOBSET, STEP, Run, jobset, pod
-from tests.standin.server import Server
+from tests.cluster_objects import JOBSET, STEP, Cluster, Run, jobset, pod
 
 
 def test_what_a_former_job_of_the_name_left_is_not_taken_for_its_own(
-    run: Run, cluster: tuple[Server, Path]
+    run: Run, cluster: Cluster
 ) -> None:
     """Deleted and submitted again, a job has the old one's pods beside it until these have ended."""
     server, config = cluster

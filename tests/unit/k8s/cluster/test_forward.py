@@ -4,16 +4,12 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.cluster_objects import Run
+from tests.cluster_objects import Cluster, Run
 from tests.conftest import ROOT, clean_environment
 from tests.ranks import free_port
-from tests.standin.server import Server
-
-Cluster = tuple[Server, Path]
 
 
 @pytest.mark.slow

@@ -13,14 +13,13 @@ from tests.cluster_objects import (
     RUNNING,
     STEP,
     USAGE,
+    Cluster,
     Run,
     fill,
     jobset,
     pod,
 )
 from tests.standin.server import Server
-
-Cluster = tuple[Server, Path]
 
 
 def speak(server: Server) -> None:

@@ -18,7 +18,7 @@ from k8s.cli.command import main
 from k8s.cluster.wrapped_job import WRAPPER
 from k8s.launchers import job_kinds
 from k8s.plan.job_kind import JobKind
-from tests.cluster_objects import COMPLETED, JOBSET, LABELS, Run, fill
+from tests.cluster_objects import COMPLETED, JOBSET, LABELS, Cluster, Run, fill
 from tests.ranks import free_port
 from tests.rendering import CLUSTER, job, render
 from tests.standin.server import Answer, Server
@@ -161,7 +161,7 @@ def test_the_role_is_what_the_verbs_take(
     launcher: str,
     options: list[str],
     run: Run,
-    cluster: tuple[Server, Path],
+    cluster: Cluster,
     tmp_path: Path,
     capsys: Any,
 ) -> None:
@@ -240,7 +240,7 @@ def check_use(gate: Gate, kind: JobKind, *, any_name: bool, executes: bool) -> N
     assert bool(unnamed) == any_name
 
 
-def test_garbage_of_others_is_left(run: Run, cluster: tuple[Server, Path]) -> None:
+def test_garbage_of_others_is_left(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **COMPLETED)
 
@@ -266,7 +266,7 @@ def test_configmaps_that_a_hash_names_have_no_name_in_the_role(tmp_path: Path, c
 
 
 def test_the_role_is_enough_for_a_folder_on_a_claim(
-    run: Run, cluster: tuple[Server, Path], tmp_path: Path, capsys: Any
+    run: Run, cluster: Cluster, tmp_path: Path, capsys: Any
 ) -> None:
     server, config = cluster
     file, out = tmp_path / "job.yaml", tmp_path / "out"

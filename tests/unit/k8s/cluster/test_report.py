@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, Run, jobset, pod
+from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, Cluster, Run, jobset, pod
 from tests.conftest import ROOT
 from tests.ranks import run_ranks
 from tests.standin.server import Server
 from trainer.report.history import read
 
 pytestmark = pytest.mark.slow
-
-Cluster = tuple[Server, Path]
 
 
 @pytest.fixture(scope="module")

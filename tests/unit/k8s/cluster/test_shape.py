@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from k8s.cluster.client.shape import checked
-from tests.cluster_objects import FAILED, RUNNING, Run, fill
+from tests.cluster_objects import FAILED, RUNNING, Cluster, Run, fill
 from tests.standin.server import Server
 from trainer.config.exits import Exit, Fault
 
-Cluster = tuple[Server, Path]
 Place = tuple[str | int, ...]
 WRONG = st.sampled_from([None, [], {}, "x", 0, -1, 1e308, True, [None], {"a": None}, "9" * 5000])
 

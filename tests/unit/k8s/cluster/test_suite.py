@@ -2,13 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.cluster_objects import Cluster
 from tests.conftest import ROOT, clean_environment
 from tests.rendering import CLUSTER
-from tests.standin.server import Server
 
 
 def suite(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +23,7 @@ def suite(*options: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.slow
-def test_the_dry_run_of_the_suite(cluster: tuple[Server, Path]) -> None:
+def test_the_dry_run_of_the_suite(cluster: Cluster) -> None:
     server, config = cluster
     del server.groups["trainer.kubeflow.org/v1alpha1"]
     place = {"KUBECONFIG": str(config), "MUSTER_TEST_CLUSTER": "1"}

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from k8s.plan.model import LAUNCHER
-from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, Run, jobset, pod
+from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, Cluster, Run, jobset, pod
 from tests.standin.server import Server
 
-Cluster = tuple[Server, Path]
 TAKES: dict[str, str | None] = {
     "PET_NNODES": "2",
     "PET_MAX_RESTARTS": "3",

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_objects import JOBSET, Run, jobset, pod
+from tests.cluster_objects import JOBSET, Cluster, Run, jobset, pod
 from tests.standin.server import Server
-
-Cluster = tuple[Server, Path]
 
 # The window's title, the clipboard, a line written over another, and the same in C1.
 ESCAPES = [

@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 
 from k8s.cluster.client import api
-from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, Run, connection, fill, golden, jobset
+from tests.cluster_objects import (
+    COMPLETED,
+    JOBSET,
+    RUNNING,
+    Cluster,
+    Run,
+    connection,
+    fill,
+    golden,
+    jobset,
+)
 from tests.standin.http import kubeconfig
 from tests.standin.server import Answer, Server
-
-Cluster = tuple[Server, Path]
 
 VERBS = {
     "submit": ["submit", str(golden("jobset"))],

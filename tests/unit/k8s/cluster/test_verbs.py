@@ -17,6 +17,7 @@ from tests.cluster_objects import (
     FAILED,
     JOBSET,
     RUNNING,
+    Cluster,
     Run,
     ended,
     fill,
@@ -24,9 +25,7 @@ from tests.cluster_objects import (
     pod,
 )
 from tests.conftest import ROOT, clean_environment
-from tests.standin.server import Answer, Server
-
-Cluster = tuple[Server, Path]
+from tests.standin.server import Answer
 
 
 def test_status_tells_state_pods_and_progress(run: Run, cluster: Cluster) -> None:

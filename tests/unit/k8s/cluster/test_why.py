@@ -11,6 +11,7 @@ from tests.cluster_objects import (
     JOBSET,
     LABELS,
     RUNNING,
+    Cluster,
     Run,
     ended,
     jobset,
@@ -19,8 +20,6 @@ from tests.cluster_objects import (
 from tests.conftest import QUICK, ROOT
 from tests.standin.server import Server
 from tests.why.scripts import SCRIPTS
-
-Cluster = tuple[Server, Path]
 
 POD = "digits-node-0-1"
 

@@ -9,12 +9,10 @@ import yaml
 
 from k8s.cli.command import main
 from k8s.cluster.wrapped_job import WRAPPER
-from tests.cluster_objects import COMPLETED, FAILED, JOBSET, LABELS, Run, ended, pod
+from tests.cluster_objects import COMPLETED, FAILED, JOBSET, LABELS, Cluster, Run, ended, pod
 from tests.rendering import job, render
 from tests.standin.server import Answer, Server
 from tests.unit.k8s.cluster.test_rbac import Allowed, asked, by, granted
-
-Cluster = tuple[Server, Path]
 
 VALUES = job(name="digits", nodes=2, appWrapper=True)
 

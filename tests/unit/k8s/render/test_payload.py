@@ -13,7 +13,7 @@ import yaml
 
 from k8s.cli import command
 from k8s.render import archive, launch_zip
-from tests.cluster_objects import Run
+from tests.cluster_objects import Cluster, Run
 from tests.rendering import (
     CLUSTER,
     LAUNCHERS,
@@ -25,7 +25,6 @@ from tests.rendering import (
     pods,
     render,
 )
-from tests.standin.server import Server
 from tests.unit.k8s.render.own_program import RUN, WORDS, maps, own, write_job
 from trainer.commit import commit_of
 
@@ -266,7 +265,7 @@ def test_the_plan_says_what_runs_and_what_travels(
 
 
 def test_what_travels_is_owned_wrapped_submitted_and_deleted_with_the_job(
-    folder: Path, tmp_path: Path, run: Run, cluster: tuple[Server, Path]
+    folder: Path, tmp_path: Path, run: Run, cluster: Cluster
 ) -> None:
     server, config = cluster
     wrapper = own("job", appWrapper=True).objects[0]["spec"]["components"]

@@ -13,7 +13,7 @@ import pytest
 
 from k8s.cli.command import main
 from k8s.cluster.submit import copy_code
-from tests.cluster_objects import Run
+from tests.cluster_objects import Cluster, Run
 from tests.rendering import job
 from tests.standin.server import Server
 from tests.unit.k8s.render.own_program import write_job
@@ -74,7 +74,7 @@ class Job:
 
 
 @pytest.fixture
-def made(cluster: tuple[Server, Path], run: Run, tmp_path: Path) -> Job:
+def made(cluster: Cluster, run: Run, tmp_path: Path) -> Job:
     return Job(*cluster, tmp_path, run)
 
 

@@ -16,14 +16,12 @@ from tests.cluster_objects import (
     JOBSET,
     LABELS,
     RUNNING,
+    Cluster,
     Run,
     golden,
     jobset,
     pod,
 )
-from tests.standin.server import Server
-
-Cluster = tuple[Server, Path]
 
 
 def test_submit_tries_first_and_then_applies(run: Run, cluster: Cluster) -> None:

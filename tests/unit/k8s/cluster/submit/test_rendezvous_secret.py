@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_objects import Run
+from tests.cluster_objects import Cluster, Run
 from tests.rendering import job, render
 from tests.standin.objects import Object
-from tests.standin.server import Answer, Server
+from tests.standin.server import Answer
 
-Cluster = tuple[Server, Path]
 PATH = "/api/v1/namespaces/lab/secrets/digits-rendezvous"
 LAUNCHERS = ("job", "jobset", "pytorchjob", "trainjob", "volcano")
 

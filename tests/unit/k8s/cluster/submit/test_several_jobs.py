@@ -16,11 +16,9 @@ import pytest
 import yaml
 
 from k8s.cli import command
-from tests.cluster_objects import COMPLETED, FAILED, JOBSET, Run, pod
+from tests.cluster_objects import COMPLETED, FAILED, JOBSET, Cluster, Run, pod
 from tests.conftest import ROOT, clean_environment
 from tests.standin.server import Server
-
-Cluster = tuple[Server, Path]
 
 EXAMPLE = ROOT / "k8s" / "jobs" / "16-matrix.yaml"
 

@@ -39,6 +39,20 @@ def clean_environment(**added: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | added
 
 
+def git(folder: Path, *words: str) -> str:
+    """Run git in a folder, with a name to commit by, and return what it prints."""
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(
+        ["git", *identity, *words], cwd=folder, capture_output=True, check=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def losses(events: list[dict[str, Any]]) -> dict[int, float]:
+    """Return the loss of every step, of its last attempt."""
+    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+
+
 @dataclass
 class Ended:
     """A process that has ended: its code, its events, and its standard error."""
@@ -52,7 +66,7 @@ class Ended:
 
     @property
     def losses(self) -> dict[int, float]:
-        return {event["step"]: event["loss"] for event in self.of("step")}
+        return losses(self.events)
 
 
 class Started:
@@ -158,10 +172,10 @@ def start(tmp_path: Path) -> Iterator[Any]:
     """Start `python ARGUMENTS` with variables set, each time in a new folder below tmp_path."""
     running: list[Started] = []
 
-    def begin(*arguments: str, **env: str) -> Started:
+    def begin(*arguments: str, python: str = sys.executable, **env: str) -> Started:
         folder = tmp_path / f"process-{len(running)}"
         folder.mkdir()
-        running.append(Started(folder, *arguments, env=env))
+        running.append(Started(folder, *arguments, env=env, python=python))
         return running[-1]
 
     yield begin

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, losses
 from tests.ranks import run_ranks
 from trainer.checkpoint.manifest import checksum
 from trainer.config.identity import DECIDE_IN_MODE, identity
@@ -93,10 +93,6 @@ OTHER = {
 # Where the checkpoints are, or what ends the run before it begins; devices, mesh: none here.
 ELSEWHERE = {"out", "resume", "checkpoints", "dry_run", "compile", "mesh", "devices", "health"}
 ELSEWHERE |= {"metrics_port", "tracker"}
-
-
-def losses(events: list[dict[str, Any]]) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 
 
 @pytest.fixture(scope="module")

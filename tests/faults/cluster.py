@@ -149,6 +149,5 @@ class Job:
         return rank
 
 
-def curve(events: list[dict[str, Any]]) -> dict[int, float]:
-    """Return the loss of every step, of its last attempt."""
-    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+def faults(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == "fault" and event["kind"] == kind]

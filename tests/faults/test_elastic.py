@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.cluster import Job, curve
+from tests.conftest import losses
+from tests.faults.cluster import Job
 from tests.faults.hosts import network, why_not
 from tests.faults.lost import returns
 from tests.ranks import run_ranks
@@ -72,7 +73,7 @@ def test_nodes_join_and_leave_and_every_sample_is_used_once_an_epoch(tmp_path: P
         assert again.process.wait(10) == 0, job.stderr()
 
     assert "Traceback" not in job.stderr()
-    mine, expected = curve(job.events), curve(whole)
+    mine, expected = losses(job.events), losses(whole)
     assert mine.keys() == expected.keys()
     assert mine == pytest.approx(expected, rel=1e-8)
     history = ledger.read(job.folder / "run")

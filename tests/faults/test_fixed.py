@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import Job, curve
+from tests.conftest import losses
+from tests.faults.cluster import Job
 from tests.faults.hosts import Network, network, why_not
 from tests.faults.lost import returns
 from tests.ranks import is_there, run_ranks
@@ -88,7 +89,7 @@ def test_after_any_loss_the_rest_end_soon_and_all_continue_together(
     job.set_pace(0)
     job.start()
     assert job.codes(within=60) == [0, 0], job.stderr()
-    assert curve(job.events) == curve(whole)  # bit by bit
+    assert losses(job.events) == losses(whole)  # bit by bit
     resumed = [event["step"] for event in job.events if event.get("action") == "resumed"]
     assert len(resumed) == len(FAULTS)
     assert resumed == sorted(set(resumed))

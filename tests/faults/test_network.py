@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, Started
-from tests.faults.cluster import Job, curve
+from tests.conftest import ROOT, Started, losses
+from tests.faults.cluster import Job
 from tests.faults.hosts import Network, Wire, network, why_not
 from tests.ranks import run_ranks
 
@@ -128,6 +128,6 @@ def test_a_late_master_and_a_slow_lossy_and_briefly_cut_link_cost_time_only(
     time.sleep(1)  # of the 3 s after which a node is lost
     job.hosts[1].mend()
     assert job.codes(within=90) == [0, 0], job.stderr()
-    assert curve(job.events) == curve(whole)  # bit by bit
+    assert losses(job.events) == losses(whole)  # bit by bit
     chosen = f"NCCL_SOCKET_IFNAME==eth0: it leads to {job.hosts[0].address}"
     assert job.stderr().count(chosen) == 2

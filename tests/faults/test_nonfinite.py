@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.faults.cluster import faults
 from tests.faults.tasks import planted
 from tests.ranks import run_ranks, weights
 
@@ -16,10 +17,6 @@ pytestmark = pytest.mark.slow
 QUICK = {"steps": "16", "eval_steps": "0", "checkpoint_steps": "4", "checkpoint_keep": "9"}
 NUMBERLESS = QUICK | {"task": "tests.faults.tasks:Numberless"}
 POISONED = QUICK | {"task": "tests.faults.tasks:Poisoned"}
-
-
-def faults(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [event for event in events if event["event"] == "fault" and event["kind"] == kind]
 
 
 def leave_out_the_sixth_update() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import clean_environment
-from tests.faults.cluster import curve
+from tests.conftest import clean_environment, losses
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
 from tests.ranks import is_there, run_ranks
@@ -29,14 +28,14 @@ def test_a_case_is_the_same_whatever_ran_before_it(tmp_path: Path) -> None:
         (1, {"mode": "single", "optimizer": "adamw", "collective_timeout": "7"}),
         (4, {"mode": "fsdp", "precision": "bf16"}),
     ]
-    losses = [
+    found = [
         [
-            curve(run_ranks(ranks, folder / str(number), **QUICK | case))
+            losses(run_ranks(ranks, folder / str(number), **QUICK | case))
             for number, (ranks, case) in enumerate(cases)
         ]
         for folder in (tmp_path / "first", tmp_path / "again")
     ]
-    assert losses[0] == losses[1]
+    assert found[0] == found[1]
 
 
 def die() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.conftest import QUICK, ROOT
+from tests.conftest import QUICK, ROOT, losses
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -25,10 +25,6 @@ TRAINED = {
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return losses(run_ranks(2, tmp_path_factory.mktemp("whole"), **TRAINED))
-
-
-def losses(events: list[dict[str, Any]]) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 
 
 @pytest.mark.parametrize("moment", ["step", "evaluation", "checkpoint"])

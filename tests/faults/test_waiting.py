@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import QUICK, ROOT
+from tests.faults.cluster import faults
 from tests.faults.tasks import planted
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
@@ -25,10 +26,6 @@ FOREVER = {"steps": "100000", "eval_steps": "0", "checkpoint_steps": "0"}
 
 
 STUCK = FOREVER | {"task": "tests.faults.tasks:Stuck", "collective_timeout": "4"}
-
-
-def faults(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [event for event in events if event["event"] == "fault" and event["kind"] == kind]
 
 
 @pytest.mark.slow

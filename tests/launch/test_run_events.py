@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, clean_environment, git
 from tests.launch.test_commands import launch
 from tests.launch.test_metrics import scrape
 from tests.ranks import free_port
@@ -54,17 +54,10 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_a_run_that_finished_on_two_ranks(start: Any, script: Path, tmp_path: Path) -> None:
-    def git(*words: str) -> str:
-        own = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        done = subprocess.run(
-            ["git", *own, *words], cwd=tmp_path, capture_output=True, check=True, text=True
-        )
-        return done.stdout.strip()
-
-    git("init", "--quiet")
-    git("add", "train.py")
-    git("commit", "--quiet", "-m", "a")
-    commit = git("rev-parse", "HEAD")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "train.py")
+    git(tmp_path, "commit", "--quiet", "-m", "a")
+    commit = git(tmp_path, "rev-parse", "HEAD")
     for suffix in ("", "-dirty"):
         code, out, error = launch(
             start,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Started
+from tests.conftest import Started, losses
 from tests.parity.compare import curve, worst
 from tests.ranks import run_ranks
 
@@ -66,5 +66,4 @@ def test_a_killed_run_goes_on_with_the_next_sample_on_any_number_of_ranks(
         places = [int(place) for place in begun.read_text().split()[before:]]
         assert places[0] == 0
         assert resumed * 48 - 24 <= next(place for place in places if place) <= resumed * 48
-    last = {event["step"]: event["loss"] for event in events if event["event"] == "step"}
-    assert last == pytest.approx({e["step"]: e["loss"] for e in mapped if e["event"] == "step"})
+    assert losses(events) == pytest.approx(losses(mapped))

@@ -11,12 +11,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import QUICK, ROOT, Started, clean_environment
+from tests.conftest import QUICK, ROOT, clean_environment
 from trainer.report.history import events
 
 ENVIRONMENT = ROOT / "build" / "trackers"
@@ -67,19 +68,9 @@ def send(tracker: str, folder: Path, *lines: Any, first: int = 0) -> None:
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Iterator[Any]:
+def begin(start: Any) -> Any:
     """Start `python ARGUMENTS` in the trackers' environment."""
-    running: list[Started] = []
-
-    def begin(*arguments: str, **env: str) -> Started:
-        folder = tmp_path / f"process-{len(running)}"
-        folder.mkdir()
-        running.append(Started(folder, *arguments, env=env, python=PYTHON))
-        return running[-1]
-
-    yield begin
-    for process in running:
-        process.clear()
+    return partial(start, python=PYTHON)
 
 
 def curve(found: list[dict[str, Any]], kind: str, name: str) -> list[list[float]]:

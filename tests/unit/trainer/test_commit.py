@@ -1,10 +1,10 @@
 """Which commit a folder is at, and whether it has changed since."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import git
 from trainer.commit import commit_of
 
 
@@ -17,14 +17,6 @@ def repository(tmp_path: Path) -> Path:
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "--quiet", "-m", "a")
     return tmp_path
-
-
-def git(folder: Path, *words: str) -> str:
-    own = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    done = subprocess.run(
-        ["git", *own, *words], cwd=folder, capture_output=True, check=True, text=True
-    )
-    return done.stdout.strip()
 
 
 def test_a_folder_that_has_changed_is_dirty_and_its_neighbour_is_not(repository: Path) -> None:

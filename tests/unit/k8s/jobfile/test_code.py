@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from k8s.jobfile import code
+from tests.conftest import git
 from tests.rendering import CLUSTER, expand, job, planned, pods, render
 
 SHA = "0" * 40
@@ -22,14 +23,6 @@ def steps(launcher: str = "job", **changes: Any) -> list[dict[str, Any]]:
         "initContainers", []
     )
     return found
-
-
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    done = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
 
 
 @pytest.fixture

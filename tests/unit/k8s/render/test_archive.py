@@ -2,7 +2,6 @@
 
 import io
 import os
-import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
@@ -13,12 +12,8 @@ from hypothesis import strategies as st
 
 from k8s.render import archive
 from k8s.render.archive import LIMITS, pack
+from tests.conftest import git
 from trainer.config.exits import Fault
-
-
-def git(folder: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, check=True)
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -100,10 +95,9 @@ def test_the_commit_travels_beside_the_archive_which_stays_the_same(tree: Path) 
     assert none.commit is None
     git(tree, "init", "--quiet")
     git(tree, "add", ".")
-    git(tree, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "one")
+    git(tree, "commit", "--quiet", "-m", "one")
     first = pack(tree, label="a")
-    own = ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--allow-empty")
-    git(tree, *own, "-m", "two")
+    git(tree, "commit", "--quiet", "--allow-empty", "-m", "two")
     second = pack(tree, label="a")
     assert first.content == second.content
     assert first.commit != second.commit

@@ -14,6 +14,7 @@ import yaml
 from k8s.cli import command
 from k8s.render import archive, launch_zip
 from tests.cluster_objects import Cluster, Run
+from tests.conftest import git
 from tests.rendering import (
     CLUSTER,
     LAUNCHERS,
@@ -104,10 +105,9 @@ def test_the_commit_is_in_the_pods_and_on_the_job(
     launcher: str, task: dict[str, Any], folder: Path
 ) -> None:
     assert not [text for text in [str(own(launcher, **task).objects)] if "code-commit" in text]
-    subprocess.run(["git", "init", "--quiet"], check=True)
-    subprocess.run(["git", "add", "."], check=True)
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", *who, "commit", "--quiet", "-m", "a"], check=True)
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "a")
     commit = commit_of(folder, new_files=True)
     rendered = own(launcher, **task)
     about = rendered.objects[-1]["metadata"]["annotations"]

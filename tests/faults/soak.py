@@ -47,9 +47,7 @@ def three_hosts() -> Iterator[tuple[list[Host], bool]]:
     """Yield the hosts, and whether they have links that can be cut."""
     if reason := why_not():
         report(f"no network namespaces, so processes on one host and no cut links: {reason}")
-        hosts: Any = [
-            Loopback(number) for number in range(3)
-        ]  # do all that the soak asks of a Host
+        hosts: Any = [Loopback(number) for number in range(3)]  # do all that is asked of a Host
         try:
             yield hosts, False
         finally:

@@ -25,10 +25,8 @@ FOUND = Path("build/fuzz")
 
 def main() -> int:
     """Fuzz every target in turn and return how many inputs did harm."""
-    seconds, seed = (
-        float(os.environ.get("SECONDS", "60")),
-        int(os.environ.get("SEED") or time.time()),
-    )
+    seconds = float(os.environ.get("SECONDS", "60"))
+    seed = int(os.environ.get("SEED") or time.time())
     names = sys.argv[1:] or list(TARGETS)
     print(f"SEED={seed}, {seconds:.0f} s, targets: {', '.join(names)}")
     end = time.monotonic() + seconds

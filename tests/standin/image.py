@@ -20,8 +20,7 @@ from tests.image.container import Container
 from tests.rendering import expand
 from tests.standin.objects import Object
 
-FindSecret = Callable[[str], Object | None]
-FindConfigMap = Callable[[str], Object | None]
+Find = Callable[[str], Object | None]  # by a name
 
 FRAMEWORKS = ROOT / "build" / "frameworks"
 
@@ -67,8 +66,8 @@ def container(
     claims: Path,
     hosts: Path,
     *,
-    secret: FindSecret,
-    config_map: FindConfigMap,
+    secret: Find,
+    config_map: Find,
 ) -> Container:
     """Return a pod's only container; its volumes are made below `folder` and `claims`.
 
@@ -143,9 +142,7 @@ def _mebibytes(text: str) -> int:
     return number * {"Mi": 1, "Gi": 1024}[unit]
 
 
-def environment(
-    pod: Object, spec: Object, *, secret: FindSecret = lambda _: None
-) -> dict[str, str]:
+def environment(pod: Object, spec: Object, *, secret: Find = lambda _: None) -> dict[str, str]:
     """Return the variables of a container as the kubelet sets them."""
     variables: dict[str, str] = {}
     for one in spec.get("env", []):

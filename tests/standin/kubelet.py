@@ -163,8 +163,8 @@ class Kubelet:
         one.address = host.address
         try:
             pod = one.pod | {"status": {"podIP": host.address}}
-            claims = self.folder / "claims" / pod["metadata"]["namespace"]
             namespace = pod["metadata"]["namespace"]
+            claims = self.folder / "claims" / namespace
             made = container(
                 pod,
                 folder,
@@ -230,10 +230,8 @@ class Kubelet:
 
     def _probe(self, one: _Running, spec: Any) -> None:
         """Run a liveness probe's command in the container, in a thread of its own."""
-        probe, grace = (
-            spec["livenessProbe"],
-            one.pod["spec"].get("terminationGracePeriodSeconds", 30),
-        )
+        probe = spec["livenessProbe"]
+        grace = one.pod["spec"].get("terminationGracePeriodSeconds", 30)
         one.probe_at = float("inf")
 
         def run() -> None:

@@ -30,10 +30,8 @@ def sync(server: Server) -> None:
         pods = {pod["metadata"]["name"]: pod for pod in server.owned(one, "v1", "Pod")}
         status = copy.deepcopy(one.get("status", {}))
         policy = one["spec"].get("runPolicy", {})
-        ended, suspended = (
-            is_true(one, "Succeeded") or is_true(one, "Failed"),
-            policy.get("suspend"),
-        )
+        ended = is_true(one, "Succeeded") or is_true(one, "Failed")
+        suspended = policy.get("suspend")
         if ended or suspended:
             clean = "All" if suspended else policy.get("cleanPodPolicy", "None")
             for name, pod in pods.items():

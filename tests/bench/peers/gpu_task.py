@@ -33,7 +33,7 @@ def stepped(turns: Turns) -> None:
     turns.step()
 
 
-class _Counted:
+class Counted:
     """Counts the steps of its step events, of which STEPS must be a multiple: one rank only."""
 
     def __init__(self, _: Settings) -> None:
@@ -46,7 +46,7 @@ class _Counted:
                 stepped(self._turns)
 
 
-class Pictures(_Counted, Classification):
+class Pictures(Counted, Classification):
     def model(self) -> nn.Module:
         return build("resnet18" if SMALL else "resnet50", classes=1000)
 
@@ -57,7 +57,7 @@ class Pictures(_Counted, Classification):
         return Tensors(torch.randn(shape, generator=generator), labels)
 
 
-class Text(_Counted, NextToken):
+class Text(Counted, NextToken):
     def model(self) -> nn.Module:
         return Gpt(_SIZE, vocabulary=_VOCABULARY, tied=True)
 

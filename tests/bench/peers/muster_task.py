@@ -3,11 +3,10 @@
 TRAINER_TASK=tests.bench.peers.muster_task:Task python -m trainer
 """
 
-from typing import Any
-
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tests.bench.peers.gpu_task import Counted
 from tests.bench.peers.turn import Turns
 from trainer.config.own_settings import Tokens
 from trainer.config.settings import Settings
@@ -46,19 +45,5 @@ class Gpt(tokens.Task):
         count_steps()
 
 
-class ByEvents(digits.Task):
-    """Counts the steps of its step events; compiled code calls no optimiser. One rank only."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self._turns: Turns | None = None
-        self._seen = 0
-
-    def on_event(self, event: dict[str, Any]) -> None:
-        if event["event"] != "step":
-            return
-        if self._turns is None:
-            self._turns = Turns()
-        for _ in range(event["step"] - self._seen):
-            self._turns.step()
-        self._seen = event["step"]
+class ByEvents(Counted, digits.Task):
+    """Compiled code calls no optimiser."""

@@ -1,6 +1,6 @@
 """Run a function under bounds of memory and time, in a process of its own.
 
-assert bounded(partial(read, file), megabytes=300) == "64: job.yaml: ..."
+assert bounded(partial(read, file), seconds=10) == "64: job.yaml: ..."
 """
 
 import os
@@ -11,11 +11,13 @@ from pathlib import Path
 
 from trainer.config.exits import Fault
 
+_MEGABYTES = 300
 
-def bounded(function: Callable[[], object], *, megabytes: int = 300, seconds: int = 5) -> str:
+
+def bounded(function: Callable[[], object], *, seconds: int = 5) -> str:
     """Return the Fault that `function` raised, as CODE: TEXT, "" if none.
 
-    The process may have `megabytes` more than this one, and take `seconds` of processor time. A busy
+    The process may have 300 MB more than this one, and take `seconds` of processor time. A busy
     machine may take far longer for them; only what waits is ended after a time. What goes beyond ends
     with the signal's name, MemoryError with its own.
     """
@@ -24,7 +26,7 @@ def bounded(function: Callable[[], object], *, megabytes: int = 300, seconds: in
     if not process:
         os.close(reading)
         with os.fdopen(writing, "w") as out:
-            out.write(_attempt(function, megabytes=megabytes, seconds=seconds))
+            out.write(_attempt(function, seconds))
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answer:
@@ -33,9 +35,9 @@ def bounded(function: Callable[[], object], *, megabytes: int = 300, seconds: in
     return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else text
 
 
-def _attempt(function: Callable[[], object], *, megabytes: int, seconds: int) -> str:
+def _attempt(function: Callable[[], object], seconds: int) -> str:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    most = pages * resource.getpagesize() + (megabytes << 20)
+    most = pages * resource.getpagesize() + (_MEGABYTES << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
     resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, used + seconds))

@@ -102,9 +102,9 @@ class Job:
         }
         return host.start(self.folder, "-m", "trainer.launch", **(place | self.settings | added))
 
-    def wait_for_step(self, step: int, *, timeout: float = 180) -> int:
+    def wait_for_step(self, step: int) -> int:
         """Wait until this attempt has done `step` steps and return how many it has done."""
-        until = time.monotonic() + timeout
+        until = time.monotonic() + 180
         while True:
             steps = [event["step"] for event in self.events if event["event"] == "step"]
             if steps and steps[-1] >= step:

@@ -1,10 +1,9 @@
 """The frameworks' scripts as jobs: of a stock image, with the launcher and the folder travelling along.
 
-values = job_of("ddp", name="ddp-0", epochs=1)
+values = job_of("ddp")     # in the folder SCRIPTS
 """
 
 import random
-from pathlib import Path
 from typing import Any
 
 from tests.conftest import ROOT
@@ -25,8 +24,8 @@ def rows(bad: int | None = None) -> str:
     return "\n".join(made)
 
 
-def job_of(framework: str, *, folder: Path | str = ".") -> dict[str, Any]:
-    """Return the job file's values: two nodes with a rank each; `folder` is the scripts'."""
+def job_of(framework: str) -> dict[str, Any]:
+    """Return the job file's values, for the scripts' folder: two nodes with a rank each."""
     return {
         "name": framework,
         "image": "registry.example/frameworks:1.0",
@@ -36,6 +35,6 @@ def job_of(framework: str, *, folder: Path | str = ".") -> dict[str, Any]:
             "script": f"train_{framework}.py",
             "args": ["--data", "rows.txt", "--folder", "/out/checkpoints"],
         },
-        "code": {"path": str(folder)},
+        "code": {"path": "."},
         "env": [{"name": "HF_HUB_OFFLINE", "value": "1"}],
     }

@@ -118,7 +118,7 @@ ATTACKS: list[Callable[[Address], None]] = [
 
 
 @contextlib.contextmanager
-def dripping(to: Address, count: int = DRIPPING) -> Iterator[None]:
+def dripping(to: Address) -> Iterator[None]:
     """Hold open connections, some of which send a byte now and then; open new ones for those lost."""
     stop = threading.Event()
     held: list[socket.socket] = []
@@ -126,7 +126,7 @@ def dripping(to: Address, count: int = DRIPPING) -> Iterator[None]:
     def drip() -> None:
         while not stop.wait(0.05):
             with contextlib.suppress(OSError):
-                while len(held) < count and not stop.is_set():
+                while len(held) < DRIPPING and not stop.is_set():
                     held.append(connect(to))
             for connection in random.sample(held, min(100, len(held))):
                 try:

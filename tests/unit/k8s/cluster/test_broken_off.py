@@ -18,11 +18,9 @@ from tests.standin.server import Answer, Server
 from trainer.config.exits import Fault
 
 
-def watched(
-    server: Server, config: Path, act: Callable[[], None], *, until: int, seconds: float = 20
-) -> list[Any]:
+def watched(server: Server, config: Path, act: Callable[[], None], *, until: int) -> list[Any]:
     """Return the restarts that a watch of the job tells, None when it is gone, up to `until` of them."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 20
     seen: list[Any] = []
     actor = threading.Thread(target=act)
     for found in changes(connection(config, timeout=5), *JOBSET, "digits", deadline=deadline):

@@ -18,10 +18,9 @@ from tests.rendering import CLUSTER, expand, job, planned, pods, render
 SHA = "0" * 40
 
 
-def steps(launcher: str = "job", **changes: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pods(render(job(**changes), launcher))[0]["spec"].get(
-        "initContainers", []
-    )
+def steps(**changes: Any) -> list[dict[str, Any]]:
+    (pod,) = pods(render(job(**changes), "job"))
+    found: list[dict[str, Any]] = pod["spec"]["initContainers"]
     return found
 
 

@@ -35,12 +35,10 @@ def client(
     return RendezvousClient(place, open_connection, **(known | changed))
 
 
-def next_round(
-    member: RendezvousClient, *, clean: bool = True, port: int = 1234, seconds: float = 30
-) -> Round:
+def next_round(member: RendezvousClient, *, clean: bool = True, seconds: float = 30) -> Round:
     return member.next_round(
         clean=clean,
-        open_port=lambda: port,
+        open_port=lambda: 1234,
         deadline=time.monotonic() + seconds,
         turn=lambda: None,
     )

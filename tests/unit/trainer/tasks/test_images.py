@@ -217,14 +217,14 @@ def test_a_download_is_there_as_a_whole_or_not_at_all(
     assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]
 
 
-def photos(folder: Path, *, each: int = 12) -> Path:
+def photos(folder: Path) -> Path:
     """Write scikit-learn's digits 0 to 2 as PNG files of different sizes."""
     for train, part in ((True, "train"), (False, "val")):
         data = digits.Task(Settings()).data(train=train)
         for label in range(3):
             place = folder / part / f"digit-{label}"
             place.mkdir(parents=True)
-            for number, image in enumerate(data.inputs[data.targets == label][:each]):
+            for number, image in enumerate(data.inputs[data.targets == label][:12]):
                 pixels = ((image + 1) * 60).clamp(0, 255).to(torch.uint8)
                 wide = pixels.repeat_interleave(1 + number % 2, dim=2)
                 Image.fromarray(wide[0].numpy()).save(place / f"{number:03}.png")

@@ -39,8 +39,8 @@ def task_of(folder: Path, **own: str) -> Any:
     return tasks.load(from_environment({f"TRAINER_{name}": text for name, text in written.items()}))
 
 
-def read(data: Any, *shares: Samples, workers: int = 0) -> list[tuple[Tensor, Tensor]]:
-    loader = Loader(data, device=torch.device("cpu"), workers=workers)
+def read(data: Any, *shares: Samples) -> list[tuple[Tensor, Tensor]]:
+    loader = Loader(data, device=torch.device("cpu"))
     return [(batch.inputs, batch.targets) for batch in loader(iter(shares))]
 
 

@@ -3,17 +3,19 @@
 TARGETS["job file"].run(b"name: a", folder)
 """
 
+import atexit
 import gzip
 import hashlib
 import io
 import json
 import pickle
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -104,9 +106,7 @@ def _token_files(data: bytes, folder: Path) -> None:
 
 
 def _manifest(data: bytes, folder: Path) -> None:
-    where = folder / "step-00000003"
-    if not where.exists():
-        save(folder, 3)
+    where = shutil.copytree(_checkpoint(), folder / "step-00000003", dirs_exist_ok=True)
     (where / MANIFEST_FILE).write_bytes(data)
     complete(str(where))
 
@@ -185,10 +185,13 @@ def _manifests() -> list[bytes]:
 IDX = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (2, 28, 28)) + bytes(1568)
 
 
-def _saved() -> list[bytes]:
-    with tempfile.TemporaryDirectory() as folder:
-        save(folder, 3)
-        return [(Path(folder) / "step-00000003" / MANIFEST_FILE).read_bytes()]
+@cache
+def _checkpoint() -> Path:
+    """Save a checkpoint, once, before a fork: autograd refuses to train in one of a process that did."""
+    folder = Path(tempfile.mkdtemp(prefix="muster-fuzz-"))
+    atexit.register(shutil.rmtree, folder)
+    save(folder, 3)
+    return folder / "step-00000003"
 
 
 def _state_dicts() -> list[bytes]:
@@ -221,7 +224,7 @@ TARGETS = {
     "idx.gz": Target(lambda: [gzip.compress(IDX)], partial(_idx, end=".gz")),
     "image": Target(_images, _image),
     "tokens": Target(lambda: [b'{"dtype": "uint8", "vocabulary": 256}'], _token_files),
-    "manifest": Target(_saved, _manifest),
+    "manifest": Target(lambda: [(_checkpoint() / MANIFEST_FILE).read_bytes()], _manifest),
     "safetensors": Target(
         lambda: [safetensors.torch.save(torch.nn.Linear(3, 2).state_dict())],
         partial(_weights, name="a.safetensors"),

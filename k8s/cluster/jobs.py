@@ -105,7 +105,7 @@ def find_job(cluster: Cluster, kind: JobKind, name: str) -> Job | None:
 
 def job_from(cluster: Cluster, root: Object) -> Job:
     """Return the job of a job object or an AppWrapper. Raises Fault(64) if it is neither."""
-    kind, manifest = state.find_job_manifest(wrapped_job.contents(root))
+    kind, manifest = state.find_job_manifest(wrapped_job.with_contents([root]))
     if not wrapped_job.is_wrapper(root):
         return Job(kind, root, state.read(kind, root))
     made = objects.get(cluster, kind.api_version, kind.kind, manifest["metadata"]["name"])

@@ -12,7 +12,7 @@ from k8s.cluster import control
 from k8s.cluster.jobs import companion_kinds
 from k8s.cluster.observe import job_progress, why
 from k8s.cluster.submit import copy_code, rendezvous_secret
-from k8s.cluster.wrapped_job import WRAPPER, contents, is_wrapper
+from k8s.cluster.wrapped_job import WRAPPER, with_contents
 from k8s.plan.job_kind import Api, JobKind
 from k8s.render.manifests import Rendered
 
@@ -130,8 +130,7 @@ def rules(kind: JobKind, job: Rendered, *, any_name: bool) -> Iterator[dict[str,
 def _names(kind: JobKind, job: Rendered) -> dict[Api, list[str]]:
     """Return the names, by kind, of the objects that a job is rendered with and that the verbs make."""
     found: dict[Api, list[str]] = {}
-    wrappers = [one for one in job.objects if is_wrapper(one)]
-    for one in [*wrappers, *(one for manifest in job.objects for one in contents(manifest))]:
+    for one in with_contents(job.objects):
         found.setdefault((one["apiVersion"], one["kind"]), []).append(one["metadata"]["name"])
     for api_version, other, _, forms in kind.rights:
         found[api_version, other] = [form.format(job.plan.name) for form in forms]

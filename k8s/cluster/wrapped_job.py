@@ -3,7 +3,7 @@
 The wrapper is suspended, cancelled and deleted, not the job: its controller would make the job anew.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,10 @@ def is_wrapper(manifest: Mapping[str, Any]) -> bool:
     return (manifest.get("apiVersion"), manifest.get("kind")) == WRAPPER
 
 
-def contents(manifest: Object) -> list[Object]:
-    """Return the objects in an AppWrapper, or the manifest itself when it is none."""
-    if not is_wrapper(manifest):
-        return [manifest]
-    return [one["template"] for one in manifest["spec"]["components"]]
+def with_contents(manifests: Sequence[Object]) -> list[Object]:
+    """Return manifests, and after them the objects in those that are AppWrappers."""
+    parts = [part for one in filter(is_wrapper, manifests) for part in one["spec"]["components"]]
+    return [*manifests, *(part["template"] for part in parts)]
 
 
 def owner(found: Object) -> str | None:

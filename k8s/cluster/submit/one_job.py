@@ -52,7 +52,6 @@ class Submission:
     """
 
     file: Path
-
     name: str
     manifests: list[Object]
     root: Mapping[str, Any]
@@ -88,8 +87,7 @@ def submit(
 
 def find(cluster: Cluster, file: Path, manifests: list[Object]) -> Submission:
     """Return the job in a file's manifests, and the one of its name that is there. Raises Fault(64)."""
-    inside = [one for manifest in manifests for one in wrapped_job.contents(manifest)]
-    _, job = state.find_job_manifest(inside)
+    _, job = state.find_job_manifest(wrapped_job.with_contents(manifests))
     for manifest in manifests:
         objects.resource(cluster, manifest["apiVersion"], manifest["kind"])
         own = manifest["metadata"].get("namespace", cluster.namespace)
@@ -136,8 +134,8 @@ def make_room(cluster: Cluster, one: Submission) -> Submission:
 
 def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:
     """Have the server check every object. Raises Fault(64), and leaves nothing there."""
-    inside = [part for manifest in one.manifests for part in wrapped_job.contents(manifest)]
-    kind, _ = state.find_job_manifest(inside)
+    every = wrapped_job.with_contents(one.manifests)
+    kind, _ = state.find_job_manifest(every)
     for other in jobs.served_kinds(cluster):
         with contextlib.suppress(Forbidden):
             # a user of one launcher need not have rights on the others
@@ -148,7 +146,7 @@ def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:
                     f"job {one.name} is there already, on launcher {other.launcher}{bare}; delete it "
                     "first, or choose another name"
                 )
-    for manifest in [*one.manifests, *(part for part in inside if part not in one.manifests)]:
+    for manifest in every:
         objects.apply(cluster, manifest, dry_run=True, force=force)
 
 

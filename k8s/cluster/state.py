@@ -67,7 +67,7 @@ def pod(found: Object, kind: JobKind) -> Pod:
     """Return the state of a pod from its object."""
     status = found.get("status", {})
     containers, ends = _containers(status)
-    container, procs = _trainer_container(found)
+    container = trainer_container(found)
     deleted = "deletionTimestamp" in found["metadata"]
     return Pod(
         name=found["metadata"]["name"],
@@ -77,17 +77,21 @@ def pod(found: Object, kind: JobKind) -> Pod:
         reason=reason(found),
         restarts=sum(c.get("restartCount", 0) for c in containers),
         codes=tuple(e["exitCode"] for e in ends),
-        procs=procs,
+        procs=_procs(container),
         uid=found["metadata"].get("uid", found["metadata"]["name"]),
-        container=container,
+        container=container.get("name", ""),
     )
 
 
 def trainer_container(found: Object) -> Object:
-    """Return the trainer's container of a pod, as in its object."""
-    name, _ = _trainer_container(found)
-    containers: list[Object] = found["spec"]["containers"]
-    return next(one for one in containers if one.get("name", "") == name)
+    """Return the trainer's container of a pod: the one that says how many ranks it has, or the first."""
+    containers: list[Object] = found.get("spec", {}).get("containers") or [{}]
+    return next((one for one in containers if _procs(one) is not None), containers[0])
+
+
+def _procs(container: Object) -> int | None:
+    text = variables(container).get("PET_NPROC_PER_NODE", "")
+    return int(text) if text.isdecimal() else None
 
 
 def variables(container: Object) -> dict[str, str]:
@@ -150,17 +154,6 @@ def _waiting(container: Object) -> str:
 
 def _end(end: Object) -> str:
     return f"exit {end['exitCode']} ({end.get('reason', '')})"
-
-
-def _trainer_container(found: Object) -> tuple[str, int | None]:
-    """Return the name of the trainer's container, and the number of its ranks by its environment."""
-    containers = found.get("spec", {}).get("containers") or [{}]
-    for container in containers:
-        for variable in container.get("env", []):
-            text = str(variable.get("value", ""))
-            if variable["name"] == "PET_NPROC_PER_NODE" and text.isdecimal():
-                return container.get("name", ""), int(text)
-    return containers[0].get("name", ""), None
 
 
 def exit_code(state: State, pods: Iterable[Pod]) -> Exit:

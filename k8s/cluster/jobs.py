@@ -164,8 +164,8 @@ def pod_objects(cluster: Cluster, job: Job) -> list[Object]:
     return [pod for pod in found if _to_second(pod["metadata"].get("creationTimestamp")) >= since]
 
 
-def running_pods(cluster: Cluster, job: Job) -> list[Object]:
-    """Return the job's pods that run, by name.
+def running_containers(cluster: Cluster, job: Job) -> dict[str, Object]:
+    """Return the trainer's container of each of the job's pods that run, by the pod's name.
 
     Raises Fault(64) for a job that has ended, Fault(69) when none of its pods runs.
     """
@@ -181,7 +181,8 @@ def running_pods(cluster: Cluster, job: Job) -> list[Object]:
             Exit.PEER,
             f"{cluster.where}: job {job.name} is {job.state.phase}: no pod of it runs; see `status`",
         )
-    return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+    found.sort(key=lambda pod: str(pod["metadata"]["name"]))
+    return {pod["metadata"]["name"]: state.trainer_container(pod) for pod in found}
 
 
 def _created(job: Job) -> str:

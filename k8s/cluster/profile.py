@@ -8,7 +8,7 @@ from k8s.cluster import jobs
 from k8s.cluster.client.api import Cluster, Forbidden
 from k8s.cluster.client.exec import execute_in_each
 from k8s.cluster.jobs import Job
-from k8s.cluster.state import runs_own_program, trainer_container, variables
+from k8s.cluster.state import runs_own_program, variables
 from trainer.config.exits import PROFILE_SIGNAL, Exit, Fault
 
 
@@ -17,9 +17,7 @@ def profile(cluster: Cluster, job: Job) -> tuple[list[str], Exit]:
 
     Raises Fault(64) for a job that has ended or runs a program of the user's own, and without the right.
     """
-    asked = {
-        one["metadata"]["name"]: trainer_container(one) for one in jobs.running_pods(cluster, job)
-    }
+    asked = jobs.running_containers(cluster, job)
     if any(map(runs_own_program, asked.values())):
         raise config_error(
             f"{cluster.where}: job {job.name} runs a program of its own; only our trainer can be "

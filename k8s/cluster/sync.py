@@ -12,7 +12,7 @@ from k8s.cluster import jobs
 from k8s.cluster.client.api import Cluster, Forbidden, Object
 from k8s.cluster.client.exec import Ended, execute_in_each
 from k8s.cluster.jobs import Job
-from k8s.cluster.state import runs_own_program, trainer_container, variables
+from k8s.cluster.state import runs_own_program, variables
 from k8s.jobfile.code import ARCHIVE
 from k8s.plan.model import LAUNCHER, Carried
 from k8s.render.archive import pack
@@ -35,8 +35,7 @@ def sync(cluster: Cluster, job: Job, folder: Path) -> Iterator[str]:
     All pods have the new code before the first rank is ended. Raises Fault(64) for a job that takes
     none, and Fault for a pod that cannot be given it: then no pod uses it.
     """
-    pods = jobs.running_pods(cluster, job)
-    containers = {one["metadata"]["name"]: trainer_container(one) for one in pods}
+    containers = jobs.running_containers(cluster, job)
     for container in containers.values():
         _check(cluster, job, container, len(containers))
     if not folder.is_dir():

@@ -38,9 +38,6 @@ class _Metadata(_Shape):
     creation_timestamp: str = ""
     deletion_timestamp: str = ""
     resource_version: str = ""
-
-
-class _Named(_Metadata):
     name: _Name
 
 
@@ -174,7 +171,7 @@ class _Involved(_Shape):
 class _Found(_Reason):
     api_version: str = ""
     kind: str = ""
-    metadata: _Named
+    metadata: _Metadata
     spec: _Spec | None = None
     status: _Status | None = None
     type: str = ""
@@ -200,7 +197,6 @@ class _List(_Shape):
     items: list[_Found] | None = None
     resources: list[_Resource] | None = None
     versions: list[_Version] | None = None
-    git_version: str = ""
 
 
 def checked(answer: Object, *, where: str, one: bool) -> Object:

@@ -107,7 +107,7 @@ def job_from(cluster: Cluster, root: Object) -> Job:
     """Return the job of a job object or an AppWrapper. Raises Fault(64) if it is neither."""
     kind, manifest = state.find_job_manifest(wrapped_job.with_contents([root]))
     if not wrapped_job.is_wrapper(root):
-        return Job(kind, root, state.read(kind, root))
+        return Job(kind, root, state.with_notes(kind.read(root), root))
     made = objects.get(cluster, kind.api_version, kind.kind, manifest["metadata"]["name"])
     found = made if made is not None and wrapped_job.owner(made) else dict(manifest)
     return Job(kind, found, state.with_notes(wrapped_job.state(root, kind.read(found)), root), root)

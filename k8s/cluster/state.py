@@ -17,11 +17,6 @@ CANCELLED = "muster/cancelled"  # annotation: the time at which a job was cancel
 QUEUE = "kueue.x-k8s.io/queue-name"  # label of a job in a queue of Kueue
 
 
-def read(kind: JobKind, job: Object) -> State:
-    """Return a job's state by its controller, its queue and its cancellation."""
-    return with_notes(kind.read(job), job)
-
-
 def with_notes(state: State, root: Object) -> State:
     """Return a job's state with what the labels and annotations of its root object add to it."""
     queue = (root["metadata"].get("labels") or {}).get(QUEUE)

@@ -9,7 +9,7 @@ import yaml
 
 from k8s.cli.tables import progress_text
 from k8s.cluster.observe.job_progress import newest_events
-from k8s.cluster.state import CANCELLED, exit_code, find_job_manifest, pod, read
+from k8s.cluster.state import CANCELLED, exit_code, find_job_manifest, pod, with_notes
 from k8s.launchers import job_kinds
 from k8s.plan.job_kind import JobKind, Phase
 from trainer.config.exits import Exit, Fault
@@ -83,7 +83,7 @@ RECORDED: dict[str, Any] = yaml.load(
 def test_what_controllers_really_wrote_is_read(one: Any) -> None:
     metadata = {"name": "j", "labels": one.get("labels", {})}
     found = {"metadata": metadata, "spec": one.get("spec", {}), "status": one["status"]}
-    state = read(KINDS[one["launcher"]], found)
+    state = with_notes(KINDS[one["launcher"]].read(found), found)
     assert (state.phase, state.restarts) == (one["is"], one.get("restarts", 0))
     assert one.get("says", "") in state.reason
     if "ended" in one:
@@ -108,7 +108,7 @@ def test_what_kubelets_really_wrote_is_read(one: Any) -> None:
 def test_a_failed_job_has_the_code_of_its_pods(launcher: str, code: Exit) -> None:
     """Each of our codes, as a pod leaves it; a PyTorchJob gets some of them shifted."""
     failed = next(o for o in RECORDED["jobs"] if (o["launcher"], o["is"]) == (launcher, "failed"))
-    state = read(KINDS[launcher], {"metadata": {"name": "j"}, "status": failed["status"]})
+    state = KINDS[launcher].read({"metadata": {"name": "j"}, "status": failed["status"]})
     shift = 128 if launcher == "pytorchjob" and code in (Exit.PEER, Exit.CODE, Exit.MACHINE) else 0
     ends = {"state": {"terminated": {"exitCode": code + shift, "reason": "Error"}}}
     status = {"phase": "Failed", "containerStatuses": [ends]}
@@ -218,4 +218,4 @@ def test_a_job_that_has_ended_is_not_shown_as_cancelled(
     """Its last pod may end between the mark and the stop."""
     cancelled = {"annotations": {CANCELLED: "2026-01-01T00:00:00Z"}}
     job = {"metadata": cancelled, "spec": {"suspend": phase is Phase.CANCELLED}, "status": status}
-    assert read(KINDS["job"], job).phase is phase
+    assert with_notes(KINDS["job"].read(job), job).phase is phase

@@ -46,6 +46,7 @@ def _watch(
     cluster: Cluster, path: str, query: Object, version: str, *, deadline: float
 ) -> Iterator[Object | None]:
     """Yield the object after each change since `version`. Raises Gone when the server dropped it."""
+    where = f"{cluster.where}: watch of {path}"
     while (left := deadline - time.monotonic()) > 0:
         opened = time.monotonic()
         seconds = max(1, round(min(_LONGEST, left)))
@@ -58,12 +59,9 @@ def _watch(
         }
         for event in _events(cluster, path, options, silence=min(seconds + _MARGIN, left)):
             changed = event.get("type") in ("ADDED", "MODIFIED")
-            found = checked(
-                event.get("object") or {}, where=f"{cluster.where}: watch of {path}", one=changed
-            )
+            found = checked(event.get("object") or {}, where=where, one=changed)
             if event.get("type") == "ERROR":
-                text = f"{found.get('code')}: {found.get('message')}"
-                text = f"{cluster.where}: watch of {path}: {text}"
+                text = f"{where}: {found.get('code')}: {found.get('message')}"
                 # Gone for every error: the list that follows fails with the same error if it persists.
                 raise Gone(Exit.PEER, in_one_line(text))
             version = str(found.get("metadata", {}).get("resourceVersion", version))

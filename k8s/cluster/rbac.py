@@ -89,10 +89,9 @@ def rules(kind: JobKind, job: Rendered, *, any_name: bool) -> Iterator[dict[str,
     carried = any(one.template == "carried" for one in job.plan.extras)
 
     def changing(api_version: str, other: str, *verbs: str) -> Iterator[dict[str, Any]]:
-        if names is None:
+        # The names of what is carried hold its hash.
+        if names is None or (carried and (api_version, other) == ("v1", "ConfigMap")):
             yield _rule(api_version, other, *verbs)
-        elif (api_version, other) == ("v1", "ConfigMap") and carried:
-            yield _rule(api_version, other, *verbs)  # their names hold the hash of what travels
         elif of_kind := names.get((api_version, other)):
             yield _rule(api_version, other, *verbs) | {"resourceNames": of_kind}
 

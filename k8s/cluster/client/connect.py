@@ -17,7 +17,7 @@ from k8s.base.errors import config_error, in_one_line
 from k8s.base.yaml_text import read, read_text
 from k8s.cluster.client.api import Cluster
 
-_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0) -> Cluster:
@@ -67,7 +67,6 @@ def _check_files() -> None:
 
 def _namespace_of_this_pod() -> str | None:
     try:
-        with open(f"{_SERVICE_ACCOUNT}/namespace", encoding="ascii") as file:  # noqa: PTH123
-            return file.read().strip()
+        return (_SERVICE_ACCOUNT / "namespace").read_text(encoding="ascii").strip()
     except OSError:
         return None

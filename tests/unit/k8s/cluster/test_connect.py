@@ -47,7 +47,7 @@ def test_a_pod_of_the_cluster_needs_no_kubeconfig(
     loader = "kubernetes.config.incluster_config.SERVICE_"
     monkeypatch.setattr(f"{loader}TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(f"{loader}CERT_FILENAME", str(tmp_path / "ca.crt"))
-    monkeypatch.setattr("k8s.cluster.client.connect._SERVICE_ACCOUNT", str(tmp_path))
+    monkeypatch.setattr("k8s.cluster.client.connect._SERVICE_ACCOUNT", tmp_path)
     nowhere = str(tmp_path / "none")
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", nowhere)
     found = connect(context=None, namespace=None)

@@ -25,7 +25,7 @@ def profile(cluster: Cluster, job: Job) -> tuple[list[str], Exit]:
         )
     # The first process of a container passes the signal on to the launcher, or is it.
     command = ["sh", "-c", f"kill -{PROFILE_SIGNAL.name.removeprefix('SIG')} 1"]
-    found = execute_in_each(cluster, [(name, one["name"]) for name, one in asked.items()], command)
+    found = execute_in_each(cluster, asked, command)
     lines, code = [], Exit.DONE
     for one in jobs.pods(cluster, job):
         ended = found.get(one.name)

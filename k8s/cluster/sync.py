@@ -46,11 +46,10 @@ def sync(cluster: Cluster, job: Job, folder: Path) -> Iterator[str]:
     for name in packed.left_out:
         log.warning("%s looks like a key and stays here", name)
     code = Carried("code", "code.tar.gz", packed.content)
-    place = [(name, one["name"]) for name, one in containers.items()]
 
     def step(*words: str, stdin: bytes = b"") -> dict[str, str]:
         command = ["python3", "-I", "-c", _IN_POD, *words]
-        found = execute_in_each(cluster, place, command, stdin)
+        found = execute_in_each(cluster, containers, command, stdin)
         hint = "no pod uses the new code" if words[0] == "put" else "try again"
         return {pod: _output(pod, ended, hint) for pod, ended in found.items()}
 
@@ -60,7 +59,7 @@ def sync(cluster: Cluster, job: Job, folder: Path) -> Iterator[str]:
     if set(done.values()) == {"same"}:
         yield f"{job.name} runs this code already: {code.sha256}"
         return
-    place = [one for one in place if done[one[0]] == "put"]
+    containers = {pod: one for pod, one in containers.items() if done[pod] == "put"}
     step("commit")
     done = step("restart", str(min(_WAIT, cluster.timeout / 2)))
     for pod, word in sorted(done.items()):

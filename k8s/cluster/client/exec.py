@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from kubernetes.stream import stream
 from kubernetes.stream.ws_client import ERROR_CHANNEL, WSClient
 
 from k8s.base.errors import in_one_line
-from k8s.cluster.client.api import Cluster, Forbidden, fault_of
+from k8s.cluster.client.api import Cluster, Forbidden, Object, fault_of
 from trainer.config.exits import Exit, Fault
 
 _PIECE = 32 * 1024  # bytes of a message; an API server takes no large ones
@@ -36,20 +36,20 @@ class Ended:
 
 def execute_in_each(
     cluster: Cluster,
-    containers: Iterable[tuple[str, str]],
+    containers: Mapping[str, Object],
     command: Sequence[str],
     stdin: bytes = b"",
 ) -> dict[str, Ended | Fault]:
-    """Run a command in several pods, given with their containers; return how it went, by the pod."""
+    """Run a command in a container of each of several pods; return how it went, by the pod's name."""
 
-    def one(place: tuple[str, str]) -> tuple[str, Ended | Fault]:
+    def one(pod: str) -> Ended | Fault:
         try:
-            return place[0], execute(cluster, place[0], command, container=place[1], stdin=stdin)
+            return execute(cluster, pod, command, container=containers[pod]["name"], stdin=stdin)
         except Fault as fault:
-            return place[0], fault
+            return fault
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return dict(pool.map(one, containers))
+        return dict(zip(containers, pool.map(one, containers), strict=True))
 
 
 def execute(

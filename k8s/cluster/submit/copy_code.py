@@ -57,14 +57,14 @@ def find(manifests: Sequence[Object]) -> Folder | None:
     """Return the folder that the pods of manifests look for on a claim; None for none."""
     for spec in mappings(list(manifests)):
         for container in spec.get("containers") or ():
-            seen = variables(container)
-            if "MUSTER_CODE" in seen:
-                sha256 = seen.get("MUSTER_CODE_SHA256", "")
-                return _folder(spec, container, seen["MUSTER_CODE"], sha256)
+            if "MUSTER_CODE" in variables(container):
+                return _folder(spec, container)
     return None
 
 
-def _folder(spec: Object, container: Object, file: str, sha256: str) -> Folder | None:
+def _folder(spec: Object, container: Object) -> Folder | None:
+    seen = variables(container)
+    file = seen["MUSTER_CODE"]
     for mount in container.get("volumeMounts", []):
         place = mount["mountPath"]
         if posixpath.commonpath([file, place]) == place:
@@ -72,7 +72,7 @@ def _folder(spec: Object, container: Object, file: str, sha256: str) -> Folder |
             if claim := volume.get("persistentVolumeClaim", {}).get("claimName"):
                 job = posixpath.basename(posixpath.dirname(file))
                 pod = _pod(spec, container, f"{job}-code", claim=claim, path=place)
-                return Folder(sha256, claim, file, pod)
+                return Folder(seen.get("MUSTER_CODE_SHA256", ""), claim, file, pod)
     return None
 
 

@@ -109,7 +109,7 @@ def job_from(cluster: Cluster, root: Object) -> Job:
     if not wrapped_job.is_wrapper(root):
         return Job(kind, root, state.with_notes(kind.read(root), root))
     made = objects.get(cluster, kind.api_version, kind.kind, manifest["metadata"]["name"])
-    found = made if made is not None and wrapped_job.owner(made) else dict(manifest)
+    found = made if made is not None and wrapped_job.owner(made) else manifest
     return Job(kind, found, state.with_notes(wrapped_job.state(root, kind.read(found)), root), root)
 
 

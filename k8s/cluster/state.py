@@ -3,7 +3,7 @@
 A launcher's own rules for this are in its folder's `job_kind.py`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -166,9 +166,7 @@ def unshifted(code: int) -> int:
     return code - 128 if code - 128 in MEANINGS and code != Exit.STOPPED else code
 
 
-def find_job_manifest(
-    manifests: Iterable[Mapping[str, Any]],
-) -> tuple[JobKind, Mapping[str, Any]]:
+def find_job_manifest(manifests: Iterable[Object]) -> tuple[JobKind, Object]:
     """Return the one job among `manifests`. Raises Fault(64) when there is none, or more."""
     known = {(kind.api_version, kind.kind): kind for kind in launchers.job_kinds()}
     jobs = [m for m in manifests if (m.get("apiVersion"), m.get("kind")) in known]

@@ -3,9 +3,8 @@
 The wrapper is suspended, cancelled and deleted, not the job: its controller would make the job anew.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from k8s.plan.job_kind import Object, Phase, State, condition
 
@@ -13,7 +12,7 @@ WRAPPER = ("workload.codeflare.dev/v1beta2", "AppWrapper")
 SUSPEND_FIELD = ("spec", "suspend")
 
 
-def is_wrapper(manifest: Mapping[str, Any]) -> bool:
+def is_wrapper(manifest: Object) -> bool:
     return (manifest.get("apiVersion"), manifest.get("kind")) == WRAPPER
 
 

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import logging
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ class Submission:
     file: Path
     name: str
     manifests: list[Object]
-    root: Mapping[str, Any]
+    root: Object
     labels: dict[str, str]
     before: Job | None
     folder: Folder | None

@@ -4,7 +4,6 @@ cluster = connect(context=None, namespace="research")
 """
 
 import os
-import warnings
 from pathlib import Path
 
 import urllib3
@@ -52,7 +51,7 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
     if not (token.isascii() and token.isprintable()):
         raise config_error(f"{where}: its token has a character that no HTTP header can hold")
     if not configuration.verify_ssl:  # as the kubeconfig asks; urllib3 would warn at every request
-        warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     configuration.retries = False  # api.py has its own, bounded by the timeout
     return Cluster(client.ApiClient(configuration), found, f"{where}, namespace {found}", timeout)
 

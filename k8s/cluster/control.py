@@ -58,12 +58,12 @@ def _annotate(cluster: Cluster, job: Job, cancelled_at: str | None) -> None:
 
 
 def _set_suspended(cluster: Cluster, job: Job, *, suspend: bool) -> None:
-    field = job.kind.suspend_field if job.wrapper is None else wrapped_job.SUSPEND_FIELD
     if QUEUE in (job.root_object["metadata"].get("labels") or {}):
         _set_workload_active(cluster, job, active=not suspend)
     elif job.kind.suspend_command is not None:
         objects.apply(cluster, job.kind.suspend_command(job.manifest, suspend))
     else:
+        field = job.kind.suspend_field if job.wrapper is None else wrapped_job.SUSPEND_FIELD
         change: Any = suspend
         for key in reversed(field):
             change = {key: change}

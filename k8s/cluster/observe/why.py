@@ -130,9 +130,9 @@ def _of_pod(
         for one in status.get(f"{part}Statuses") or []
     ]
     ends = [
-        (one, end, is_last)
+        (one, end, is_previous)
         for one in containers
-        for part, is_last in (("state", False), ("lastState", True))
+        for part, is_previous in (("state", False), ("lastState", True))
         if (end := one.get(part, {}).get("terminated")) and end.get("exitCode")
     ]
     own = list(_disruption(status, place, name))
@@ -140,9 +140,9 @@ def _of_pod(
         yield from (*own, *warnings, *_waiting(pod, containers, place))
         return
     own += [sign for sign in warnings if "Unhealthy" in sign.text or "Evicted" in sign.text]
-    for container, end, is_last in ends[-1:]:
+    for container, end, is_previous in ends[-1:]:
         query = {"tailLines": _TAIL, "timestamps": "true"}
-        query |= {"previous": "true"} if is_last else {}
+        query |= {"previous": "true"} if is_previous else {}
         try:
             text = logs.text(cluster, name, container.get("name", ""), query) if is_log_read else ""
             own += read_log(text.splitlines(), source=f"log of pod {name}", place=place)

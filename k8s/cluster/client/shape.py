@@ -53,6 +53,7 @@ class _Variable(_Shape):
 
 class _Container(_Shape):
     name: _Name = ""
+    command: list[str] | None = None
     env: list[_Variable] | None = None
     usage: dict[str, str] | None = None
 
@@ -109,12 +110,18 @@ class _Reason(_Shape):
     message: str = ""
 
 
+class _Start(_Shape):
+    started_at: str = ""
+
+
 class _End(_Reason):
     exit_code: int
+    started_at: str = ""
     finished_at: str = ""
 
 
 class _ContainerState(_Shape):
+    running: _Start | None = None
     terminated: _End | None = None
     waiting: _Reason | None = None
 
@@ -138,6 +145,10 @@ class _VolcanoState(_Reason):
     last_transition_time: str = ""
 
 
+class _Replicas(_Shape):
+    failed: int = 0
+
+
 class _Status(_Reason):
     phase: str = ""
     start_time: str = ""
@@ -157,7 +168,7 @@ class _Status(_Reason):
     failed: int = 0
     replicated_jobs_status: list[Object] | None = None
     jobs_status: list[Object] | None = None
-    replica_statuses: dict[str, Object] | None = None
+    replica_statuses: dict[str, _Replicas] | None = None
     allocatable: dict[str, str] | None = None
     hard: dict[str, str] | None = None
     used: dict[str, str] | None = None
@@ -178,6 +189,7 @@ class _Found(_Reason):
     involved_object: _Involved | None = None
     last_timestamp: str = ""
     event_time: str = ""
+    count: int = 0
     containers: list[_Container] | None = None
     provisioner: str = ""
 

@@ -15,6 +15,7 @@ from tests.standin.server import Server
 from trainer.config.exits import Exit, Fault
 
 Place = tuple[str | int, ...]
+END = {"exitCode": 1}
 WRONG = st.sampled_from([None, [], {}, "x", 0, -1, 1e308, True, [None], {"a": None}, "9" * 5000])
 
 
@@ -92,6 +93,24 @@ def test_a_name_is_no_path(found: Callable[[str], Any], name: str) -> None:
     """`logs --save` and `report` write files of these names."""
     with pytest.raises(Fault, match="name: string should match pattern"):
         checked(found(name), where="GET /pods", one=True)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"spec": {"containers": [{"command": 5}]}},
+        {"status": {"containerStatuses": [{"state": {"running": "x"}}]}},
+        {"status": {"containerStatuses": [{"state": {"running": {"startedAt": 5}}}]}},
+        {"status": {"containerStatuses": [{"state": {"terminated": {**END, "startedAt": 5}}}]}},
+        {"status": {"replicaStatuses": {"Worker": {"failed": "x"}}}},
+        {"count": "x"},
+    ],
+    ids=["profile", "report", "time of start", "start of what ended", "PyTorchJob", "event"],
+)
+def test_what_verbs_read_has_its_type(found: Any) -> None:
+    """`profile`, `report`, `list` and `logs --save` would end with a traceback."""
+    with pytest.raises(Fault, match="GET /a was answered with something else"):
+        checked({"metadata": {"name": "a"}} | found, where="GET /a", one=True)
 
 
 @pytest.mark.parametrize(

@@ -69,21 +69,17 @@ class _Template(_Shape):
     spec: _PodSpec | None = None
 
 
-class _JobSpec(_Shape):
+class _WithTemplate(_Shape):
     template: _Template | None = None
 
 
 class _JobTemplate(_Shape):
-    spec: _JobSpec | None = None
+    spec: _WithTemplate | None = None
 
 
 class _ReplicatedJob(_Shape):
     name: str
     template: _JobTemplate | None = None
-
-
-class _Task(_Shape):
-    template: _Template | None = None
 
 
 class _Component(_Shape):
@@ -99,7 +95,7 @@ class _Spec(_PodSpec):
     suspend: bool = False
     template: _Template | None = None
     replicated_jobs: list[_ReplicatedJob] | None = None
-    tasks: list[_Task] | None = None
+    tasks: list[_WithTemplate] | None = None
     components: list[_Component] | None = None
     elastic_policy: _Elastic | None = None
     run_policy: Object | None = None

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from kubernetes import client
@@ -60,24 +60,21 @@ def execute(
     Raises Forbidden (64) without the right to, and Fault(69) without an end in the cluster's timeout,
     which is longer for much input.
     """
-    found: list[Ended | Fault] = []
+    ended: Future[Ended] = Future()
     limit = cluster.timeout + len(stdin) / _SLOWEST
 
     def talk() -> None:
         try:
-            found.append(_talk(cluster, pod, command, container, stdin, limit))
-        except Fault as fault:
-            found.append(fault)
+            ended.set_result(_talk(cluster, pod, command, container, stdin, limit))
+        except BaseException as error:  # noqa: BLE001  # raised below
+            ended.set_exception(error)
 
     # The client library has no time limit for a connection: a thread, which may be left behind.
-    thread = threading.Thread(target=talk, daemon=True)
-    thread.start()
-    thread.join(limit)
-    if not found:
-        found.append(_fault(cluster, pod, f"{command[0]}: no exit code in {limit:.3g} s"))
-    if isinstance(found[0], Fault):
-        raise found[0]
-    return found[0]
+    threading.Thread(target=talk, daemon=True).start()
+    try:
+        return ended.result(limit)
+    except TimeoutError:
+        raise _fault(cluster, pod, f"{command[0]}: no exit code in {limit:.3g} s") from None
 
 
 def _talk(

@@ -52,6 +52,10 @@ class Task(Classification):
         name = self._settings.model
         return Net() if name is None else torchvision_models.build(name, classes=10)
 
+    def example(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return `count` inputs and targets for a dry run, which needs no files."""
+        return torch.zeros(count, 3, 32, 32), torch.zeros(count, dtype=torch.long)
+
     def data(self, *, train: bool) -> Images:
         """Return images, shape (n, 3, 32, 32), uint8, and labels 0 to 9.
 

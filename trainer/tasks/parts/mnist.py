@@ -31,6 +31,10 @@ class MnistTask(Classification):
     def model(self) -> nn.Module:
         return Net()
 
+    def example(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return `count` inputs and targets for a dry run, which needs no files."""
+        return torch.zeros(count, 1, 28, 28), torch.zeros(count, dtype=torch.long)
+
     def data(self, *, train: bool) -> Images:
         """Return images, shape (n, 1, 28, 28), uint8, and labels 0 to 9."""
         raw = Path(self._name) / "raw"

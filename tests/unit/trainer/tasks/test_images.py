@@ -20,9 +20,11 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.loader import Loader
 from trainer.data.order import Samples
+from trainer.plan.sizing import size
 from trainer.tasks import digits
 from trainer.tasks.imagefolder import middle, window
 from trainer.tasks.parts import torchvision_models
+from trainer.tools.fake_step import needs_of_ranks
 
 
 def write_idx(path: Path, array: torch.Tensor, *, pack: bool = False) -> None:
@@ -54,7 +56,7 @@ def mnist(folder: Path, name: str = "MNIST", *, pack: bool = False) -> Path:
 def test_idx_files_are_read_as_they_were_written(
     name: str, folder: str, *, pack: bool, tmp_path: Path
 ) -> None:
-    task = tasks.load(Settings(task=name, data=mnist(tmp_path, folder, pack=pack)))
+    task: Any = tasks.load(Settings(task=name, data=mnist(tmp_path, folder, pack=pack)))
     training, test = task.data(train=True), task.data(train=False)
     assert (len(training), len(test)) == (1437, 360)
     images, labels = training.batch(torch.arange(5))
@@ -62,6 +64,7 @@ def test_idx_files_are_read_as_they_were_written(
     assert images.dtype == torch.uint8
     assert labels.tolist() == digits.Task(Settings()).data(train=True).targets[:5].tolist()
     inputs = training.transform_batch(images, None)
+    assert inputs.shape == task.example(5)[0].shape  # of a dry run
     assert inputs.mean().abs() < 2  # normalised
     assert task.loss(task.model()(inputs), labels).shape == (5,)
 
@@ -100,7 +103,7 @@ def cifar(folder: Path, count: int = 20) -> Path:
 
 @pytest.mark.parametrize("model", [None, "resnet18"])
 def test_cifar_is_read_and_trained_with_either_network(model: str | None, tmp_path: Path) -> None:
-    task = tasks.load(Settings(task="cifar10", data=cifar(tmp_path), model=model))
+    task: Any = tasks.load(Settings(task="cifar10", data=cifar(tmp_path), model=model))
     training, test = task.data(train=True), task.data(train=False)
     assert (len(training), len(test)) == (100, 20)
     images, labels = training.batch(torch.tensor([3, 42]))
@@ -108,6 +111,7 @@ def test_cifar_is_read_and_trained_with_either_network(model: str | None, tmp_pa
     raw = pickle.loads((tmp_path / "cifar-10-batches-py/data_batch_1").read_bytes())  # noqa: S301
     assert images[0].flatten().tolist() == raw[b"data"][3].tolist()
     inputs = training.transform_batch(images, torch.tensor([1, 2]))
+    assert inputs.shape == task.example(2)[0].shape  # of a dry run
     outputs = task.model()(inputs)
     assert task.loss(outputs, labels).shape == task.score(outputs, labels).shape == (2,)
 
@@ -176,6 +180,15 @@ def test_data_that_is_not_there_is_65_with_what_to_do(name: str, tmp_path: Path)
         with pytest.raises(Fault, match=message) as caught:
             tasks.load(settings).data(train=True)
         assert caught.value.code == Exit.DATA
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
+def test_a_dry_run_needs_no_data(name: str) -> None:
+    settings = Settings(task=name, mode="ddp", global_batch=8)
+    (need,) = needs_of_ranks(settings, size(settings, 2, label=str))
+    assert (
+        need.activations > 4 * 28 * 28 * 4
+    )  # more than the inputs: 4 of 28 x 28 or larger, float32
 
 
 def test_a_download_that_fails_is_65(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def dry_run(**settings: Any) -> Checked:
     return Checked.made
 
 
-@pytest.mark.parametrize("task", ["charlm-gpt", "tokens"])
+@pytest.mark.parametrize("task", ["charlm-gpt", pytest.param("tokens", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "settings",
     [

@@ -132,7 +132,7 @@ def _of_pod(
     ends = [
         (one, end, is_previous)
         for one in containers
-        for part, is_previous in (("state", False), ("lastState", True))
+        for part, is_previous in (("lastState", True), ("state", False))
         if (end := one.get(part, {}).get("terminated")) and end.get("exitCode")
     ]
     own = list(_disruption(status, place, name))

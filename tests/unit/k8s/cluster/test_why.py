@@ -244,6 +244,17 @@ def test_a_log_that_cannot_be_read_is_mentioned_and_hides_nothing(
     assert out.splitlines()[-1].startswith("unread")
 
 
+def test_of_a_container_that_ended_twice_the_newer_end_counts(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    status = terminated(137, "OOMKilled")
+    before = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T00:00:03Z"}
+    status["containerStatuses"][0]["lastState"] = {"terminated": before}
+    fill(server, status, [])
+    server.logs[POD] = "step 7\n"
+    server.logs[f"{POD}.previous"] = "OSError: [Errno 98] Address already in use\n"
+    assert ask(run, config)["cause"].endswith("(host memory)")
+
+
 # Settings that the launcher refuses before the first rank, and so before there is a run folder.
 REFUSED = {
     "batch or mesh": {"TRAINER_MODE": "hsdp", "TRAINER_MESH": "dp_shard=3"},

@@ -79,8 +79,7 @@ def _set_workload_active(cluster: Cluster, job: Job, *, active: bool) -> None:
         except NotServed:
             continue
         for workload in found:
-            named = {"apiVersion": version, "kind": "Workload", **workload}
-            objects.patch(cluster, named, {"spec": {"active": active}})
+            objects.patch(cluster, workload, {"spec": {"active": active}})
         if not found:
             raise Fault(
                 Exit.PEER, f"job {job.name}: Kueue has made no Workload for it yet; try again"

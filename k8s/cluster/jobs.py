@@ -150,8 +150,7 @@ def list_jobs(cluster: Cluster) -> list[Job]:
         seen = True
         # An object with an owner is part of another job in this list.
         roots = (item for item in items if not item["metadata"].get("ownerReferences"))
-        # The items of a list have no apiVersion and kind.
-        jobs += [job_from(cluster, {"apiVersion": api_version, "kind": kind, **r}) for r in roots]
+        jobs += [job_from(cluster, root) for root in roots]
     if hidden and not seen:
         raise hidden
     return sorted(jobs, key=lambda job: job.name)
@@ -253,7 +252,7 @@ def delete(cluster: Cluster, job: Job) -> list[str]:
         except (NotServed, Forbidden):
             continue  # then the job has none
         for found in companions:
-            objects.delete(cluster, {"apiVersion": api_version, "kind": kind} | found)
+            objects.delete(cluster, found)
             deleted.append(f"{kind}/{found['metadata']['name']}")
     return deleted
 

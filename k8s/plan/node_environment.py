@@ -47,7 +47,7 @@ def build_environment(
 
 
 def _check_port(spec: JobSpec, environment: dict[str, str], launcher: Launcher) -> None:
-    """Refuse to serve metrics at the rendezvous port; on one machine the agent takes a free port."""
+    """Refuse to serve metrics at the rendezvous port; on one machine the launcher takes a free port."""
     meets = launcher.runs_in in (RunsIn.POD, RunsIn.CONTAINERS)
     if meets and environment.get(variable("metrics_port")) == str(DEFAULT_PORT):
         key = "metrics.port" if spec.metrics else "trainer.metricsPort"

@@ -91,11 +91,11 @@ def join(settings: Settings) -> Iterator[Runtime]:
     RANK and WORLD_SIZE are read only when a launcher has set them: the PyTorchJob operator sets the
     same names to counts of nodes (kubeflow/trainer 1790, 1947).
     """
-    agent = "TORCHELASTIC_RUN_ID" in os.environ
-    world_size = int(os.environ["WORLD_SIZE"]) if agent else 1
-    rank = int(os.environ["RANK"]) if agent else 0
-    local_rank = int(os.environ["LOCAL_RANK"]) if agent else 0
-    uneven = agent and is_elastic(os.environ)
+    launched = "TORCHELASTIC_RUN_ID" in os.environ
+    world_size = int(os.environ["WORLD_SIZE"]) if launched else 1
+    rank = int(os.environ["RANK"]) if launched else 0
+    local_rank = int(os.environ["LOCAL_RANK"]) if launched else 0
+    uneven = launched and is_elastic(os.environ)
     device = _device(local_rank)
     sizing = size(settings, world_size, label=variable, uneven=uneven)
     if world_size == 1:

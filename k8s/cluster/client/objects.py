@@ -122,7 +122,9 @@ def find(
         query["labelSelector"] = ",".join(f"{name}={value}" for name, value in labels.items())
     if fields:
         query["fieldSelector"] = fields
-    return listed(cluster, path_of(cluster, api_version, kind), query)
+    found = listed(cluster, path_of(cluster, api_version, kind), query)
+    # The items of a list come without these two.
+    return [{"apiVersion": api_version, "kind": kind, **one} for one in found]
 
 
 def listed(cluster: Cluster, path: str, query: Mapping[str, object] | None = None) -> list[Object]:

@@ -97,7 +97,7 @@ def _children(cluster: Cluster, job: Job) -> Iterator[Object]:
         for one in found:
             made_by = {owner.get("uid") for owner in one["metadata"].get("ownerReferences") or []}
             if made_by & owners:
-                yield {"apiVersion": api_version, "kind": kind, **one}
+                yield one
 
 
 def _conditions(found: Object) -> Iterator[Sign]:

@@ -17,7 +17,7 @@ if ! printenv MACHINE >/dev/null; then
 fi
 [ -n "${TRAINER_OUT:-}" ] || TRAINER_OUT=build/everything/run
 export TRAINER_OUT
-# One agent for all nodes: it finds a free port itself.
+# One launcher for all nodes: it finds a free port itself.
 unset PET_NODE_RANK PET_MASTER_ADDR PET_MASTER_PORT PET_RDZV_BACKEND PET_LOCAL_ADDR
 export PET_NNODES=1
 export PET_NPROC_PER_NODE=32

@@ -5,7 +5,7 @@
 set -eu
 [ -n "${TRAINER_OUT:-}" ] || TRAINER_OUT=build/plain/run
 export TRAINER_OUT
-# One agent for all nodes: it finds a free port itself.
+# One launcher for all nodes: it finds a free port itself.
 unset PET_NODE_RANK PET_MASTER_ADDR PET_MASTER_PORT PET_RDZV_BACKEND PET_LOCAL_ADDR
 export PET_NNODES=1
 export PET_NPROC_PER_NODE=2

@@ -145,7 +145,8 @@ def test_save_collects_all_that_tells_what_happened(
     }
     assert "digits-node-0-1: FailedMount: no such volume" in (folder / "events.txt").read_text()
     assert "before" in (folder / "digits-node-0-1.trainer.previous.log").read_text()
-    assert yaml.safe_load((folder / "job.yaml").read_text())["kind"] == "JobSet"
+    for file, kind in ("job", "JobSet"), ("digits-node-0-0", "Pod"):
+        assert yaml.safe_load((folder / f"{file}.yaml").read_text())["kind"] == kind
     (tmp_path / "file").touch()
     code, _, err = run(config, "logs", "digits", "--save", str(tmp_path / "file"))
     assert code == 64

@@ -1,5 +1,6 @@
 """A process ends with its exit code, in time, even when its report or a process group fails."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_threads_exit_functions_and_output_are_waited_for() -> None:
 
 
 _HELD = """
-import os
+import os, sys
 import torch
 from trainer.config.ending import exit_process, report_fault
 from trainer.config.exits import Exit, Fault
@@ -88,14 +89,16 @@ def train():
     except ValueError as error:
         return report_fault(Fault(Exit.CODE, "wrong"), error)
 
+torch.accelerator.is_available = lambda: sys.argv[1] == "gpu"
 exit_process(train())
 """
 
 
 @pytest.mark.slow
-def test_what_failed_code_holds_is_not_freed() -> None:
-    """torch aborts when a tensor is freed whose GPU has failed."""
-    command = [sys.executable, "-c", _HELD]
+@pytest.mark.parametrize(("device", "code"), [("gpu", 70), ("cpu", -signal.SIGABRT)])
+def test_what_failed_code_holds_is_freed_on_a_cpu_only(device: str, code: int) -> None:
+    """torch aborts when a tensor is freed whose GPU has failed; else connections are freed as well."""
+    command = [sys.executable, "-c", _HELD, device]
     env = clean_environment()
     ended = subprocess.run(command, cwd=ROOT, env=env, timeout=60, check=False)
-    assert ended.returncode == 70
+    assert ended.returncode == code

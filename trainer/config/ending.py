@@ -27,8 +27,8 @@ def report_fault(fault: Fault, error: BaseException | None) -> int:
     torch = sys.modules.get("torch")
     if error is not None and torch is not None and torch.accelerator.is_available():
         # What the failed code holds is kept until the process ends: once a kernel has failed, the GPU
-        # does not free a tensor either, and torch would abort the process, with -6 for a code. On a CPU
-        # it is not: it holds the connections too, and their end tells the other ranks at once.
+        # does not free a tensor either, and torch would abort the process, with -6 for a code. Without a
+        # GPU nothing is kept: connections are held as well, and their end tells the other ranks at once.
         sys.last_value = error
     trace = ""
     if error is not None and fault.code == Exit.CODE:

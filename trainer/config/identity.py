@@ -76,9 +76,8 @@ _LIKE_ONE_PROCESS = "any that equals one process"
 
 def identity(settings: Settings) -> dict[str, Any]:
     """Return what decides the run's result, as values of JSON."""
-    of_others = {
-        name for mode, names in DECIDE_IN_MODE.items() if mode != settings.mode for name in names
-    }
+    in_modes = {name for names in DECIDE_IN_MODE.values() for name in names}
+    of_others = in_modes - {*DECIDE_IN_MODE.get(settings.mode, ())}
     values = settings.model_dump(include=Settings.model_fields.keys() - of_others - DO_NOT_DECIDE)
     values["mode"] = settings.mode if settings.mode in DECIDE_IN_MODE else _LIKE_ONE_PROCESS
     return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}

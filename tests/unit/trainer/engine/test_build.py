@@ -60,7 +60,7 @@ def test_layers_that_tp_splits_are_left_to_torch_compile(graphs: list[bool]) -> 
     model = nn.Sequential(*(_Block(*pair) for pair in PAIRS))
     compile_blocks(model, split=True)
     model(torch.ones(4, 8, 256))
-    assert True in graphs
+    assert any(graphs)  # one at least is for sizes unknown
 
 
 @pytest.mark.parametrize("recomputed", [False, True])

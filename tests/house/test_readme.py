@@ -19,6 +19,11 @@ def test_it_is_short() -> None:
     assert len(README.split()) <= 1200
 
 
+def test_the_changes_of_a_release_are_read_in_two_minutes() -> None:
+    for release in pages.read(ROOT / "CHANGELOG.md").split("\n## ")[1:]:
+        assert len(release.split()) <= 600, release.partition("\n")[0]
+
+
 def test_the_job_file_shown_is_the_example() -> None:
     (shown,) = pages.fenced(README, "yaml")
     example = pages.read(ROOT / "k8s" / "jobs" / "02-digits-ddp.yaml")

@@ -1,4 +1,4 @@
-"""Measure muster beside what a user would pick instead: `make bench`, or `make bench PICK=step`.
+"""Measure muster and what a user would use instead: `make bench`, or `make bench PICK=step`.
 
 A row's contenders take turns, so that what slows the machine slows all. Each figure is a ratio to a
 peer of the same round. No verdict where half of the rounds' ratios spread over more than 5 %, unless the
@@ -108,7 +108,7 @@ def _heading(result: dict[str, Any]) -> str:
     return (
         f"{result['date']}, {machine['cpu']}, {machine['cores']} cores, load "
         f"{machine['load']:.1f} before; {versions}\n\n"
-        "| row | beside | processor time (spread) | wall time (spread) | memory | peak | goal | |\n"
+        "| row | peer | processor time (spread) | wall time (spread) | memory | peak | goal | |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- |"
     )
 

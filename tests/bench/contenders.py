@@ -1,4 +1,4 @@
-"""The trainer and its peers as contenders: `muster(2, mode="ddp")` beside `torchrun(2)`."""
+"""The trainer and its peers as contenders: `muster(2, mode="ddp")`, `torchrun(2)`."""
 
 from tests.bench.measure import PEERS, SCRIPTS, Contender
 

@@ -3,7 +3,7 @@
     python -m tests.bench.gpu "resnet50 bf16" --rounds 9
     python -m tests.bench.gpu --check          # one file to send in, with what the tests said
 
-Each row is muster beside a careful loop of plain PyTorch with the same settings, in turn, by wall time.
+Each row compares muster with a careful loop of plain PyTorch: same settings, in turn, by wall time.
 `--small` tries the rows with small models, also without a GPU.
 """
 

@@ -1,8 +1,8 @@
-"""Write the figures of trainer/PERFORMANCE.md's table anew from the newest three runs of the benchmark.
+"""Write the table of trainer/PERFORMANCE.md from the newest three runs of the benchmark.
 
     python -m tests.bench.page
 
-The last column is written by hand, and stays.
+The last column is written by hand and is kept.
 """
 
 import json
@@ -10,6 +10,7 @@ import re
 from statistics import median
 from typing import Any
 
+from tests.bench.rows import ROWS
 from tests.conftest import ROOT
 
 PAGE = ROOT / "trainer" / "PERFORMANCE.md"
@@ -18,11 +19,11 @@ _RUNS = 3
 _ROW = re.compile(
     r"^\| `(?P<row>[\w-]+)` \| (?P<peer>[^|]+) \|.*\| (?P<reason>[^|]*) \|$", re.MULTILINE
 )
-_TABLE = re.compile(r"^\| row \| beside \| processor time.*?(?=\n\n)", re.MULTILINE | re.DOTALL)
+_TABLE = re.compile(r"^\| row \| peer \| processor time.*?(?=\n\n)", re.MULTILINE | re.DOTALL)
 
 
 def main() -> None:
-    """Replace the table by one of what was measured and what is written."""
+    """Replace the table by one with the new figures and the reasons that the page has."""
     text = PAGE.read_text(encoding="utf-8")
     found = table(newest(), reasons(text))
     PAGE.write_text(_TABLE.sub(lambda _: found, text), encoding="utf-8")
@@ -44,10 +45,11 @@ def table(runs: list[dict[str, Any]], reasons: dict[tuple[str, str], str]) -> st
     """Return the table. The medians of runs agree if they differ by the largest spread at most."""
     times = ", ".join(run["date"][11:16] for run in runs)
     lines = [
-        f"| row | beside | processor time: {times} | spread | agree | memory | goal | met | why |",
+        f"| row | peer | processor time: {times} | spread | agree | memory | goal | met | what, why |",
         "| --- " * 9 + "|",
     ]
     for name in runs[-1]["rows"]:
+        lines.append(f"| **{name}** {'| ' * 8}*{ROWS[name].what}* |")
         for peer in runs[-1]["rows"][name]["ratios"]:
             found = [run["rows"].get(name, {"ratios": {}})["ratios"].get(peer) for run in runs]
             ones = [one for one in found if one is not None]

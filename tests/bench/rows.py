@@ -23,9 +23,9 @@ STEPS = 100  # of a turn
 
 @dataclass(frozen=True)
 class Row:
-    """A row: what it measures, and for each peer the ratio that muster is to stay below.
+    """A row: what it measures, and for each peer the highest ratio that meets the goal.
 
-    `measure(rounds)` returns the times of "muster" and of each peer. Without a goal it is published.
+    `measure(rounds)` returns the times of "muster" and of each peer. Without a goal, it is only published.
     """
 
     what: str
@@ -57,12 +57,12 @@ def _compiled(rounds: int) -> Times:
 
 
 def _events(rounds: int) -> Times:
-    """Step events as by default, beside none but the first and the last."""
+    """Step events as by default, compared with only the first and the last."""
     return in_turn({"muster": muster(), "none": muster(log_steps=10**7)}, rounds=rounds)
 
 
 def _profiled(rounds: int) -> Times:
-    """Steps after those that were profiled, beside a run that profiles none."""
+    """Steps after profiled ones, compared with a run that profiles none."""
     return in_turn({"muster": muster(profile="1:5"), "none": muster()}, rounds=rounds)
 
 
@@ -76,7 +76,7 @@ def _accumulation(rounds: int) -> Times:
 
 
 def _mode(rounds: int, *, mode: str, ranks: int, net: str = "digits") -> Times:
-    """A mode's step beside the same by torch's own parts; `net` is digits' or the tiny GPT."""
+    """A mode's step compared with torch's own parts; `net` is digits' or the tiny GPT."""
     ours = muster(ranks, mode=mode, **(_GPT if net == "tokens" else {}), **_AS_BARE.get(mode, {}))
     steps = {"BENCH_STEPS": "400" if net == "digits" else "5"}  # about a second or two of a turn
     same = {"BENCH_MODE": mode, "BENCH_NET": net, **steps}
@@ -116,7 +116,7 @@ def _restart(rounds: int) -> Times:
 def _script(
     rounds: int, *, script: str, what: str, peers: Mapping[str, str], steps: int, workers: int = 0
 ) -> Times:
-    """What `script` does for `what`, by the trainer's parts and by those of each peer."""
+    """What `script` does for `what`, with the trainer's parts and with those of each peer."""
     path = str(SCRIPTS / f"{script}.py")
     env = {"BENCH_STEPS": str(steps), "BENCH_WORKERS": str(workers)}
     whose = {"muster": "muster", **peers}
@@ -132,7 +132,7 @@ def _script(
 
 
 def _scaling(rounds: int, *, ranks: int) -> Times:
-    """The same global batch by ddp on more ranks, beside one rank and DataParallel."""
+    """The same global batch with ddp on more ranks, compared with one rank and DataParallel."""
     contenders = {
         "muster": muster(ranks, mode="ddp", **_GPT),
         "one rank": muster(1, mode="single", **_GPT),
@@ -145,7 +145,7 @@ def _scaling(rounds: int, *, ranks: int) -> Times:
 
 
 def _saving(rounds: int, *, task: str) -> Times:
-    """Steps with checkpoints as by default, one a turn, beside steps without."""
+    """Steps with checkpoints as by default, one per turn, compared with steps without."""
     name = f"tests.bench.peers.muster_task:{task}"
     contenders = {
         "muster": muster(task=name, checkpoint_steps=STEPS),
@@ -178,7 +178,7 @@ _SAVERS = {"torch.save": "torch", "DCP async": "dcp"}
 def _mode_row(mode: str, ranks: int, *, net: str = "digits") -> Row:
     what = {"digits": "digits' net", "tokens": "the tiny GPT"}[net]
     return Row(
-        f"a step of {what} by {mode} on {ranks} ranks, processor time of all",
+        f"a step of {what} with {mode} on {ranks} ranks, processor time of all",
         partial(_mode, mode=mode, ranks=ranks, net=net),
         {"bare": 1.03, "bare, same": 1.03},
         rounds=15 if ranks == 2 else 9,
@@ -187,7 +187,7 @@ def _mode_row(mode: str, ranks: int, *, net: str = "digits") -> Row:
 
 def _scaling_row(ranks: int) -> Row:
     return Row(
-        f"a step of the tiny GPT by ddp on {ranks} ranks, all with the same global batch",
+        f"a step of the tiny GPT with ddp on {ranks} ranks, each contender with the same global batch",
         partial(_scaling, ranks=ranks),
         {"one rank": None, "dp": None},
         rounds=9,
@@ -206,22 +206,22 @@ ROWS = {
         {"bare": 1.03, "bare, same": 1.03, "Fabric": 1, "accelerate": 1, "Trainer": 1},
     ),
     "compiled": Row(
-        "the same with TRAINER_COMPILE=step",
+        "a step of digits' net with TRAINER_COMPILE=step",
         _compiled,
         {"bare": 0.7, "bare, compiled": 1, "not compiled": 1},
     ),
     "events": Row(
-        "the same with the events that a run writes by default, beside the first and the last alone",
+        "the same with step events as by default, compared with only the first and the last",
         _events,
         {"none": 1.01},
     ),
     "profile": Row(
-        "the same after steps that were profiled, beside a run that profiles none",
+        "the same after profiled steps, compared with a run that profiles none",
         _profiled,
         {"none": 1.01},
     ),
     "accumulation": Row(
-        "the same in eight micro-batches of four",
+        "a step of digits' net in eight micro-batches of four samples",
         _accumulation,
         {"bare": 1.03, "bare, same": 1.03},
     ),
@@ -236,7 +236,7 @@ ROWS = {
     "scaling": _scaling_row(2),
     "scaling-4": _scaling_row(4),
     "evaluation": Row(
-        "an evaluation of digits' test set, beside a loop that counts what is right",
+        "an evaluation of digits' test set, compared with a loop that counts correct samples",
         _evaluation,
         {"bare": 1.05, "bare, same": 1.05},
     ),
@@ -264,30 +264,30 @@ ROWS = {
         rounds=9,
     ),
     "save": Row(
-        "a checkpoint of 100 MB until it is written, into memory",
+        "a checkpoint of 100 MB, until it is written, into memory",
         partial(_script, script="saving", what="save", peers=_SAVERS, steps=1),
         {"torch.save": 1, "DCP async": 1},
         rounds=9,
     ),
     "blocked": Row(
-        "the same until the training may go on",
+        "the same, until training continues",
         partial(_script, script="saving", what="blocked", peers=_SAVERS, steps=1),
         {"torch.save": 1, "DCP async": 1},
         rounds=9,
     ),
     "saving": Row(
-        "steps of digits' net with checkpoints as by default, beside steps without",
+        "steps of digits' net with checkpoints as by default, compared with steps without",
         partial(_saving, task="Task"),
         {"without": 1.02},
     ),
     "saving-100": Row(
-        "the same of a net of 13 M parameters, whose checkpoints have 100 MB",
+        "the same for a net of 13 M parameters, with checkpoints of 100 MB",
         partial(_saving, task="Large"),
         {"without": 1.02},
         rounds=5,
     ),
     "load": Row(
-        "the same loaded by a process that has just been started",
+        "loading 100 MB in a process that has just started",
         partial(_script, script="saving", what="load", peers={"torch.load": "torch"}, steps=1),
         {"torch.load": 1},
         rounds=9,

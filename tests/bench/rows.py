@@ -25,7 +25,7 @@ STEPS = 100  # of a turn
 class Row:
     """A row: what it measures, and for each peer the highest ratio that meets the goal.
 
-    `measure(rounds)` returns the times of "muster" and of each peer. Without a goal, it is only published.
+    `measure(rounds)` returns the times of "muster" and of each peer. A row may have no goal.
     """
 
     what: str

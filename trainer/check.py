@@ -74,7 +74,7 @@ def check(name: str) -> Iterator[str]:
             sample_of,
             try_batch,
         )
-        from trainer.distributed.precision import dtype_of  # noqa: PLC0415
+        from trainer.distributed.precision import cast, dtype_of  # noqa: PLC0415
         from trainer.engine.initial import load_own  # noqa: PLC0415
 
     task = tasks.load(settings)
@@ -93,7 +93,7 @@ def check(name: str) -> Iterator[str]:
         model = task.model()
     check_model(model, name)
     blocks_of(task, model, name)
-    model.to(dtype_of(settings))
+    cast(model, dtype_of(settings))
     yield from load_own(model, task, settings)
     named = dict(model.named_parameters())
     yield f"model(): {type(model).__name__}, {sum(p.numel() for p in named.values()):,} parameters"

@@ -79,6 +79,36 @@ class Layers(nn.Module):
         return values
 
 
+class Turn(nn.Module):
+    """Turns pairs of values, as rotary embeddings do: by complex numbers, or by a cosine and a sine."""
+
+    def __init__(self, *, is_complex: bool) -> None:
+        super().__init__()
+        turns = torch.polar(torch.ones(32), torch.arange(32.0))
+        self.register_buffer("turns", turns if is_complex else torch.view_as_real(turns))
+
+    def forward(self, values: Tensor) -> Tensor:
+        turns = self.get_buffer("turns")
+        real, imaginary = values[..., ::2], values[..., 1::2]
+        if turns.is_complex():
+            turned = torch.complex(real, imaginary) * turns
+            return torch.cat([turned.real, turned.imag], dim=-1)
+        cos, sin = turns.unbind(-1)
+        return torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
+
+
+class TurnedByComplex(synthetic.Task):
+    def model(self) -> nn.Module:
+        layers = super().model()
+        return nn.Sequential(Turn(is_complex=True), *layers.children())
+
+
+class TurnedByReal(synthetic.Task):
+    def model(self) -> nn.Module:
+        layers = super().model()
+        return nn.Sequential(Turn(is_complex=False), *layers.children())
+
+
 class OneBlock(synthetic.Task):
     """By default the layers are sharded and recomputed as a whole."""
 

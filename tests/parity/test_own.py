@@ -42,6 +42,16 @@ def test_groups_optimiser_schedule_and_metrics_are_those_of_one_process(
     assert [last[0][name] for name in METRICS] == [last[1][name] for name in METRICS]
 
 
+@pytest.mark.parametrize(("mode", "ranks", "settings"), MODES, ids=[mode[0] for mode in MODES])
+def test_complex_buffers_stay_complex(
+    mode: str, ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
+) -> None:
+    by_real = once(task=f"{OWN}TurnedByReal", mode="single", **COMMON)
+    more = settings | ({"fingerprint_steps": "5", "ema_decay": "0.9"} if mode == "ddp" else {})
+    events = run_ranks(ranks, tmp_path, task=f"{OWN}TurnedByComplex", mode=mode, **COMMON, **more)
+    assert worst(curve(by_real[1], "loss"), curve(events, "loss")) < 1e-9
+
+
 def test_whole_numbers_are_summed_exactly(once: Once) -> None:
     events = once(task=f"{OWN}Counted", mode="single", **COMMON | {"precision": "fp32"})[1]
     assert [event["length"] for event in events if event["event"] == "eval"] == [2**24 + 1]

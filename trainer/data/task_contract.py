@@ -96,15 +96,21 @@ def check_model(model: Any, name: str) -> None:
     if not isinstance(model, nn.Module):
         raise _wrong(name, f"model() returned a {kind_of(model)}; wanted: an nn.Module")
     for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+        wanted = "a dense tensor"
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             what = "without a size, of a lazy layer"
         elif tensor.is_meta:
             what = "on the device meta, without values"
         elif tensor.layout != torch.strided or tensor.is_quantized:
             what = f"that is {'quantized' if tensor.is_quantized else tensor.layout}"
+        elif isinstance(tensor, nn.Parameter) and tensor.is_complex():
+            what, wanted = (
+                f"of {tensor.dtype}",
+                "a real one; use torch.view_as_complex in forward()",
+            )
         else:
             continue
-        raise _wrong(name, f"model() returned one with {key} {what}; wanted: a dense tensor")
+        raise _wrong(name, f"model() returned one with {key} {what}; wanted: {wanted}")
 
 
 def blocks_of(task: Any, model: nn.Module, name: str) -> list[nn.Module]:

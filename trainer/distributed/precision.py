@@ -28,6 +28,14 @@ def dtype_of(settings: Settings) -> torch.dtype:
     return torch.float64 if settings.precision == "fp64" else torch.float32
 
 
+def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Give the model's parameters and buffers this dtype, float32 or float64, in place.
+
+    Complex buffers, as of rotary embeddings, stay complex; `model.to(dtype)` drops their imaginary part.
+    """
+    return model.double() if dtype == torch.float64 else model.float()
+
+
 def half(settings: Settings) -> torch.dtype | None:
     """Return the dtype of autocast, None for the precisions without."""
     return _HALF.get(settings.precision)

@@ -16,7 +16,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.modes import DATA_AXES, MODES
 from trainer.config.settings import Settings
 from trainer.data.task_contract import blamed_on, blocks_of, check_model
-from trainer.distributed.precision import dtype_of
+from trainer.distributed.precision import cast, dtype_of
 from trainer.distributed.runtime import Runtime
 from trainer.distributed.torch_private import allow_graphs, join_axes
 from trainer.engine.initial import initialise
@@ -40,8 +40,7 @@ def build(model: nn.Module, settings: Settings, runtime: Runtime, *, task: tasks
             "with tp; set one of the two to false",
         )
     staged = MODES[runtime.sizing.mode].staged
-    model = model.to(torch.device("cpu") if staged else runtime.device, dtype_of(settings))
-    # in the precision of the training
+    model = cast(model.to(torch.device("cpu") if staged else runtime.device), dtype_of(settings))
     initialise(model, settings, is_main=runtime.is_main, task=task)
     if runtime.mesh is not None:
         _broadcast(model, runtime.control if staged else None)

@@ -72,6 +72,7 @@ CASES = {
     "ModelIsLazy": "model() returned one with weight without a size, of a lazy layer; wanted: a dense",
     "ModelOnMeta": "model() returned one with weight on the device meta, without values; wanted: a",
     "ModelIsSparse": "model() returned one with graph that is torch.sparse_coo; wanted: a dense tensor",
+    "ModelIsComplex": "model() returned one with weight of torch.complex64; wanted: a real one; use",
     "ModelRaises": "model() raised TypeError: ",
     "ModelOfAnotherWidth": "the model, on training samples, raised RuntimeError: ",
     "ModelReturnsATuple": "loss() raised ",

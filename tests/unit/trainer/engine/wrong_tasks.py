@@ -311,6 +311,11 @@ class ModelIsSparse(Right):
         return model
 
 
+class ModelIsComplex(Right):
+    def model(self) -> Any:
+        return nn.Linear(2, 2, dtype=torch.complex64)
+
+
 class ModelRaises(Right):
     def model(self) -> Any:
         return nn.Linear("2", 2)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Writes beside each image's tag the digest that its registry has for it now.
+"""Writes the current digest of each image, from its registry, after the image's tag.
 
 python docker/digests.py docker/Dockerfile k8s/jobfile/code.py     # make lock
 """
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import requests
 
-# A registry of this machine has no TLS.
+# The registry on 127.0.0.1 is spoken to without TLS.
 _IMAGE = re.compile(
     r"\b((docker\.io|ghcr\.io|gcr\.io|127\.0\.0\.1:\d+)/([a-z0-9._/-]+):([\w.-]+))(@sha256:[0-9a-f]{64})?"
 )
-# The index of all platforms, else the manifest of one.
+# The index of all platforms, or the manifest of one platform if there is no index.
 _KINDS = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -47,7 +47,7 @@ def digest(registry: str, name: str, tag: str) -> str:
 
 
 def main(*files: str) -> int:
-    """Write the digests into the files, all or none; return the exit code."""
+    """Write all digests into the files, or none if one is missing; return the exit code."""
     texts = {Path(file): Path(file).read_text(encoding="utf-8") for file in files}
     found: dict[str, str] = {}
     for image, *parts, _ in (one for text in texts.values() for one in _IMAGE.findall(text)):

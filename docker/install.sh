@@ -3,10 +3,10 @@
 #
 #   docker/install.sh PYTHON REQUIREMENTS [BACKEND]
 #
-# UV is the uv command; by default that environment's. BACKEND is the source of torch and torchvision:
+# UV is the uv command (default: uv of that environment). BACKEND is the source of torch and torchvision:
 #   locked   the lock file (default): on Linux the CUDA builds, which also run on a CPU
-#   cpu      PyTorch's CPU index, at the locked versions, with the hashes that this index gives, since the
-#            lock file has only those of the package index
+#   cpu      PyTorch's CPU index, at the locked versions; uv checks the hashes that this index gives,
+#            because the lock file has only those of the package index
 #   wheels   every wheel in the folder WHEELS, of any version: no index, so no hashes
 # cpu and wheels do not install the lock file's CUDA packages.
 set -eu
@@ -16,7 +16,7 @@ lock=$2
 backend=${3:-locked}
 uv="${UV:-$python -m uv} pip"
 
-# Install everything but torch and the packages of its CUDA builds.
+# Install everything except torch and the packages of its CUDA builds.
 install_rest() {
     rest=$(mktemp)
     trap 'rm -f "$rest"' EXIT

@@ -1,6 +1,6 @@
 """Writes the software bill of materials (CycloneDX) of the image's lock file, without network.
 
-The packages must be installed for the Python that runs it; it reads their metadata.
+It reads the packages' metadata, so they must be installed for the Python that runs it.
 
     python docker/sbom.py docker/requirements.txt build/sbom.json     # make sbom
 """
@@ -42,7 +42,7 @@ def bill(lock: Path) -> Bom:
     )
     components = {name: _component(name, version) for name, version in locked(lock)}
     bom.components.update(components.values())
-    # Without what the image leaves out, see not-in-image.txt.
+    # A package of not-in-image.txt has no component.
     direct = {canonicalize_name(Requirement(one).name) for one in project["dependencies"]}
     bom.register_dependency(
         bom.metadata.component, [components[name] for name in direct & set(components)]
@@ -85,7 +85,7 @@ def _component(name: str, version: str) -> Component:
 
 
 def _licenses(found: metadata.PackageMetadata) -> list[License]:
-    """Return a package's license expression, else its one-line license, else its classifiers."""
+    """Return a package's license expression, or its one-line license, or its classifiers."""
     text = found["License-Expression"] or found["License"] or ""
     if text.strip() and "\n" not in text.strip():
         return [_license(text.strip())]

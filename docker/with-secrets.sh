@@ -1,8 +1,8 @@
 #!/bin/sh
-# Run a command that uses the package index, with the build's secrets:
+# Run a command that uses the package index, with the secrets of the build:
 #
-#   --secret id=ca,src=FILE       certificates to trust, for a proxy with its own
-#   --secret id=index,src=FILE    the address of another index
+#   --secret id=ca,src=FILE       certificates to trust, for a proxy that has its own
+#   --secret id=index,src=FILE    the address of another package index
 set -eu
 
 ca=/run/secrets/ca

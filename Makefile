@@ -1,4 +1,4 @@
-# muster: one job file, every launcher, one trainer. `make` alone lists the targets.
+# muster: one job file, every launcher, one trainer. `make` without a target lists the targets.
 
 JOB ?= k8s/jobs/02-digits-ddp.yaml
 LAUNCHERS ?= job jobset pytorchjob trainjob
@@ -7,7 +7,7 @@ FRESH ?=
 SECONDS ?= 600
 SEED ?=
 IMAGE ?= muster:latest
-# Empty: the torch of the lock (CUDA builds on Linux, they run on a CPU too). cpu: PyTorch's CPU index.
+# Empty: torch from the lock file (on Linux CUDA builds, which also run on a CPU). cpu: PyTorch's CPU index.
 TORCH_BACKEND ?=
 PYTHON ?= python3
 
@@ -18,9 +18,9 @@ FRAMEWORKS := build/frameworks
 TRACKERS := build/trackers
 PEERS := build/bench-peers
 UV := $(PY) -m uv
-# As render.py has it: of --set, else of the last job file. The quote is the file's own.
+# The job's name, as render.py finds it: from --set, or from the last job file. The name may be quoted there.
 NAME = $(or $(patsubst name=%,%,$(lastword $(filter name=%,$(SET)))),$(NAME_IN_JOB),\
-	$(error JOB=$(JOB): no line there begins with `name:`))
+	$(error JOB=$(JOB): no line starts with `name:`))
 NAME_IN_JOB = $(shell sed -nE "s/^name: *[\"']?([a-z0-9-]+).*/\1/p" $(JOB) | tail -n 1)
 FOLDER = build/$(NAME)
 BACKEND = $(or $(TORCH_BACKEND),$(shell cat $(STAMP) 2>/dev/null),locked)
@@ -37,8 +37,8 @@ help: ## list the targets
 
 setup: $(STAMP) ## make .venv and install the hash-locked packages into it
 
-# Bytecode is compiled once, for those who forbid Python to write it (PYTHONDONTWRITEBYTECODE).
-# The stamp holds the backend, so that a later `make run` keeps it and another TORCH_BACKEND redoes it.
+# Bytecode is compiled once, because users may forbid Python to write it (PYTHONDONTWRITEBYTECODE).
+# The stamp holds the backend. So a later `make run` keeps it, and another TORCH_BACKEND installs again.
 ifneq ($(TORCH_BACKEND),)
 ifneq ($(TORCH_BACKEND),$(shell cat $(STAMP) 2>/dev/null))
 .PHONY: $(STAMP)
@@ -52,13 +52,13 @@ $(STAMP): docker/requirements-dev.txt docker/requirements-uv.txt docker/install.
 	@UV_COMPILE_BYTECODE=1 docker/install.sh $(PY) docker/requirements-dev.txt $(BACKEND)
 	@echo '$(BACKEND)' > $@
 
-run: $(STAMP) ## train JOB here, with as many ranks as it asks for, and render it for clusters; of a matrix each job in turn
+run: $(STAMP) ## train JOB here, with the ranks it asks for, and render it for clusters; a matrix: each job in turn
 	@$(RENDER) $(foreach launcher,local $(LAUNCHERS),--launcher $(launcher)) -o $(FOLDER)
 	$(if $(FRESH),@rm -rf $(FOLDER)/runs $(FOLDER)/run)
 	@export PYTHON=$(PY); set --; $(call each,local) $(REPORT) exit $$code
 
-# Runs script $(1) of JOB, or of each job of its matrix until one is stopped. `code` is that of the first
-# that failed, the shell's arguments are the run folders.
+# Runs script $(1) of JOB, or of each job of its matrix until one is stopped. `code` is the exit code of the
+# first job that failed. The shell's arguments are the run folders.
 define each
 code=0; for job in $$($(RENDER) --launcher $(1) --check 2>/dev/null | cut -d : -f 1); do \
 	if [ "$$job" = '$(NAME)' ]; then \
@@ -70,7 +70,7 @@ code=0; for job in $$($(RENDER) --launcher $(1) --check 2>/dev/null | cut -d : -
 done;
 endef
 
-# Also of a run that failed; TRAINER_REPORT=false writes none.
+# A failed run gets a report too. TRAINER_REPORT=false writes none.
 unexport TRAINER_REPORT
 ifneq ($(TRAINER_REPORT),false)
 REPORT = for out in "$$@"; do shift; [ ! -s "$$out/metrics.jsonl" ] || set -- "$$@" "$$out"; done; \
@@ -94,13 +94,13 @@ format: $(STAMP) ## let ruff rewrite the code
 test: $(STAMP) ## every test
 	@$(PY) -m pytest $(PARALLEL)
 
-test-fast: $(STAMP) ## the tests that take seconds
+test-fast: $(STAMP) ## the quick tests, in about a minute
 	@$(PY) -m pytest $(PARALLEL) -m 'not slow'
 
-test-parity: $(STAMP) ## every mode in every task with every optimiser, accumulation and precision (test: a choice of them)
+test-parity: $(STAMP) ## every mode in every task with every optimiser, accumulation and precision (make test: some of them)
 	@MUSTER_TEST_PARITY=whole $(PY) -m pytest $(PARALLEL) tests/parity/test_table.py tests/parity/test_fuzzed.py tests/unit/trainer/tasks/test_torchvision_models.py
 
-coverage: $(STAMP) ## which lines and branches of k8s and trainer TESTS run, their processes included; build/coverage/index.html
+coverage: $(STAMP) ## run TESTS, and write which lines and branches of k8s and trainer they run to build/coverage/index.html
 	@rm -rf build/coverage && mkdir -p build/coverage
 	@-$(PY) -m coverage run -m pytest $(TESTS)
 	@$(PY) -m coverage combine --quiet
@@ -108,19 +108,19 @@ coverage: $(STAMP) ## which lines and branches of k8s and trainer TESTS run, the
 	@$(PY) -m coverage report
 TESTS ?= tests
 
-torchx: $(STAMP) ## put TorchX 0.7 into build/torchx, so that make test compares the rendering with it
+torchx: $(STAMP) ## install TorchX 0.7 into build/torchx; make test then compares the rendering with it
 	@$(UV) venv --quiet --allow-existing build/torchx
 	@$(UV) pip install --quiet --python build/torchx/bin/python 'torchx==0.7.0' kubernetes
 
-axe: ## put axe-core into build/axe with npm, so that make test checks the report's accessibility
+axe: ## install axe-core into build/axe with npm; make test then checks the report's accessibility
 	@mkdir -p build/axe && npm install --silent --no-audit --no-fund --prefix build/axe axe-core@4
 
-frameworks: $(FRAMEWORKS)/.stamp ## put the frameworks of tests/frameworks into an environment of their own, build/frameworks
+frameworks: $(FRAMEWORKS)/.stamp ## install the frameworks of tests/frameworks into build/frameworks; make test then tests them
 
 $(FRAMEWORKS)/.stamp: tests/frameworks/requirements.txt $(STAMP)
 	@$(PYTHON) -m venv $(FRAMEWORKS)
 	@UV_COMPILE_BYTECODE=1 $(UV) pip install --quiet --python $(FRAMEWORKS)/bin/python -r $<
-	@echo 'make: DeepSpeed compiles what its CPU ranks exchange data with; a minute'
+	@echo 'make: DeepSpeed compiles its communication library for CPU ranks; this takes a minute'
 	@PATH="$(abspath $(FRAMEWORKS))/bin:$$PATH" TORCH_EXTENSIONS_DIR=$(abspath $(FRAMEWORKS))/extensions \
 		python -c 'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as B; B().load(verbose=False)' >/dev/null 2>&1
 	@touch $@
@@ -128,9 +128,9 @@ $(FRAMEWORKS)/.stamp: tests/frameworks/requirements.txt $(STAMP)
 test-frameworks: $(FRAMEWORKS)/.stamp ## scripts of five frameworks under the launcher and under torchrun; shows the times
 	@$(PY) -m pytest -rP tests/frameworks
 
-trackers: $(TRACKERS)/.stamp ## put MLflow, Weights & Biases and Trackio into build/trackers, so that make test tries them
+trackers: $(TRACKERS)/.stamp ## install MLflow, Weights & Biases and Trackio into build/trackers; make test then tests them
 
-# The rest, torch among it, is that of .venv.
+# All other packages, such as torch, are those of .venv.
 $(TRACKERS)/.stamp: tests/trackers/requirements.txt $(STAMP)
 	@$(PY) -m venv --without-pip $(TRACKERS)
 	@UV_COMPILE_BYTECODE=1 $(UV) pip install --quiet --python $(TRACKERS)/bin/python -r $<
@@ -138,35 +138,35 @@ $(TRACKERS)/.stamp: tests/trackers/requirements.txt $(STAMP)
 	@touch $@
 SITE = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-bench: $(STAMP) ## measure muster beside what a user would pick instead, into build/bench (PICK=step: one row)
+bench: $(STAMP) ## measure muster and its alternatives, into build/bench (PICK=step: one row)
 	@$(PY) -m tests.bench $(PICK)
 
-bench-gpu: $(STAMP) ## what one GPU does: ResNet-50 and a GPT of 124 M beside plain PyTorch (PICK='resnet50 bf16': one row)
+bench-gpu: $(STAMP) ## measure ResNet-50 and a GPT of 124 M on one GPU, in muster and in plain PyTorch (PICK='resnet50 bf16': one row)
 	@$(PY) -m tests.bench.gpu $(if $(PICK),'$(PICK)')
 
-gpu-check: $(STAMP) ## all that only a GPU can show, tests and speed; writes one file to send in
+gpu-check: $(STAMP) ## the tests and speed that need a GPU; writes one file to send in
 	@$(PY) -m tests.bench.gpu --check
 
-bench-growth: $(STAMP) ## how the cost of a command grows with jobs, ranks, steps, files, checkpoints, parameters (PICK=files: one)
+bench-growth: $(STAMP) ## measure how a command's cost grows with jobs, ranks, steps, files, checkpoints, parameters (PICK=files: one)
 	@$(PY) -m tests.bench.growth $(PICK)
 
-# torch is not installed twice: the line in torch.pth finds the one in .venv.
-bench-peers: $(STAMP) ## put what `make bench` compares with into an environment of its own, build/bench-peers
+# torch is not installed twice: torch.pth points to the one in .venv.
+bench-peers: $(STAMP) ## install what `make bench` compares muster with, into build/bench-peers
 	@$(PYTHON) -m venv $(PEERS)
 	@echo torch | UV_COMPILE_BYTECODE=1 $(UV) pip install --quiet --python $(PEERS)/bin/python \
 		--excludes /dev/stdin -r tests/bench/requirements.txt
 	@$(PY) -c $(SITE) > "$$($(PEERS)/bin/python -c $(SITE))/torch.pth"
 
-test-cluster: $(STAMP) ## jobs of IMAGE on the cluster of KUBECONFIG, in a namespace of their own (PICK=jobset: one launcher)
+test-cluster: $(STAMP) ## run jobs of IMAGE on the cluster of KUBECONFIG, in their own namespace (PICK=jobset: one launcher)
 	@MUSTER_TEST_CLUSTER=1 IMAGE=$(CPU_IMAGE) PULL_POLICY=$(PULL_POLICY) \
 		$(PY) -m pytest -rs tests/cluster $(if $(PICK),-k '[$(PICK)]')
 PULL_POLICY ?= IfNotPresent
 CPU_IMAGE = $(if $(filter command environment,$(firstword $(origin IMAGE))),$(IMAGE),muster:cpu)
 
-test-standin: $(STAMP) ## the same without a cluster: a stand-in runs the pods as processes here (Linux, root)
+test-standin: $(STAMP) ## test-cluster without a cluster: a stand-in runs the pods as local processes (Linux, root)
 	@$(PY) -m tests.standin $(MAKE) --no-print-directory test-cluster IMAGE=muster:standin PICK='$(PICK)'
 
-kind-up: ## a kind cluster with JobSet, Kubeflow Trainer, the training operator and Kueue, each of a pinned version
+kind-up: ## make a kind cluster with JobSet, Kubeflow Trainer, the training operator and Kueue, at pinned versions
 	@tests/cluster/kind/up.sh $(KIND)
 KIND ?= muster
 
@@ -179,25 +179,25 @@ kind-e2e: $(STAMP) ## build the CPU image, load it into the kind cluster, and ru
 kind-down: ## remove the kind cluster
 	@kind delete cluster --name $(KIND)
 
-fuzz: $(STAMP) ## mutated inputs for all that reads a stranger's bytes, for SECONDS (600); SEED repeats a run
+fuzz: $(STAMP) ## feed mutated inputs to all code that reads untrusted bytes, for SECONDS (600); SEED repeats a run
 	@SECONDS=$(SECONDS) SEED=$(SEED) OMP_NUM_THREADS=1 TMPDIR=$(or $(wildcard /dev/shm),$(TMPDIR)) $(PY) -m tests.fuzz
 
-soak: $(STAMP) ## train for SECONDS while a seeded adversary kills, stops, cuts links and resizes
+soak: $(STAMP) ## train for SECONDS while a seeded adversary kills and stops processes, cuts links and resizes the job
 	@$(PY) -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-docs: $(STAMP) ## write the pages' tables and the job file's schema anew from the code (PICTURES=1: the pictures, too, with Chromium)
+docs: $(STAMP) ## generate the pages' tables and the job file's schema from the code (PICTURES=1: also the pictures, with Chromium)
 	@mkdir -p build
 	@$(PY) render.py --schema > build/job.schema.json
 	@mv build/job.schema.json k8s/job.schema.json
 	@$(PY) -m trainer.tools.reference
 	@$(if $(PICTURES),$(PY) -m tests.report.pictures)
 
-# How many at a time: tests/conftest.py.
+# tests/conftest.py sets how many tests run at a time.
 PARALLEL = -n auto --dist worksteal
-# Without kept bytecode each run would rewrite every assertion, and each process of a test compile the kit.
+# Keep bytecode. Without it pytest rewrites all assertions in each run, and each process compiles all modules.
 test test-fast test-parity: export PYTHONDONTWRITEBYTECODE =
 
-lock: $(STAMP) ## compile the requirements files anew, with the newest versions, and the images' digests where their registries answer
+lock: $(STAMP) ## compile the requirements files again with the newest versions, and renew the images' digests if the registries answer
 	@printf 'uv\n' | $(UV) pip compile $(LOCK) -o docker/requirements-uv.txt -
 	@$(UV) pip compile $(LOCK) --all-extras -o docker/requirements-dev.txt pyproject.toml
 	@$(UV) pip compile $(LOCK) -c docker/requirements-dev.txt --excludes docker/not-in-image.txt -o docker/requirements.txt pyproject.toml
@@ -208,7 +208,7 @@ lock: $(STAMP) ## compile the requirements files anew, with the newest versions,
 LOCK = --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-emit-index-url \
 	--no-annotate --custom-compile-command 'make lock'
 
-image: ## build the trainer's image IMAGE (TORCH_BACKEND=cpu: without CUDA; =wheels WHEELS=FOLDER)
+image: ## build the trainer's image IMAGE (TORCH_BACKEND=cpu: without CUDA; TORCH_BACKEND=wheels WHEELS=FOLDER)
 	docker build $(OF_IMAGE) .
 OF_IMAGE = --file docker/Dockerfile --tag $(IMAGE) \
 	--build-arg TORCH_BACKEND=$(or $(TORCH_BACKEND),locked) $(if $(WHEELS),--build-context wheels=$(WHEELS)) \
@@ -220,13 +220,13 @@ publish: ## build IMAGE with provenance and bill of materials, push it, and writ
 	@mkdir -p build
 	docker buildx build $(OF_IMAGE) --push --provenance=mode=max --sbom=true --metadata-file build/published.json .
 
-docker-run: $(STAMP) ## train JOB in the image IMAGE on this machine, on its GPUs if JOB asks for them
+docker-run: $(STAMP) ## train JOB in the image IMAGE on this machine, on GPUs if JOB asks for them
 	@$(RENDER) --set image=$(IMAGE) --launcher docker -o $(FOLDER)
 	@$(call each,docker) exit $$code
 
-compose-run: $(STAMP) ## train JOB in the image IMAGE on this machine, a container for every node
+compose-run: $(STAMP) ## train JOB in the image IMAGE on this machine, one container per node
 	@docker compose up --help 2>&1 | grep -q -e $(COMPOSE_OPTION) || \
-		{ echo 'make: `docker compose up` here knows no $(COMPOSE_OPTION); Docker Compose 2.40 does' >&2; exit 64; }
+		{ echo 'make: `docker compose up` has no option $(COMPOSE_OPTION) here; Docker Compose 2.40 has it' >&2; exit 64; }
 	@test -z "$$($(RENDER) --set image=$(IMAGE) --launcher compose --check 2>/dev/null | sed '/^$(NAME):/d')" || \
 		{ echo 'make: JOB=$(JOB): has a matrix, and compose-run takes one job; try docker-run' >&2; exit 64; }
 	@$(RENDER) --set image=$(IMAGE) --launcher compose -o $(FOLDER)
@@ -237,7 +237,7 @@ COMPOSE_OPTION = --abort-on-container-failure
 sbom: $(STAMP) ## write the image's bill of materials to build/sbom.json (CycloneDX)
 	@$(PY) docker/sbom.py docker/requirements.txt build/sbom.json
 
-audit: $(STAMP) ## ask for known vulnerabilities of what the locks name
+audit: $(STAMP) ## look up known vulnerabilities of all pinned packages
 	@set -e; for lock in $(wildcard docker/requirements*.txt) k8s/jobfile/hub.txt; do \
 		$(AUDIT) --require-hashes --requirement $$lock; done
 	@$(AUDIT) --no-deps $(addprefix --requirement ,$(wildcard tests/*/requirements.txt))

@@ -115,7 +115,7 @@ def test_make_starts_what_it_has_rendered(
     command = ["make", "--dry-run", "run", f"JOB={job}", "FRESH=1", *words]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if folder is None:  # and does not remove build/run
-        assert (ran.returncode, "no line there begins with `name:`" in ran.stderr) == (2, True)
+        assert (ran.returncode, "no line starts with `name:`" in ran.stderr) == (2, True)
     else:
         removed = f"rm -rf {folder}/runs {folder}/run\n"
         for line in (f" -o {folder}\n", removed, f" {folder}/local.sh; "):
@@ -134,7 +134,7 @@ def test_make_refuses_a_compose_that_would_not_end_a_job_with_its_first_failure(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 2
-    assert "knows no --abort-on-container-failure; Docker Compose 2.40 does" in ran.stderr
+    assert "no option --abort-on-container-failure here; Docker Compose 2.40 has it" in ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 .PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage axe kind-up kind-e2e kind-down torchx frameworks test-frameworks trackers bench bench-gpu bench-growth bench-peers fuzz soak gpu-check docs lock image publish docker-run compose-run sbom audit clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-15s %s\n", $$1, $$2 }'
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-15s %s\n", $$1, $$2 }'
 	@printf '\nVariables: JOB=%s LAUNCHERS="%s" SET="key=value ..." FRESH=1 SECONDS=600 SEED=7 IMAGE=%s TORCH_BACKEND=cpu PYTHON=%s\n' \
 		'$(JOB)' '$(LAUNCHERS)' '$(IMAGE)' '$(PYTHON)'
 

@@ -1,4 +1,4 @@
-"""The command `muster`: every command of this kit under one name, where it is installed.
+"""The command `muster`: every command of this kit under one name, once the kit is installed.
 
 pip install .
 muster render job.yaml --plan          # python render.py job.yaml --plan
@@ -10,31 +10,31 @@ import runpy
 import sys
 from pathlib import Path
 
-# What is no verb of python -m k8s: the module, and what it is for.
+# The commands that are not verbs of python -m k8s: their module, and what they do.
 COMMANDS = {
-    "render": ("k8s.cli.command", "a job file as manifests for a cluster, or as a script"),
-    "train": ("trainer", "train here, in this process"),
-    "launch": ("trainer.launch", "train here with several ranks, or start a program of your own"),
-    "check": ("trainer.check", "check a task of your own on two samples"),
+    "render": ("k8s.cli.command", "render a job file to manifests for a cluster, or to a script"),
+    "train": ("trainer", "train in this process"),
+    "launch": ("trainer.launch", "train with several ranks here, or start your own script"),
+    "check": ("trainer.check", "check your own task on two samples"),
     "preflight": ("trainer.preflight", "check this machine, and the links between ranks"),
-    "export": ("trainer.export", "a checkpoint's weights as one safetensors file"),
-    "report": ("trainer.report", "what happened in a run, or in several, as one HTML file"),
-    "runs": ("trainer.runs", "the runs below a folder: how each ended, result, time, goodput"),
-    "health": ("trainer.health", "what a liveness probe asks"),
+    "export": ("trainer.export", "write a checkpoint's weights to one safetensors file"),
+    "report": ("trainer.report", "write one HTML file about one or more runs"),
+    "runs": ("trainer.runs", "list the runs below a folder: how each ended, result, time, goodput"),
+    "health": ("trainer.health", "check the signs of life, for a liveness probe"),
 }
 
 
 def main() -> int:
-    """Run the command that is named; anything else goes to `python -m k8s`. Return the exit code."""
+    """Run a command of COMMANDS; pass any other to `python -m k8s`. Return the exit code."""
     sys.argv += ["--help"] if len(sys.argv) == 1 else []
     name = sys.argv[1]
     if name in ("-h", "--help"):
-        print("usage: muster COMMAND ...; each has a --help of its own\n")
+        print("usage: muster COMMAND ...; each has its own --help\n")
         print("\n".join(f"  {command:11}{about}" for command, (_, about) in COMMANDS.items()))
         print("\nand on a cluster:\n", flush=True)
     module, _ = COMMANDS.get(name, ("k8s", ""))
     if name in COMMANDS:
         sys.argv[:2] = [f"muster {name}"]
-    sys.path.insert(0, str(Path.cwd()))  # as python -m does: a task of one's own is found there
+    sys.path.insert(0, str(Path.cwd()))  # as python -m does, to find the user's own task
     runpy.run_module(module, run_name="__main__")
     return 0

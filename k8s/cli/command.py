@@ -1,4 +1,4 @@
-"""The command line of render.py: does all that is asked for, or refuses it in one line.
+"""The command line of render.py: does what the options ask for, or prints one line that says why not.
 
 render.py k8s/jobs/02-digits-ddp.yaml --launcher job --launcher pytorchjob -o build/digits-ddp
 """
@@ -31,7 +31,7 @@ from k8s.render.payload import make_payload
 from trainer.config.exits import Exit, Fault
 from trainer.config.printable import printable
 
-_MANY = 100  # job files in one call; from here on several processes are faster
+_MANY = 100  # job files in one call; with so many or more, several processes are faster
 
 # A job's name, its file, and the path and content of each file that is written.
 Files = tuple[str, str, list[tuple[str, str | bytes]]]
@@ -39,7 +39,7 @@ Files = tuple[str, str, list[tuple[str, str | bytes]]]
 
 @dataclass(frozen=True)
 class Job:
-    """A job, rendered for each launcher. `path` is its file's, the last of those merged."""
+    """A job, rendered for each launcher. `path` is its job file, the last one if several are merged."""
 
     path: str
     cell: Cell
@@ -81,7 +81,7 @@ def _run(asked: argparse.Namespace) -> int:
 
 
 def _print_instead(asked: argparse.Namespace) -> bool:
-    """Print what was asked for in place of a rendered job; return whether there was such a thing."""
+    """Print what an option asks for instead of a rendered job; return whether one did."""
     if asked.schema:
         print(json.dumps(json_schema(), indent=2))
     elif asked.explain is not None:
@@ -106,7 +106,7 @@ def _print_instead(asked: argparse.Namespace) -> bool:
 def _map(
     render: Callable[[list[str]], list[Files]], groups: list[list[str]]
 ) -> Iterable[list[Files]]:
-    """Render every job file; many of them in as many processes as there are processors."""
+    """Render every job file; if there are many, with one process per processor."""
     if len(groups) < _MANY:
         return [render(paths) for paths in groups]
     from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415  # rarely used
@@ -126,7 +126,7 @@ def _render_to_files(paths: list[str], asked: argparse.Namespace) -> list[Files]
 
 
 def _render(paths: list[str], asked: argparse.Namespace) -> list[Job]:
-    """Render the job of merged files, or each cell of its matrix, all or none."""
+    """Render the job of merged files, or each job of its matrix; all of them or none."""
     job = load.read(paths, asked.set)
     try:
         cells = matrix.cells(job)
@@ -140,7 +140,7 @@ def _render(paths: list[str], asked: argparse.Namespace) -> list[Job]:
 
 
 def _render_cell(cell: Cell, asked: argparse.Namespace) -> list[Rendered]:
-    """Render one job for each launcher that is asked for."""
+    """Render one job for each launcher that the options or the job file name."""
     job = cell.job
     try:
         spec = validate(job.values)
@@ -181,18 +181,18 @@ def _render_all(spec: JobSpec, job: load.JobFile, payload: Payload) -> list[Rend
 
 
 def _with_origin(fault: Fault, job: load.JobFile, *, from_option: bool = False) -> Fault:
-    """Put the file or option in front that the key in an error's text comes from."""
+    """Prefix an error's text with the file or option that set the key in it."""
     text = str(fault)
     of_launcher = from_option and text.startswith("launcher=")
     return Fault(fault.code, f"{'--launcher' if of_launcher else job.origin_of(text)}: {text}")
 
 
 def _check_names(named: list[tuple[str, str]]) -> None:
-    """Refuse two jobs of one name: they would overwrite each other's files and objects."""
+    """Refuse two jobs with the same name: they would overwrite each other's files and objects."""
     first: dict[str, str] = {}
     for name, path in named:
         if first.setdefault(name, path) != path:
-            raise config_error(f"{path}: name={name!r}: taken, first in {first[name]}")
+            raise config_error(f"{path}: name={name!r}: already the name in {first[name]}")
 
 
 def _output(jobs: list[Job], asked: argparse.Namespace) -> int:
@@ -214,7 +214,7 @@ def _output(jobs: list[Job], asked: argparse.Namespace) -> int:
     elif asked.diff:
         return _diff(rendered, asked.diff)
     elif len(rendered) > 1:
-        raise config_error("--launcher: several make several files; add -o DIR")
+        raise config_error("--launcher: several launchers make several files; add -o DIR")
     else:
         sys.stdout.buffer.write(rendered[0].text.encode())  # UTF-8 in any locale
     return Exit.DONE
@@ -230,7 +230,7 @@ def _try(job: Job) -> str:
 
 
 def _print_plans(jobs: list[Job], asked: argparse.Namespace) -> None:
-    """Print the plan of each job; of those of a matrix a table, and the first one's plan."""
+    """Print the plan of each job; for a matrix, a table of its jobs and the plan of the first."""
     from k8s.cli import report  # noqa: PLC0415  # needed here alone
 
     if asked.json:
@@ -246,9 +246,9 @@ def _print_plans(jobs: list[Job], asked: argparse.Namespace) -> None:
 
 
 def _diff(rendered: list[Rendered], path: Path) -> int:
-    """Print what the rendering changes in a file; formatting does not count as a change."""
+    """Print what the rendering would change in a file. YAML formatting is not a change."""
     if len(rendered) > 1:
-        raise config_error("--diff: compares with one launcher's file")
+        raise config_error("--diff: compares with one launcher's file; name one with --launcher")
     (only,) = rendered
     label = f"--diff {path}"
     old = read_text(path, label=label)

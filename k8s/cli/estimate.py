@@ -1,4 +1,4 @@
-"""What a rank of the job will hold, against what its device has, by a dry run where torch is installed.
+"""Estimate a rank's memory by a dry run, where torch is installed, and compare it with its device's.
 
 render.py k8s/jobs/03-digits-gpu.yaml --set resources.gpuMemory=80Gi --plan
 """
@@ -14,7 +14,7 @@ from trainer.config.settings import Settings
 from trainer.plan.memory import DryRun, Need, dry_run
 
 _SECONDS = 60
-_UNKNOWN = "TRAINER_DRY_RUN={ranks} python -m trainer in the image says it"
+_UNKNOWN = "to see it, run TRAINER_DRY_RUN={ranks} python -m trainer in the image"
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Estimate:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by what they are for. Their sum is not the peak: not all are there at once."""
+        """Bytes by purpose. Their sum is not the peak, because not all exist at the same time."""
         names = ("parameters", "gradients", "optimizer", "average", "activations")
         return {name: getattr(self.need, name) for name in names}
 
     @property
     def saved(self) -> int:
-        """Bytes of it that a checkpoint holds."""
+        """Bytes of the rank's memory that a checkpoint holds."""
         return self.need.parameters + self.need.optimizer
 
     @property
@@ -48,7 +48,7 @@ class Estimate:
 def estimate(plan: Plan) -> Estimate | str:
     """Return the estimate, or the reason why there is none and how to get one."""
     if plan.program:
-        return "not known of a program of one's own"
+        return "not known for your own script"
     remedy = _UNKNOWN.format(ranks=plan.ranks)
     if find_spec("torch") is None:
         return f"not known, torch is not installed here; {remedy}"

@@ -1,4 +1,4 @@
-"""What a key of the job file means, from the model itself.
+"""Explain a key of the job file, from the JSON Schema of the job file.
 
 render.py --explain scheduling.queue
 """
@@ -14,7 +14,7 @@ from k8s.jobfile import validate
 
 
 def explain(key: str) -> str:
-    """Return a key's meaning, form, default and the launchers without it. Raises Fault(64)."""
+    """Return a key's meaning, form and default, and the launchers that refuse it. Raises Fault(64)."""
     schema = json_schema()
     at, path = schema, ""
     for part in re.sub(r"\[[0-9]*\]", "", key).split("."):

@@ -1,4 +1,4 @@
-"""The job file of a torchrun command line.
+"""Make a job file from a torchrun command line.
 
 render.py --from-torchrun -- torchrun --nnodes 2 --nproc-per-node 8 train.py --lr 1 > job.yaml
 """
@@ -39,10 +39,10 @@ def convert(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         )
     asked = parse(its_own, label=_LABEL)
     notes = [
-        f"image: {IMAGE.rpartition('/')[2]}, to be replaced by one with what the program imports"
+        f"image: {IMAGE.rpartition('/')[2]}, replace it with one that has the program's packages"
     ]
     notes += [
-        f"--{option}: left out; the launcher sets it, or does it in its own way"
+        f"--{option}: left out; the launcher sets it or does this in its own way"
         for option in SET_ELSEWHERE
         if getattr(asked, option.replace("-", "_")) is not None
     ]
@@ -63,7 +63,7 @@ def convert(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _travels(asked: argparse.Namespace, notes: list[str]) -> bool:
-    """Return whether the folder is to travel."""
+    """Return whether the folder must travel with the job."""
     first = asked.program[0]
     path = PurePath(first)
     if asked.module or not (path.is_absolute() or ".." in path.parts):
@@ -94,6 +94,6 @@ def _ranks(text: str, notes: list[str]) -> dict[str, Any]:
 
 
 def job_name(stem: str) -> str:
-    """Return a job's name made of a file's."""
+    """Return a job's name made from a file's name."""
     found = re.sub(r"[^a-z0-9]+", "-", stem.lower()).lstrip("-0123456789")[:40].rstrip("-")
     return found or "job"

@@ -1,4 +1,4 @@
-"""A job file for the folder one stands in: what its script is, and what that seems to need.
+"""Guess a job file for the current folder: its script, and what the script seems to need.
 
 render.py --init > job.yaml
 """
@@ -15,7 +15,7 @@ from k8s.cli.migrate import print_job_file
 _MOST_FILES = 200
 _MOST_BYTES = 1_000_000
 
-# The framework by what a script imports, and the patterns for the lines that it writes.
+# The packages that tell the framework of a script, and the patterns for the lines that it writes.
 _FRAMEWORKS = {
     "transformers": "transformers",
     "lightning": "lightning",
@@ -34,7 +34,7 @@ def print_init() -> None:
 
 
 def guess(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return a job file's values, and notes that say what each guess rests on. Raises Fault(64)."""
+    """Return a job file's values, and notes with the reason for each guess. Raises Fault(64)."""
     found = sorted(_scripts(folder), key=_rank)
     if not found:
         raise config_error(
@@ -45,23 +45,27 @@ def guess(folder: Path) -> tuple[dict[str, Any], list[str]]:
     notes = [f"run.script: {script.name}, {_reason(script, source)}"]
     if len(found) > 1:
         others = ", ".join(one.name for one, _ in found[1:6])
-        notes.append(f"run.script: not {others}")
+        notes.append(f"run.script: other scripts in this folder are {others}")
     imported = _imported(source)
     framework = next((name for name in _FRAMEWORKS if name in imported), None)
     run: dict[str, Any] = {"script": script.name}
     if framework and (patterns := _FRAMEWORKS[framework]):
         run["patterns"] = patterns
-        notes.append(f"run.patterns: {patterns}, since the script imports {framework}")
+        notes.append(f"run.patterns: {patterns}, because the script imports {framework}")
     elif framework is None:
-        notes.append("run: the script imports no framework that is known; is it the right one?")
+        notes.append(
+            "run: the script imports no known framework; check that it is the right script"
+        )
     uses_gpu = re.search(r"cuda|nccl", source) or framework not in ("torch", None)
     if uses_gpu:
         notes.append(
-            "resources.gpu: 1, since the script, or what it imports, uses a GPU where one is"
+            "resources.gpu: 1, because the script or a package of it uses a GPU if there is one"
         )
     else:
-        notes.append("resources: no GPU, since nothing in the script names one; set resources.gpu")
-    notes.append(f"image: {IMAGE}, to be replaced by one with what the script imports")
+        notes.append(
+            "resources: no GPU, because the script names none; set resources.gpu if it uses one"
+        )
+    notes.append(f"image: {IMAGE}, replace it with one that has the script's packages")
     notes.append("code.path: this folder travels with the job; keep the job file in it")
     values = {
         "name": job_name(
@@ -109,7 +113,7 @@ def _reason(script: Path, source: str) -> str:
 
 
 def _imported(source: str) -> set[str]:
-    """Return the packages that a script imports, anywhere in it; none for a text that is no Python."""
+    """Return the packages that a script imports, anywhere in it; none if it is not valid Python."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

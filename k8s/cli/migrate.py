@@ -2,7 +2,7 @@
 
 render.py --migrate pytorchjob.yaml > job.yaml
 
-The result is rendered once, to see that `render.py` accepts it.
+The result is rendered once, to check that `render.py` accepts it.
 """
 
 import sys
@@ -23,12 +23,12 @@ def print_migrated(path: Path) -> None:
     """Print the job file of a manifest, and notes on stderr. Raises Fault(64)."""
     launcher, job, others = _read(path)
     values, notes = migrate(launcher, job)
-    notes += [f"{one}: not carried; render.py makes what a job needs" for one in others]
+    notes += [f"{one}: not carried over; render.py makes what a job needs" for one in others]
     print_job_file(values, notes, head=f"From {path.name}. Not migrated:")
 
 
 def print_job_file(values: dict[str, Any], notes: list[str], *, head: str) -> None:
-    """Print a job file made of something else, once it was rendered, and notes on stderr."""
+    """Print a job file made from other input, and notes on stderr. It is rendered first, as a check."""
     try:
         spec = validate(values)
         render(spec, launchers.find(spec.launcher))
@@ -43,7 +43,7 @@ def print_job_file(values: dict[str, Any], notes: list[str], *, head: str) -> No
 
 
 def _read(path: Path) -> tuple[Launcher, dict[str, Any], list[str]]:
-    """Return the one object of a file that a launcher can migrate, and what the others are called."""
+    """Return a file's one object that a launcher can migrate, and the names of the other objects."""
     label = f"--migrate {path}"
     documents = read(read_text(path, label=label), label=label)
     found = [one for one in documents if isinstance(one, dict)]
@@ -55,7 +55,7 @@ def _read(path: Path) -> tuple[Launcher, dict[str, Any], list[str]]:
     jobs = [(known[_kind(one)], one) for one in found if _kind(one) in known]
     if len(jobs) != 1:
         kinds = " or ".join(f"{kind} of {version}" for version, kind in known)
-        raise config_error(f"{label}: holds {len(jobs)} of {kinds}; must be one")
+        raise config_error(f"{label}: has {len(jobs)} of these objects, must have one: {kinds}")
     others = [f"{one.get('kind')} {_name(one)}" for one in found if one is not jobs[0][1]]
     return *jobs[0], others
 
@@ -84,13 +84,13 @@ def migrate(launcher: Launcher, job: dict[str, Any]) -> tuple[dict[str, Any], li
         raise config_error(f"{wrong}: {in_one_line(error)}") from None
     except (TypeError, AttributeError, IndexError) as error:
         raise config_error(
-            f"{wrong}: a field is empty or of another kind than in Kubernetes ({in_one_line(error)})"
+            f"{wrong}: a field is empty or of another type than in Kubernetes ({in_one_line(error)})"
         ) from None
     notes = [*made_up, *notes]
     words, args = values.pop("command", []), values.pop("args", [])
     if args and not words:
         raise config_error(
-            f"--migrate: args={args!r} without command: what runs is decided by the image's entrypoint; "
+            f"--migrate: args={args!r} without command: the image's entrypoint decides what runs; "
             "write it into command, and migrate again"
         )
     if not words:
@@ -98,12 +98,12 @@ def migrate(launcher: Launcher, job: dict[str, Any]) -> tuple[dict[str, Any], li
     found, more = _program([*words, *args])
     if "run" in found and "trainer" in values:
         names = ", ".join(values.pop("trainer"))
-        more.append(f"trainer settings {names}: left out; {words[0]} runs, and not the trainer")
+        more.append(f"trainer settings {names}: left out, because {words[0]} runs, not the trainer")
     return found | values, [*notes, *more]
 
 
 def _named(job: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the job with a name, where it leaves its name to the API server, and a note of it."""
+    """Return the job with a name, and a note, if it leaves the choice of a name to the API server."""
     match job:
         case {"metadata": {"generateName": str(prefix)} as metadata} if "name" not in metadata:
             name = prefix.rstrip("-.")
@@ -130,7 +130,9 @@ def _program(words: list[str]) -> tuple[dict[str, Any], list[str]]:
             for option in (*unsaid, *SET_ELSEWHERE)
             if getattr(asked, option.replace("-", "_")) != unsaid.get(option)
         ]
-        notes = [f"{' '.join(given)} of torchrun: the launcher's own way is used"] if given else []
+        notes = (
+            [f"{' '.join(given)} of torchrun: left out; the launcher does this"] if given else []
+        )
         return found, [*notes, *dollars]
     first, *others = words
     if PurePath(first).name.startswith("python"):

@@ -38,7 +38,7 @@ def print_cells(cells: list[Cell]) -> None:
     """Print a line for each job of a matrix: its name, and what the matrix sets."""
     first = cells[0]
     most = f", {first.max_parallel} at a time" if first.max_parallel is not None else ""
-    print(f"matrix: {len(cells)} jobs{most}; the plan is the first one's")
+    print(f"matrix: {len(cells)} jobs{most}; the plan below is that of the first job")
     lines = [["job", *first.values]]
     lines += [
         [cell.job.values["name"], *map(matrix.text_of, cell.values.values())] for cell in cells
@@ -67,7 +67,7 @@ def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
         ("carried", ", ".join(f"{one.name} {one.sha256[:10]}" for one in plan.payload.files)),
         ("rendezvous", f"{meet.master}:{meet.port}" if rendered.objects else "on this machine"),
         ("queue", plan.scheduled.queue or "" if rendered.objects else ""),
-        ("each node", _amounts(plan.resources.requests) or "nothing asked for"),
+        ("each node", _amounts(plan.resources.requests) or "no requests"),
         ("in all", _amounts(totals(plan)) if size.nodes > 1 else ""),
         ("shared memory", "this machine's" if in_process else plan.resources.shm),
         ("data", storage.data or ("" if plan.program else "the task's own")),
@@ -87,7 +87,7 @@ def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
 
 
 def _training(plan: Plan, memory: Estimate | str) -> list[tuple[str, str]]:
-    """Return what runs: a program of the user's own, or the trainer's mode, mesh and batch."""
+    """Return what runs: the user's own program, or the trainer's mode, mesh and batch."""
     if plan.sizing is None:
         return [("runs", shlex.join(plan.program))]
     mode = memory if isinstance(memory, Estimate) else plan.sizing
@@ -101,7 +101,7 @@ def _training(plan: Plan, memory: Estimate | str) -> list[tuple[str, str]]:
 
 
 def _task_to_bring(plan: Plan) -> str:
-    """Return that a task of one's own must be in the image, where no code brings it."""
+    """Return a note that the user's own task must be in the image, if `code` does not bring it."""
     if plan.program or ":" not in plan.settings.task or "PYTHONPATH" in plan.container.environment:
         return ""
     return (
@@ -120,7 +120,7 @@ def _rate(memory: Estimate | str, seconds: int) -> str:
     if isinstance(memory, str):
         return ""
     size = estimate.binary(memory.saved)
-    return f" a rank's {size}, so at {estimate.binary(memory.saved // seconds)}/s at least"
+    return f" a rank's {size}, which needs {estimate.binary(memory.saved // seconds)}/s or more"
 
 
 def _batch(batches: Batches) -> str:
@@ -136,7 +136,7 @@ def _amounts(amounts: dict[str, str]) -> str:
 
 
 def totals(plan: Plan) -> dict[str, str]:
-    """Return what all nodes have together, /dev/shm of it too; an elastic job at its largest."""
+    """Return the requests of all nodes together, and their /dev/shm; an elastic job at its largest."""
     found = {}
     for name, amount in plan.resources.requests.items():
         count = quantity.parse(amount) * plan.size.nodes
@@ -145,7 +145,7 @@ def totals(plan: Plan) -> dict[str, str]:
 
 
 def gpu_hours(plan: Plan) -> float | None:
-    """Return the most GPU-hours that an attempt can cost, None without a deadline."""
+    """Return the most GPU-hours that an attempt can use until its deadline; None without a deadline."""
     if plan.lifetime.deadline is None:
         return None
     return plan.size.nodes * plan.resources.gpu * plan.lifetime.deadline / 3600
@@ -160,7 +160,7 @@ def _gpu_hours_text(plan: Plan) -> str:
 
 
 def _print_table(name: str, lines: list[tuple[str, str]]) -> None:
-    """Print a table on a terminal, else plain lines."""
+    """Print a table if the output is a terminal, else plain lines."""
     if not sys.stdout.isatty():
         print(name)
         for label, text in lines:

@@ -21,8 +21,8 @@ from k8s.cluster.state import Pod
 from trainer.config.printable import printable
 
 _GIB = 2**30
-_MANY = 40  # pods: what a person reads
-_OTHERS = 3  # causes beside training that a job's progress names
+_MANY = 40  # pods: more are too many to read
+_OTHERS = 3  # uses of time other than training that a job's progress names
 _NOT_MEASURED = Usage(-1, None, None, None, None)
 
 
@@ -39,7 +39,7 @@ def print_status(
 ) -> None:
     """Print a job's state, progress, pods and warnings.
 
-    Of many pods only the first are in the table: those that do not just run, if there are any.
+    If there are more than 40 pods, the table has at most 40: those with a problem, or else the first.
     """
     console = Console()
     state = job.state
@@ -76,7 +76,7 @@ def print_status(
 def status_as_dict(
     job: Job, pods: list[Pod], found: LogEvents, warnings: list[str]
 ) -> dict[str, Any]:
-    """Return the same as data."""
+    """Return what `print_status` prints, as data."""
     return {
         **job_as_dict(job),
         "code": job.code,
@@ -100,7 +100,7 @@ def progress_text(progress: Progress) -> str:
 
 
 def _others(spent: Mapping[str, float]) -> str:
-    """Return what else took the most of the time, in brackets."""
+    """Return what took most of the time other than training, in brackets."""
     shares = {cause: seconds / (sum(spent.values()) or 1) for cause, seconds in spent.items()}
     most = sorted(shares.keys() - {"training"}, key=shares.__getitem__, reverse=True)[:_OTHERS]
     text = ", ".join(f"{cause} {shares[cause]:.0%}" for cause in most if shares[cause] >= 0.01)
@@ -137,7 +137,7 @@ def print_findings(found: Iterable[Finding]) -> None:
 def usage_rows(
     pods: Iterable[Pod], found: LogEvents, measured: Mapping[str, tuple[float, int]] | None
 ) -> list[dict[str, Any]]:
-    """Return a row for every rank, or for a pod whose ranks are not known; None: not measured."""
+    """Return a row for every rank, or for a pod whose ranks are not known. None means not measured."""
     ranks: dict[int | None, Usage] = {one.rank: one for one in found.ranks}
     rows = []
     for pod in pods:
@@ -164,7 +164,7 @@ def usage_rows(
 def usage_table(
     job: Job, found: LogEvents, rows: Iterable[Mapping[str, Any]], *, measured: bool
 ) -> Group:
-    """Return the output of `top`: a line for every rank, the pod's figures on its first."""
+    """Return the output of `top`: a line for every rank; the first rank's also has the pod's figures."""
     table = Table("rank", "node", "pod", "CPU", "GPU", "GPU memory", "pod's CPU", "pod's memory")
     before = None
     for row in rows:
@@ -185,7 +185,7 @@ def usage_table(
         lines.append(_text(found.problem))
     if not measured:
         lines.append(
-            Text("no metrics of pods: metrics-server is not installed, or may not be read")
+            Text("no metrics of pods: metrics-server is not installed, or you may not read it")
         )
     return Group(*lines, table)
 

@@ -1,4 +1,4 @@
-"""torchrun's command line, and what of it a job file has.
+"""Parse a torchrun command line and return the job file's key `run` for it.
 
 words = without_torchrun(["torchrun", "--nproc-per-node", "8", "train.py"])
 run = run_of_torchrun(parse(words, label="--from-torchrun"))     # {"script": "train.py"}
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from k8s.base.errors import config_error
 
-# What the launcher or the controller sets, or does in its own way.
+# The options that the launcher or the controller sets, or replaces in its own way.
 SET_ELSEWHERE = (
     *("node-rank", "master-addr", "master-port", "local-addr"),
     *("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"),
@@ -22,7 +22,7 @@ SET_ELSEWHERE = (
 
 
 def without_torchrun(words: Sequence[str]) -> list[str] | None:
-    """Return what follows torchrun, or python -m torch.distributed.run; None for another program."""
+    """Return the words after torchrun or python -m torch.distributed.run; None for another program."""
     if words and PurePath(words[0]).name == "torchrun":
         return [*words[1:]]
     is_python = len(words) > 2 and PurePath(words[0]).name.startswith("python")
@@ -31,7 +31,7 @@ def without_torchrun(words: Sequence[str]) -> list[str] | None:
 
 
 def parse(words: Sequence[str], *, label: str) -> argparse.Namespace:
-    """Return torchrun's options and its program. Raises Fault(64), its text beginning with `label`."""
+    """Return torchrun's options and its program. Raises Fault(64); its text starts with `label`."""
     parser = _Parser(prog=label, add_help=False, allow_abbrev=False)
 
     def add(option: str, *short: str, **kinds: Any) -> None:

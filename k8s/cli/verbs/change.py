@@ -25,20 +25,22 @@ def submit(
     context: typer.Context,
     files: Annotated[
         list[Path],
-        typer.Argument(help="what render.py wrote, a job each; - reads standard input"),
+        typer.Argument(help="manifests that render.py wrote, one job each; - reads standard input"),
     ],
     *,
-    wait_: Annotated[bool, typer.Option("--wait", help="wait for the end; exit as it did")] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="show the logs until the end; exit as it did")
+    wait_: Annotated[
+        bool, typer.Option("--wait", help="wait until the jobs end; exit with their exit code")
     ] = False,
-    force: Annotated[bool, typer.Option(help="take fields over from other owners")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="like --wait, and show the logs until then")
+    ] = False,
+    force: Annotated[bool, typer.Option(help="take fields over from other field managers")] = False,
     replace: Annotated[
         bool,
         typer.Option("--replace", help="delete the jobs of these names first; their claims stay"),
     ] = False,
 ) -> None:
-    """Apply rendered jobs: on the server's side, after a dry run there."""
+    """Submit rendered jobs by server-side apply, after a dry run of every object."""
     found = {file: read_manifests(file) for file in files}
     wanted = Wanted(wait_ or follow, print_line if follow else None, log_state, force, replace)
     raise typer.Exit(submit_all(context.obj(), found, wanted))
@@ -49,7 +51,7 @@ def wait_for(
     context: typer.Context,
     name: Name,
     *,
-    timeout: Annotated[float | None, typer.Option(help="seconds; exit 69 after them")] = None,
+    timeout: Annotated[float | None, typer.Option(help="seconds, then exit with 69")] = None,
 ) -> None:
     """Wait until a job has ended, and exit with its exit code."""
     on_change = partial(log_state, "")
@@ -58,21 +60,21 @@ def wait_for(
 
 @app.command()
 def suspend(context: typer.Context, name: Name) -> None:
-    """Stop a job's pods, which save a checkpoint first, and keep the job."""
+    """Stop a job's pods and keep the job; the pods save a checkpoint first."""
     cluster = context.obj()
     control.suspend(cluster, jobs.get_job(cluster, name))
 
 
 @app.command()
 def resume(context: typer.Context, name: Name) -> None:
-    """Let a suspended or cancelled job go on."""
+    """Let a suspended or cancelled job continue."""
     cluster = context.obj()
     control.resume(cluster, jobs.get_job(cluster, name))
 
 
 @app.command()
 def cancel(context: typer.Context, name: Name, *, folder: Save = None) -> None:
-    """End a job and keep its objects: its pods save a checkpoint; it then counts as ended, with 143."""
+    """End a job and keep its objects; its pods save a checkpoint, and its exit code is then 143."""
     cluster = context.obj()
     job = jobs.get_job(cluster, name)
     if folder:
@@ -84,9 +86,11 @@ def cancel(context: typer.Context, name: Name, *, folder: Save = None) -> None:
 
 @app.command()
 def scale(
-    context: typer.Context, name: Name, nodes: Annotated[int, typer.Argument(help="how many")]
+    context: typer.Context,
+    name: Name,
+    nodes: Annotated[int, typer.Argument(help="the new number of nodes")],
 ) -> None:
-    """Give an elastic job another number of nodes, within its min and max."""
+    """Change the number of nodes of an elastic job, within its min and max."""
     cluster = context.obj()
     control.scale(cluster, jobs.get_job(cluster, name), nodes)
     log.info("%s scales to %d nodes", name, nodes)
@@ -94,7 +98,7 @@ def scale(
 
 @app.command()
 def profile(context: typer.Context, name: Name) -> None:
-    """Profile the next steps of every rank; says for each pod where the traces are."""
+    """Profile the next five steps of every rank; print for each pod where the traces will be."""
     cluster = context.obj()
     lines, code = ask_for_profile(cluster, jobs.get_job(cluster, name))
     for line in lines:
@@ -108,7 +112,7 @@ def sync(
     name: Name,
     folder: Annotated[Path, typer.Argument(help="the folder of code.path")] = Path(),
 ) -> None:
-    """Put changed code into a job's pods and restart its ranks, without new pods."""
+    """Put changed code into a job's running pods and restart the ranks, without new pods."""
     cluster = context.obj()
     for line in put_code(cluster, jobs.get_job(cluster, name), folder):
         print_line(line)
@@ -126,7 +130,9 @@ def delete(context: typer.Context, name: Name) -> None:
 def gc(
     context: typer.Context,
     *,
-    older_than: Annotated[float, typer.Option(min=0, max=1e6, help="hours since the end")] = 24.0,
+    older_than: Annotated[
+        float, typer.Option(min=0, max=1e6, help="hours since a job ended")
+    ] = 24.0,
     dry_run: Annotated[bool, typer.Option(help="only list the jobs that would be deleted")] = False,
 ) -> None:
     """Delete the jobs that ended, or were cancelled, long enough ago."""

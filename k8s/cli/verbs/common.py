@@ -1,4 +1,4 @@
-"""Operate jobs on a cluster, of any launcher.
+"""Operate jobs of any launcher on a cluster.
 
 python -m k8s submit build/digits-ddp/jobset.yaml --wait
 python -m k8s status digits-ddp
@@ -39,10 +39,10 @@ def _common(
     context: typer.Context,
     cluster: Annotated[str | None, typer.Option("--context", help="a kubeconfig context")] = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="default: the context's own")
+        str | None, typer.Option("--namespace", "-n", help="default: that of the context")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="seconds that a request may take, all attempts together")
+        float, typer.Option(min=0.1, help="seconds that a request may take, including retries")
     ] = 30.0,
 ) -> None:
     def connected() -> Cluster:

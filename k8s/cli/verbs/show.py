@@ -30,11 +30,11 @@ def status(
     name: Name,
     *,
     every_pod: Annotated[
-        bool, typer.Option("--all", help="show every pod, also of more than 40")
+        bool, typer.Option("--all", help="show every pod, even if there are more than 40")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a job's state, pods, progress and warnings; of many pods those that do not just run."""
+    """Show a job's state, pods, progress and warnings; of more than 40 pods, those with a problem."""
     cluster = context.obj()
     job = jobs.get_job(cluster, name)
     pods = jobs.pods(cluster, job)
@@ -47,7 +47,7 @@ def status(
 
 @app.command()
 def why(context: typer.Context, name: Name) -> None:
-    """Say why a job failed or does not start: what was first, the cause, the evidence, what to do."""
+    """Say why a job failed or does not start: what failed first, the cause, evidence, what to do."""
     cluster = context.obj()
     for line in explain(cluster, jobs.get_job(cluster, name)):
         print_line(line)
@@ -59,9 +59,11 @@ def report(
     names: Annotated[list[str], typer.Argument(help="the jobs' names", metavar="NAME...")],
     *,
     out: Annotated[Path | None, typer.Option("-o", help="default: NAME.html")] = None,
-    folder: Annotated[Path | None, typer.Option("--save", help="keep the run folders here")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--save", help="keep the run folders in this folder")
+    ] = None,
 ) -> None:
-    """Write what the logs of a job, or of several, hold as one HTML file: curves, attempts, faults."""
+    """Write one HTML file about one or more jobs, from their logs: curves, attempts, faults."""
     cluster = context.obj()
     found = [jobs.get_job(cluster, name) for name in names]
     code = write_report(cluster, found, out=out or Path(f"{names[0]}.html"), folder=folder)
@@ -74,13 +76,13 @@ def show_logs(  # noqa: PLR0913  # its options
     name: Name,
     *,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="go on until the job ends")
+        bool, typer.Option("--follow", "-f", help="show new lines until the job ends")
     ] = False,
     node: Annotated[list[int] | None, typer.Option(help="only these nodes")] = None,
     rank: Annotated[list[int] | None, typer.Option(help="only these ranks")] = None,
-    since: Annotated[int | None, typer.Option(min=1, help="only the last so many seconds")] = None,
+    since: Annotated[int | None, typer.Option(min=1, help="seconds to go back")] = None,
     previous: Annotated[
-        bool, typer.Option(help="of the containers before the last restart")
+        bool, typer.Option(help="logs of the containers before the last restart")
     ] = False,
     folder: Save = None,
 ) -> None:
@@ -112,7 +114,7 @@ def top(
     once: Annotated[bool, typer.Option(help="print once")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what every rank uses: GPUs by the job's events, CPU and memory by the cluster's metrics."""
+    """Show what every rank uses, from the job's events, and every pod, from metrics-server."""
     cluster = context.obj()
     job = jobs.get_job(cluster, name)
 
@@ -141,7 +143,7 @@ def port_forward(
     context: typer.Context,
     name: Name,
     *,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="of this machine; 0: any")] = 6006,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="local port; 0: any free one")] = 6006,
 ) -> None:
     """Open the job's TensorBoard on a port of this machine, until interrupted."""
     cluster = context.obj()

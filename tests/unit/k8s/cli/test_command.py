@@ -118,7 +118,7 @@ def test_each_file_is_a_job_of_its_own(tmp_path: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     # Two jobs of one name would be one another's; nothing is written then.
     assert command.main([*paths, *arguments[:-1], str(tmp_path / "b"), "--set", "name=a"]) == 64
-    assert "name='a': taken, first in " in capsys.readouterr().err
+    assert "name='a': already the name in " in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
 

@@ -52,7 +52,7 @@ def test_how_fast_a_checkpoint_must_be_written_to_be_complete() -> None:
     values = gpus(faults={"gracePeriod": 20})
     memory = Estimate("ddp", "as set", NEED, None)
     assert memory.saved == NEED.parameters + NEED.optimizer
-    expected = "10 s to save a rank's 6.0 MiB, so at 614.4 KiB/s at least"
+    expected = "10 s to save a rank's 6.0 MiB, which needs 614.4 KiB/s or more"
     assert shown(values, memory)["to stop"].endswith(expected)
     assert shown(gpus())["to stop"] == "120 s, of which 110 s to save"
 
@@ -110,7 +110,9 @@ def test_without_torch_it_says_how_to_find_out(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(estimate, "find_spec", lambda _: None)
     found = estimate.estimate(planned(gpus()))
     assert isinstance(found, str)
-    assert found.startswith("not known, torch is not installed here; TRAINER_DRY_RUN=32 ")
+    assert found.startswith(
+        "not known, torch is not installed here; to see it, run TRAINER_DRY_RUN=32 "
+    )
     assert shown(gpus(), found)["rank's memory"] == found
     assert estimate.as_json(found) is None
 
@@ -122,7 +124,9 @@ def test_a_dry_run_that_fails_is_shown_in_place_of_figures(monkeypatch: pytest.M
     monkeypatch.setattr(estimate, "dry_run", fail)
     found = estimate.estimate(planned(job(nodes=2, name="fails")))
     assert isinstance(found, str)
-    assert found.startswith("not known, the dry run ended with 64: as planted; TRAINER_DRY_RUN=")
+    assert found.startswith(
+        "not known, the dry run ended with 64: as planted; to see it, run TRAINER_DRY_RUN="
+    )
 
 
 @pytest.mark.slow

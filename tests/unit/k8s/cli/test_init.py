@@ -31,15 +31,15 @@ CASES: list[tuple[dict[str, str], dict[str, Any], bool, str]] = [
         {"main.py": "from transformers import Trainer", "util.py": ""},
         {"script": "main.py", "patterns": "transformers"},
         True,
-        "since the script imports transformers",
+        "because the script imports transformers",
     ),
     (
         {"train_gpt.py": "def f():\n    import lightning as L\n", "eval.py": MAIN},
         {"script": "train_gpt.py", "patterns": "lightning"},
         True,
-        "run.script: not eval.py",
+        "run.script: other scripts in this folder are eval.py",
     ),
-    ({"main.py": "", "train.py": "("}, {"script": "train.py"}, False, "imports no framework"),
+    ({"main.py": "", "train.py": "("}, {"script": "train.py"}, False, "imports no known framework"),
 ]
 
 

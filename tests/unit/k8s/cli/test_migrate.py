@@ -243,7 +243,7 @@ def test_what_decides_what_runs_is_carried_or_refused() -> None:
     del container["command"]
     container["args"] = ["--epochs", "1"]
     with pytest.raises(
-        Fault, match=r"args=\['--epochs', '1'\] without command: what runs is decid"
+        Fault, match=r"args=\['--epochs', '1'\] without command: the image's entryp"
     ):
         migrate.migrate(PYTORCHJOB, made)
     container["command"] = ["torchrun", "--bogus"]
@@ -253,7 +253,7 @@ def test_what_decides_what_runs_is_carried_or_refused() -> None:
     container["env"].append({"name": "TRAINER_LR", "value": "0.5"})
     values, notes = migrate.migrate(PYTORCHJOB, made)
     assert "trainer" not in values
-    assert any("trainer settings lr: left out; python runs" in note for note in notes)
+    assert any("trainer settings lr: left out, because python runs" in note for note in notes)
     del container["command"], container["args"]
     assert migrate.migrate(PYTORCHJOB, made)[0]["trainer"] == {"lr": 0.5}
 

@@ -144,8 +144,8 @@ WRONG = {
     "completions": (change(JOB, "completions: 4", "completions: 8"), "completions=8 and parallelism=4"),
     "no container": (change(JOBSET, "containers:", "others:"), "'containers' is missing"),
     "no group": (change(JOBSET, "replicatedJobs:", "jobs:"), "'replicatedJobs' is missing"),
-    "args alone": (change(TRAINJOB, "command:", "args:"), "without command: what runs is decided by"),
-    "two": (JOB + "---" + TRAINJOB, "holds 2 of"),
+    "args alone": (change(TRAINJOB, "command:", "args:"), "without command: the image's entry"),
+    "two": (JOB + "---" + TRAINJOB, "has 2 of these objects"),
     "text": (change(TRAINJOB, "numNodes: 3", "numNodes: many"), "invalid literal for int"),
 }  # fmt: skip
 

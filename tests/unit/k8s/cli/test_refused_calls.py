@@ -26,17 +26,23 @@ from tests.rendering import EXAMPLE, ROOT, refused, without
         ([str(EXAMPLE), "--launcher", "job", "--launcher", "local"], "add -o DIR"),
         ([str(EXAMPLE), "--json"], "--json: goes with --plan"),
         ([str(EXAMPLE), "--all"], "--all: makes several files; add -o DIR"),
-        ([str(EXAMPLE), "--all", "--launcher", "job"], "--all: stands for every launcher"),
+        ([str(EXAMPLE), "--all", "--launcher", "job"], "--all: means every launcher"),
         ([str(EXAMPLE), "--diff", "none"], "--diff none: No such file or directory"),
         ([str(EXAMPLE), "--each"], "--each: makes several files; add -o DIR"),
         ([str(EXAMPLE), "--split"], "--split: makes several files; add -o DIR"),
-        ([str(EXAMPLE), "--each", "--diff", "a", "-o", "b"], "--diff: compares with one file"),
+        (
+            [str(EXAMPLE), "--each", "--diff", "a", "-o", "b"],
+            "--diff: compares one job with one file",
+        ),
         (
             [str(EXAMPLE), "--profile", "gke"],
             "--profile gke: no such profile; choose aks-ndv5, eks",
         ),
         (["--migrate", "none.yaml"], "--migrate none.yaml: No such file or directory"),
-        (["--migrate", str(EXAMPLE)], "holds 0 of Job of batch/v1 or JobSet of "),
+        (
+            ["--migrate", str(EXAMPLE)],
+            "has 0 of these objects, must have one: Job of batch/v1 or JobSet of ",
+        ),
         (
             [str(EXAMPLE), "--launcher", "job", "--launcher", "jobset", "--diff", str(EXAMPLE)],
             "--diff: compares with one launcher's file",

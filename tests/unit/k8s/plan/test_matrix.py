@@ -237,14 +237,14 @@ def test_a_matrix_beside_other_files(tmp_path: Path, capsys: pytest.CaptureFixtu
     single = tmp_path / "single.yaml"
     single.write_text(f"{{name: {NAMES[1]}, image: 'a:1'}}")
     line = refused([str(EXAMPLE), str(single), "--each"], tmp_path, capsys)
-    assert f"{single}: name='{NAMES[1]}': taken, first in {EXAMPLE}" in line
+    assert f"{single}: name='{NAMES[1]}': already the name in {EXAMPLE}" in line
 
 
 @pytest.mark.slow  # a dry run
 def test_the_plan_shows_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([str(EXAMPLE), "--plan"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "matrix: 5 jobs, 2 at a time; the plan is the first one's"
+    assert lines[0] == "matrix: 5 jobs, 2 at a time; the plan below is that of the first job"
     assert lines[1].split() == ["job", "trainer.lr", "trainer.seed"]
     rows = [line.split() for line in lines[2:7]]
     assert [row[0] for row in rows] == NAMES

@@ -1,4 +1,4 @@
-"""Says why a run failed, from what it left in its folder: what was first, the cause, what to do.
+"""Says why a run failed, from the files in its folder: what failed first, the cause, what to do.
 
 python -m trainer.why runs/digits
 """
@@ -27,7 +27,7 @@ log = logging.getLogger("why")
 _MOST = 10  # lines
 _MOST_LOGS = 64
 _FROM_RANK = re.compile(r"\[rank (\d+)\] ")
-# gloo's threads end so when Python shuts down, whatever a rank has said before.
+# gloo's threads write this when Python shuts down; it says nothing about why a rank ended.
 _ABORTED = "terminate called without an active exception"
 _TAIL = 1 << 16  # bytes of a log that are read, from its end
 
@@ -37,10 +37,10 @@ def main() -> int:
     log_to_stderr()
     parser = argparse.ArgumentParser(
         prog="python -m trainer.why",
-        description="Says why a run failed: which rank was first, the cause, the evidence and its "
-        "source, what to do, and what followed. Of a job on a cluster: python -m k8s why NAME.",
+        description="Says why a run failed: which rank failed first, the cause, the evidence and its "
+        "source, what to do, and what followed. For a job on a cluster: python -m k8s why NAME.",
     )
-    parser.add_argument("run", type=Path, help="the run folder: what TRAINER_OUT named")
+    parser.add_argument("run", type=Path, help="the run folder (the run's TRAINER_OUT)")
     try:
         lines = why(read(parser.parse_args().run))
     except Fault as fault:
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def why(run: History) -> list[str]:
-    """Return the lines: how the run ended, the first cause, and those of earlier attempts."""
+    """Return the lines: how the run ended, the first cause, and the causes of earlier attempts."""
     ended = verdict(run)
     lines = [f"{run.name} {ended.state}: {ended.text}"]
     *earlier, last = [diagnose(signs(run, attempt)) for attempt in run.attempts]
@@ -62,7 +62,7 @@ def why(run: History) -> list[str]:
         lines += in_words(last, job=run.name, silent=_silent(run))
     elif ended.state == "open":
         lines.append(
-            "cause     no end is recorded: it runs, or its processes or machine were killed"
+            "cause     no end is recorded: the run goes on, or its processes or its machine were killed"
         )
         lines.append("do        start it again: it goes on from its newest checkpoint")
     lines += _before(earlier)
@@ -70,9 +70,9 @@ def why(run: History) -> list[str]:
 
 
 def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
-    """Yield what an attempt's ranks and launchers said of their end."""
+    """Yield what an attempt's ranks and launchers wrote about their end."""
     for rank in attempt.failures:
-        host = Path(str(rank.get("host"))).name  # of a file that may come from elsewhere
+        host = Path(str(rank.get("host"))).name  # a name from outside: no path
         yield Sign(
             f"{rank.get('message', '')} (exit {rank.get('exit')})",
             f"logs/{host}.jsonl",
@@ -85,7 +85,7 @@ def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
         who = stuck(said)
         lines = said[who] if who else [line for own in said.values() for line in own]
         yield Sign(text, "logs/", who or "launcher", attempt.ended, tuple(lines))
-    # Of a program it is the launcher's, and says what its own events say, if they are there.
+    # For a user's program the launcher writes the error event; it repeats the launcher's own events.
     writer = "launcher" if "program" in run.launch else "rank 0"
     is_said = writer == "launcher" and bool(attempt.failures or attempt.reason)
     is_last = attempt is run.attempts[-1]
@@ -99,10 +99,10 @@ def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
 
 
 def _silent(run: History) -> list[str]:
-    """Return the ranks of the last attempt without an error, if they are few beside the others.
+    """Return the ranks of the last attempt without an error, unless they outnumber the failed ranks.
 
-    One that raised because it lost the first may have been ended while it still exited: then it is none
-    of those that failed by themselves, and only its lines show the error.
+    A rank that raised an error because it lost a peer may have been ended while it exited. Then it is
+    not among the failures, and only its lines show the error.
     """
     attempt, said = run.attempts[-1], _lines_by_rank(run.folder / "logs", newest=True)
     failed = {rank.get("rank") for rank in attempt.failures}
@@ -113,7 +113,7 @@ def _silent(run: History) -> list[str]:
 
 
 def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
-    """Return a rank's last lines or traceback; its lines in the log if only those hold an error."""
+    """Return a rank's last lines or traceback, or its lines in the log if only those have an error."""
     lines = rank.get("last_lines")
     own = tuple(map(str, lines if isinstance(lines, list) else ()))
     own = own or tuple(str(rank.get("traceback", "")).splitlines())
@@ -128,9 +128,9 @@ def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
 
 
 def _lines_by_rank(logs: Path, *, newest: bool = False) -> dict[str, list[str]]:
-    """Return what the ranks of all nodes wrote last, by rank; "launcher" where a line has none.
+    """Return the last lines of all ranks by rank; "launcher" for lines without a rank.
 
-    `newest`: in the last attempt alone.
+    `newest`: only lines of the last attempt.
     """
     lines: dict[str, list[str]] = {}
     for file in sorted(logs.glob("*.log"))[:_MOST_LOGS]:
@@ -149,12 +149,12 @@ def _tail(file: Path) -> list[str]:
         with open_regular(file) as opened:
             opened.seek(max(0, os.fstat(opened.fileno()).st_size - _TAIL))
             return [cut(line) for line in opened.read(_TAIL).decode(errors="replace").splitlines()]
-    except (OSError, ValueError):  # the host's name may be none of a file
+    except (OSError, ValueError):  # the host's name may not be a valid file name
         return []
 
 
 def _before(earlier: list[Diagnosis | None]) -> list[str]:
-    """Return how earlier attempts ended, those with one cause in a line."""
+    """Return how earlier attempts ended, one line for each cause."""
     by_cause: dict[str, list[str]] = {}
     for number, found in enumerate(earlier, 1):
         text = "no end recorded" if found is None else f"{found.cause.name}: {found.sign.who}"

@@ -145,4 +145,6 @@ def test_without_its_packages_the_command_says_which(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trainer.report", str(tmp_path / "run")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 71
-    assert "no package altair; pip install 'muster[report]' brings it (exit 71)" in done.stderr
+    assert (
+        "no package altair; install it with pip install 'muster[report]' (exit 71)" in done.stderr
+    )

@@ -173,7 +173,7 @@ def test_a_server_that_refuses_costs_one_warning(begin: Any, tmp_path: Path) -> 
     assert ended.code == 0, ended.stderr
     assert ended.events[-1]["event"] == "summary"
     assert ended.stderr.count("TRAINER_TRACKER=mlflow: ") == 1
-    assert ended.stderr.count("the run goes on, and this is said once") == 1
+    assert ended.stderr.count("the run goes on; this is reported once") == 1
     # When the server is there, all is sent.
     send("mlflow", tmp_path)
     (run,) = read_back("mlflow", tmp_path)

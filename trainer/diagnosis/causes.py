@@ -1,4 +1,4 @@
-"""The table of causes, causes.toml: what a sign's text looks like, what it means, and what to do.
+"""Reads the table of causes, causes.toml: patterns of a failure's text, its meaning, what to do.
 
 cause = find("OSError: [Errno 28] No space left on device (exit 71)")
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Cause:
-    """A row. `follows`: what shows itself so has as a rule another cause, such as a lost peer."""
+    """A row. `follows`: it is usually the result of another failure, such as a lost peer."""
 
     name: str
     pattern: re.Pattern[str]
@@ -23,7 +23,7 @@ class Cause:
 
 @cache
 def causes() -> tuple[Cause, ...]:
-    """Return the rows; a text has the cause of the first whose pattern it has."""
+    """Return the rows; the cause of a text is the first row whose pattern matches it."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return tuple(
         Cause(
@@ -38,5 +38,5 @@ def causes() -> tuple[Cause, ...]:
 
 
 def find(text: str) -> Cause | None:
-    """Return the cause of a text, None when no row knows it."""
+    """Return the cause of a text, None when no row matches."""
     return next((cause for cause in causes() if cause.pattern.search(text)), None)

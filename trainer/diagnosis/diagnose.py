@@ -1,4 +1,4 @@
-"""Chooses among signs what failed first, and says it in at most ten lines.
+"""Finds which of several signs shows the first failure, and describes it in a few lines.
 
 found = diagnose(signs)
 for line in in_words(found, job="digits"): print(line)
@@ -16,22 +16,24 @@ from trainer.diagnosis.signs import Sign, cut
 
 _LONGEST = 240  # characters of a line of evidence
 _MOST_AFTER = 3  # lines of what followed
-_LONGEST_DETAIL = 200  # lines that came with a sign, the newest
+_LONGEST_DETAIL = 200  # newest lines of a sign's detail that are read
 
-# A rank that another names as the one that is missing.
+# A rank that another rank names as missing.
 _NAMED = re.compile(
     r"(?:not in the collective: |no sign of life from )(rank \d+)"
     r"|([Rr]ank \d+)[^,;\]]*? (?:did not come|failed to pass)"
 )
-# Causes for which another line is the better evidence; of two the one with the lower number.
+# Causes that say little: another line is better evidence. A lower number says more.
 _VAGUE = {"crash": 1, "killed": 2, "raised": 4}
 _SAYS_WHY, _FOLLOWS, _SAYS_NOTHING = 0, 3, 5
-_LEFT = "left early"  # only the launcher sees it: the other ranks see a lost peer, or hang
+_LEFT = "left early"  # only the launcher sees it; the other ranks see a lost peer, or hang
 _GONE = re.compile(r", after (rank \d+) had ended with 0")
-_NO_REASON = re.compile(r"ended\b|raised, and was ended|Signal \d|exit \d")  # only how it ended
+_NO_REASON = re.compile(
+    r"ended\b|raised, and was ended|Signal \d|exit \d"
+)  # these say only how it ended
 _GIVES_REASON = re.compile(r"own code 1\b")
 _THREAD = re.compile(r"Exception in thread ")
-_HEAD = re.compile(r"[ \t^~]|Traceback |\W*$|.*(Warning|WARN)")  # no reason of an end
+_HEAD = re.compile(r"[ \t^~]|Traceback |\W*$|.*(Warning|WARN)")  # lines that give no reason
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,9 @@ class Diagnosis:
 def diagnose(signs: Iterable[Sign]) -> Diagnosis | None:
     """Return what failed first; None when no sign is one of a failure.
 
-    What follows from another failure comes last, however early it was seen: a rank that notices a
-    lost peer may write so before the peer's own launcher does. Then comes what its launcher says was
-    not the first, which is a guess where ranks end at once; then the earliest is first.
+    Results of other failures come last, however early they were seen: a rank that notices a lost peer
+    may write so before the peer's own launcher does. Before them come failures that a launcher calls
+    later ones, which is a guess if ranks end at the same time. Among equals the earliest is first.
     """
     known = [
         (sign, cause, evidence)
@@ -74,13 +76,13 @@ def _time(sign: Sign) -> float:
 
 
 def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
-    """Return a sign's cause, and what shows it: its text, or an error that came with it.
+    """Return a sign's cause and the evidence: its text, or an error in its detail.
 
-    Where the rank wrote an error, its other lines count for nothing: a warning is no cause.
+    If the rank wrote an error, its other lines are ignored: a warning is not a cause.
     """
     cause = find(sign.text)
     lines = plain(sign.detail)
-    # A thread that died is why a hang came: the rank itself went on.
+    # A thread that died explains a hang: the rank itself went on.
     unexplained = ["raised", "crash", "no script", _LEFT] + ["hang"] * any(
         map(_THREAD.match, lines)
     )
@@ -95,24 +97,24 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
         known = [(one, text) for text in said if (one := find(text)) is not None]
         best = min([*filter(None, [best]), *known], key=_vague, default=None)
         messages += said
-    if best and best[0].name == "rendezvous":  # torch only warns of a name that is not known
+    if best and best[0].name == "rendezvous":  # torch only warns about an unknown host name
         known = [(one, text) for text in lines if "gai error" in text and (one := find(text))]
         best = next(iter(known), best)
-    # Whatever ended the rank, SIGABRT too: what it ran into was that another had left.
+    # However the rank ended, even by SIGABRT: the reason was that another rank had left.
     gone = _GONE.search(sign.text)
     if gone and best and (best[0].follows or best[0].name == "hang"):
         return find(gone[0]), sign.text
     if best and best[0].name not in _VAGUE:
-        # Of an error in several lines the one that names a rank.
+        # Of an error with several lines, take the line that names a rank.
         same = [text for text in messages if find(text) is best[0] and _NAMED.search(text)]
         return best[0], next(iter(same), best[1])
     if cause is None or not messages or not (cause.name == "hang" or _NO_REASON.match(sign.text)):
         return cause, sign.text
-    # gloo may abort a rank that has raised, while Python shuts down.
+    # gloo may abort a rank that raised an error, while Python shuts down.
     if "SIGABRT" in sign.text and best is None and is_raised(messages[0]):
         best = (find("raised, and was ended") or cause, messages[0])
     is_after = best is not None and best[0].name == "raised" and "SIGABRT" in sign.text
-    # sys.exit(text) and shells end with 1 after the reason; another last line may be about anything.
+    # With code 1 (sys.exit(text), shells) the last line is the reason; otherwise it may be anything.
     is_quiet = best is None and not groups and not _GIVES_REASON.search(sign.text)
     if is_quiet or (cause.name == "crash" and not is_after):
         return cause, f"{sign.text}: {messages[0]}"
@@ -121,14 +123,14 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
 
 
 def _best(groups: Sequence[Sequence[str]]) -> tuple[Cause, str] | None:
-    """Return the cause of the newest errors that say why, and which of them does.
+    """Return the cause that the newest errors with a reason show, and the error that shows it.
 
-    An error of its own before is no reason: the program has gone on after it.
+    An earlier error is not the reason, because the program went on after it.
     """
     best: tuple[Cause | None, str] = (None, "")
     for group in groups:
         found = [(find(text), text) for text in group]
-        if _is_of_others(found[0][0]):  # met while the rank handled an error, which was first
+        if _is_of_others(found[0][0]):  # raised while the rank handled an earlier error
             found = [one for one in found if not _is_of_others(one[0])] or found
         best = min([best, *found], key=_vague)
         if _vague(best) in (_SAYS_WHY, _VAGUE["raised"]):
@@ -141,7 +143,7 @@ def _is_of_others(cause: Cause | None) -> bool:
 
 
 def _vague(found: tuple[Cause | None, str]) -> int:
-    """Return how little a cause says: of several the one with the lowest number is shown."""
+    """Return how vague a cause is: of several, the one with the lowest number is shown."""
     cause, text = found
     if cause is None or (cause.name == "raised" and wraps(text)):
         return _VAGUE["raised"] if is_raised(text) else _SAYS_NOTHING
@@ -149,7 +151,7 @@ def _vague(found: tuple[Cause | None, str]) -> int:
 
 
 def _chain(group: Sequence[str]) -> str:
-    """Return the first and the last of errors of which one came of the other, if that is short."""
+    """Return the first and the last of a chain of errors if that is short, else the last."""
     both = f"{group[-1]}, then {group[0]}"
     return both if len(group) > 1 and len(both) <= _LONGEST else group[0]
 
@@ -157,7 +159,7 @@ def _chain(group: Sequence[str]) -> str:
 def in_words(found: Diagnosis, *, job: str, silent: Sequence[str] = ()) -> list[str]:
     """Return a diagnosis in lines: what failed first, why, the evidence, what to do, what followed.
 
-    `silent`: the ranks without an error, for which the others waited if the cause is a hang.
+    `silent`: the ranks without an error; if the cause is a hang, the other ranks waited for these.
     """
     sign, cause = found.sign, found.cause
     named = (_GONE if cause.name == _LEFT else _NAMED).search(found.evidence)
@@ -177,7 +179,7 @@ def in_words(found: Diagnosis, *, job: str, silent: Sequence[str] = ()) -> list[
 
 
 def _shown(found: Diagnosis) -> str:
-    """Return the evidence, cut so that the part that has the cause's pattern is in it."""
+    """Return the evidence, cut so that it contains the match of the cause's pattern."""
     known = found.cause.pattern.search(found.evidence)
     if known is None or known.end() <= _LONGEST:
         return found.evidence[:_LONGEST]
@@ -185,11 +187,11 @@ def _shown(found: Diagnosis) -> str:
 
 
 def _after(after: Sequence[tuple[Sign, Cause]]) -> list[str]:
-    """Return what followed, those with one cause in one line."""
+    """Return what followed, one line for each cause."""
     by_cause: dict[str, list[str]] = {}
     for sign, cause in after:
         whose = by_cause.setdefault(cause.name, [])
-        if not any(f"{one} ".startswith(f"{sign.who} ") for one in whose):  # also with its host
+        if not any(f"{one} ".startswith(f"{sign.who} ") for one in whose):  # or with its host
             whose.append(sign.who)
     lines = []
     for name, whose in by_cause.items():

@@ -1,4 +1,4 @@
-"""Finds errors in what a rank wrote last: how tracebacks end, C++ exceptions, whose line it was.
+"""Finds errors in a rank's last lines: ends of tracebacks, C++ exceptions, the user's line of code.
 
 errors(["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "KeyError: 7"])
 """
@@ -16,19 +16,21 @@ _OTHER = re.compile(
     r"\s*$|\[[A-Z]\d{4} |(During handling of|The above exception) |Exception raised from"
     r"|.*(\w*Warning\b|WARNING\b|\d%\|)|-- Process \d+ terminated"
 )
-# After these comes an error that the next one follows from, that it has in itself, or that it repeats.
+# The error after these lines belongs to the one before: it was caused by it, contains or repeats it.
 _LINK = re.compile(
     r"(During handling of|The above exception) |.*Original Traceback|-- Process \d+ terminated"
     r"|\S*CheckpointException: "
 )
-_ELSEWHERE = re.compile(r"Exception in thread |Process \S+:$")  # why the next one may have come
-# Of what Python cannot raise: at its end, or of a message that cannot be logged.
+_ELSEWHERE = re.compile(
+    r"Exception in thread |Process \S+:$"
+)  # this error may explain the next one
+# Errors that Python reports but does not raise: at exit, or in logging.
 _IGNORED = re.compile(r"Exception ignored |Error in atexit|--- Logging error ---|Call stack:$")
 _WRAPS = re.compile(
     r"\w*Error: Caught \w+ in |\S*(ProcessRaised|Checkpoint)Exception: |\S*ChildFailedError:"
     r"|\S*CalledProcessError: "
 )
-# Of faulthandler, whose frames have no comma before `in`.
+# Written by faulthandler, whose frames have no comma before `in`.
 _DUMP = re.compile(r".*[Tt]hread 0x\w+.*\(most recent call first\)")
 _DUMPED = re.compile(r'\s*File "([^"]+)", line (\d+) in (.+)')
 _WAITS = re.compile(r"/torch/(distributed|autograd)/")
@@ -38,17 +40,17 @@ _NOT_OWN = re.compile(
 
 
 def plain(lines: Sequence[str]) -> list[str]:
-    """Return lines without the rank that torch.distributed puts before those of a traceback."""
+    """Return lines without the `[rank0]: ` that torch.distributed puts before lines of a traceback."""
     return [re.sub(r"^\[rank\d+\]: ?", "", line) for line in lines]
 
 
 def errors(lines: Sequence[str]) -> list[list[str]]:
     """Return tracebacks' messages, C++ exceptions and ERROR lines, each in one line, newest first.
 
-    Those of which one came of the other are together.
+    Errors of one chain are in one list.
     """
     found: list[list[str]] = []
-    linked: list[bool] = []  # to the one before
+    linked: list[bool] = []  # to the previous one
     is_frame = is_message = is_linked = is_elsewhere = is_ignored = False
     for line in lines:
         is_linked |= bool(_LINK.match(line))
@@ -78,28 +80,28 @@ def errors(lines: Sequence[str]) -> list[list[str]]:
 
 
 def _bare(group: list[str]) -> list[str]:
-    """Return errors without those that only say where another was raised."""
+    """Return errors without those that only wrap another one."""
     return [one for one in group if not _WRAPS.match(one)] or group
 
 
 def is_raised(text: str) -> bool:
-    """Tell whether it is an exception of Python's, and not only that a command or process failed."""
+    """Tell whether it is a Python exception, and not only the report of a failed command or process."""
     return bool(_RAISED.match(text)) and not (_WRAPS.match(text) or _MESSAGE.match(text))
 
 
 def wraps(text: str) -> bool:
-    """Tell whether it only says that a command or a process failed, or where."""
+    """Tell whether a text only says that a command or a process failed, or where."""
     return bool(_WRAPS.match(text))
 
 
 def until(lines: Sequence[str], evidence: str) -> Sequence[str]:
-    """Return the lines up to the error that is the evidence; all if it is none of them."""
+    """Return the lines up to the error that is the evidence; all lines if it is not among them."""
     last = [n for n, line in enumerate(lines) if _RAISED.match(line) and line.strip() in evidence]
     return lines[: last[-1]] if last else lines
 
 
 def place(lines: Sequence[str]) -> str:
-    """Return the innermost frame that is the user's own, with its code if that was written."""
+    """Return the innermost frame in the user's code, with its line of code if the traceback has it."""
     own = [
         (number, frame)
         for number, line in enumerate(lines)
@@ -115,9 +117,9 @@ def place(lines: Sequence[str]) -> str:
 
 
 def stuck(stacks: Mapping[str, Sequence[str]]) -> str:
-    """Return whose stack, of those that faulthandler wrote, is not one of waiting for the others.
+    """Return the only rank whose faulthandler stack shows no wait for other ranks.
 
-    "" where none waits, or where several do something else.
+    "" if there are several such ranks or none, or if only one rank has a stack.
     """
     innermost = {}
     for who, lines in stacks.items():

@@ -1,4 +1,4 @@
-"""Signs of a failure: lines of a log, or what a pod, an event or a launcher says, each with its source.
+"""Signs of a failure: from a log, a pod, an event or a launcher, each with its source.
 
 signs = read_log(text.splitlines(), source="log of digits-0-abcde", place="node 0")
 """
@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-# In a log: the launcher's lines, events, the date of a start.
+# Starts of lines in a log that no rank wrote: the launcher's, events, the date of a start.
 NOT_OF_RANKS = ("launch: ", "{", "--- ")
-_LONGEST_DETAIL = 100  # lines before a failure's own that are kept
-# Characters of a line, from its begin and its end: some patterns take the square of its length.
+_LONGEST_DETAIL = 100  # lines before a failure's line that are kept
+# Characters that are kept of a line's start and end: some patterns take quadratic time.
 _HALF = 1000
 
 # As trainer/launcher/failures.py writes them; timestamps are Kubernetes'.
@@ -25,9 +25,9 @@ _AFTER = re.compile(r", after rank \d+ had failed$")
 
 @dataclass(frozen=True)
 class Sign:
-    """`text` is what `source` says of `who`; `detail` are the lines that came with it, oldest first.
+    """`text` is what `source` says about `who`; `detail` are the lines before it, oldest first.
 
-    `time`: seconds since the epoch. `follows`: its writer names another as the first to fail.
+    `time`: seconds since the epoch. `follows`: its writer names another rank as the first to fail.
     """
 
     text: str
@@ -39,9 +39,9 @@ class Sign:
 
 
 def read_log(lines: Iterable[str], *, source: str, place: str = "") -> Iterator[Sign]:
-    """Yield the failures that a launcher's log names; with timestamps, if the lines have them.
+    """Yield the failures that a launcher's log names, with times if the lines have timestamps.
 
-    The lines of a node with one rank have no rank before them.
+    On a node with one rank, lines have no `[rank N] ` before them.
     """
     before: list[tuple[str, str]] = []  # rank and text
     for line in map(cut, lines):
@@ -64,7 +64,7 @@ def read_log(lines: Iterable[str], *, source: str, place: str = "") -> Iterator[
 
 
 def cut(line: str) -> str:
-    """Return a line without the middle of one that is too long."""
+    """Return a line; if it is too long, without its middle."""
     return line if len(line) <= 2 * _HALF else f"{line[:_HALF]}...{line[-_HALF:]}"
 
 
@@ -82,7 +82,7 @@ def _error_event(text: str, *, source: str, place: str, time: float | None) -> I
 
 
 def as_seconds(timestamp: str | None) -> float | None:
-    """Return a timestamp of Kubernetes as seconds since the epoch; None for what is none."""
+    """Return a Kubernetes timestamp as seconds since the epoch; None if it is not a timestamp."""
     try:
         return datetime.fromisoformat(timestamp or "").timestamp()
     except ValueError:

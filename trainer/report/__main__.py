@@ -29,7 +29,9 @@ def main() -> int:
             from trainer.report.page.serve import serve  # noqa: PLC0415  # an extra
             from trainer.report.page.write import write  # noqa: PLC0415
         except ModuleNotFoundError as error:
-            raise Fault(Exit.MACHINE, f"no package {error.name}; {_EXTRA} brings it") from None
+            raise Fault(
+                Exit.MACHINE, f"no package {error.name}; install it with {_EXTRA}"
+            ) from None
         if arguments.serve:
             serve(arguments.run, port=arguments.port or 0)
             return Exit.DONE
@@ -46,27 +48,29 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.report",
         description="Writes what happened in a run, or in several side by side, as one HTML file: how "
-        "it ended, curves, attempts and faults, where the time went, ranks, settings. It fetches "
-        "nothing, and can be read without JavaScript.",
+        "it ended, curves, attempts and faults, where the time went, ranks, settings. The file "
+        "loads nothing from the network and can be read without JavaScript.",
     )
-    parser.add_argument("run", nargs="+", type=Path, help="a run folder: what TRAINER_OUT named")
+    parser.add_argument(
+        "run", nargs="+", type=Path, help="a run folder: the TRAINER_OUT of the run"
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("-o", "--out", type=Path, help="the file to write; default: RUN/report.html")
     how.add_argument(
         "--serve",
         action="store_true",
-        help="serve it on 127.0.0.1 instead, anew as the runs go on, until Ctrl-C",
+        help="serve it on 127.0.0.1 instead, and update it while the runs go on; Ctrl-C ends it",
     )
-    parser.add_argument("--port", type=_port, help="for --serve; default: a free one")
+    parser.add_argument("--port", type=_port, help="port for --serve; default: a free one")
     arguments = parser.parse_args()
     if arguments.port is not None and not arguments.serve:
-        parser.error("--port: is for --serve; add it")
+        parser.error("--port: needs --serve")
     return arguments
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 65535")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Divides a run's wall time over causes: new steps, and all that was not a new step.
+"""Divides a run's wall time over causes: new steps, and everything else.
 
     account = Account()
     for event in events: account.take(event)
@@ -6,28 +6,28 @@
     account.goodput    # 0.89: the share of the wall time that went into new steps
 
 The causes sum to the wall time: each event divides the time since the one before, and what no event
-explains is "unknown". Of the ranks it is rank 0's time.
+explains is "unknown". It is the time of rank 0.
 """
 
 from trainer.report.events import Event
 
-# Each with what it means, as pages and legends have it.
+# Each with its meaning, which pages and legends show.
 CAUSES = {
-    "training": "steps taken for the first time",
+    "training": "steps done for the first time",
     "repeated": "steps done again after a restart or a rollback",
     "data": "waiting for samples",
-    "stragglers": "steps in which the middle rank waited for a slower one",
+    "stragglers": "the median rank waited for slower ranks",
     "checkpoint": "training waited for a checkpoint",
     "evaluation": "evaluations",
     "rendezvous": "waiting for the other nodes",
     "start": "imports, data set, checks of the machine, model, checkpoint to resume from",
-    "end": "from the last step to the end of the processes",
-    "down": "no rank ran: between two attempts, or from the last sign of one that was killed",
-    "unknown": "what no event explains",
+    "end": "between the last step and the end of the processes",
+    "down": "no rank ran: between two attempts, or after the last event of a killed rank",
+    "unknown": "time that no event explains",
 }
 
-# What a rank's own time goes into, as its watchdog sees it. Rendezvous is its launcher's, and so are the
-# imports where ranks are forked from a process that has made them.
+# What a rank spends its time on, as its watchdog sees it. The rendezvous is part of the launcher's time,
+# and so are the imports if ranks are forked from a process that has done them.
 PHASES = (
     "import",
     "join",
@@ -41,7 +41,7 @@ PHASES = (
     "evaluation",
 )
 
-# Events that say what all the time before them was, as far as no other event has.
+# Events that explain all the time before them that no other event has explained.
 _ALL_BEFORE = {
     "launched": "start",
     "started": "rendezvous",
@@ -66,17 +66,17 @@ class Account:
     def __init__(self) -> None:
         self.spent = dict.fromkeys(CAUSES, 0.0)
         self.launches = 0  # of rank 0
-        self._last: float | None = None  # time of the event before
-        self._free = 0.0  # seconds before it that no event has explained
+        self._last: float | None = None  # time of the previous event
+        self._free = 0.0  # seconds up to it that no event has explained
         self._is_started = self._is_training = False
         self._step = self._furthest = 0
-        self._first = 0.0  # seconds before the first step event, where that does not say its own
+        self._first = 0.0  # seconds before the first step event, if that has no `seconds`
         self._first_steps = 0
-        self._stragglers = 0.0  # seconds of training that were a wait, of no step event so far
+        self._stragglers = 0.0  # seconds of waiting that are not yet taken from the training
 
     @property
     def wall(self) -> float:
-        """Seconds from the first event's process to the last event."""
+        """Seconds from the start of the first process to the last event."""
         return sum(self.spent.values()) + self._free
 
     @property
@@ -90,7 +90,7 @@ class Account:
         return {cause: seconds for cause, seconds in total.items() if seconds > 0}
 
     def take(self, event: Event) -> None:
-        """Divide the time since the event before."""
+        """Divide the time since the previous event."""
         kind = str(event["event"])
         if kind in ("attempt", "checkpoint"):
             kind = str(event.get("action"))
@@ -119,7 +119,7 @@ class Account:
             self._step = int(event.get("to") or event.get("step") or 0)
 
     def _begin(self, began: float) -> None:
-        """An attempt began: since the last sign of the one before it no rank has run."""
+        """An attempt began: no rank has run since the last event of the previous attempt."""
         if self._last is None:
             self._last = began
         self._advance(began)
@@ -131,13 +131,13 @@ class Account:
         self._last = now if self._last is None else max(now, self._last)
 
     def _spend(self, cause: str, seconds: float | None = None) -> None:
-        """Give a cause `seconds` of the time that is not explained, all of it with None."""
+        """Give a cause `seconds` of the unexplained time; None: all of it."""
         seconds = self._free if seconds is None else min(max(float(seconds), 0.0), self._free)
         self.spent[cause] += seconds
         self._free -= seconds
 
     def _take_step(self, event: Event) -> None:
-        """A step event is about all steps since the one before it."""
+        """Count all steps since the previous step event."""
         step = int(event.get("step", 0))
         if "seconds" not in event and not self._is_training:
             self._take_first(step)
@@ -158,13 +158,16 @@ class Account:
         self._step, self._furthest = step, max(self._furthest, step)
 
     def _take_first(self, step: int) -> None:
-        """Imports and the first steps of a program that does not say how long these took."""
+        """Count imports and first steps of a program whose events have no `seconds`."""
         self._first, self._first_steps = self._free, max(step - self._step, 1)
         self._spend("start")
         self._is_training, self._step = True, step
 
     def _divide_first(self, seconds: float, steps: int) -> None:
-        """Take the first steps' time to be that of the next ones, and as many where it was resumed."""
+        """Assume that the first steps took as long as the next ones.
+
+        After a resume their number is not known: it is assumed to be at most that of the next ones.
+        """
         first = min(self._first_steps, steps)
         taken = min(seconds / steps * first, self._first)
         repeated = min(max(self._furthest - (self._step - first), 0), first) / first

@@ -3,7 +3,7 @@
     history = read(Path("runs/digits"))
     history.curves["loss"].steps, history.attempts[0].exit, history.account.goodput
 
-The files may come from elsewhere: what is no event is passed over, and figures are finite numbers.
+The files may come from elsewhere: lines that are no events are skipped, and figures are finite numbers.
 """
 
 import heapq
@@ -25,7 +25,7 @@ CURVES = (
     *("loss", "grad_norm", "lr", "memory"),
     *("samples_per_s", "tokens_per_s", "flops_per_s", "peak_share"),
 )
-# Fields that are numbers; one that is not is left out of its event.
+# Fields that must be numbers; any other value is left out of its event.
 _NUMBERS = frozenset(
     (
         *CURVES,
@@ -61,16 +61,16 @@ _NUMBERS = frozenset(
     )
 )
 _TIMES = frozenset(("began", "time"))
-_NEWEST = {"summary": "ending", "error": "ending", "profile": "profile"}  # what is kept of them
+_NEWEST = {"summary": "ending", "error": "ending", "profile": "profile"}  # kept as
 _LONGEST = 1 << 20  # bytes of a line
 _MOST = 1 << 29  # bytes of a file, from its end
 _LONGEST_TEXT = 300  # characters of a field that is shown
-_NOT_SAID = ("event", "time", "step")  # of what is shown with its step in a time line
+_NOT_SAID = ("event", "time", "step")  # fields that a mark of a time line does not repeat
 
 
 @dataclass
 class Curve:
-    """A figure by step, ascending: what was done again replaces what it repeats."""
+    """A figure by step, ascending. A repeated step replaces the earlier one and all that follow it."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """What happened at a time: an evaluation, a checkpoint, a resumption or a fault, in words."""
+    """An evaluation, checkpoint, resumption or fault: its time, and a text that describes it."""
 
     time: float
     kind: str
@@ -97,8 +97,8 @@ class Mark:
 class Attempt:
     """From the start of the processes to their end; times in seconds since the epoch.
 
-    `ended` is the time of the last sign of it. `exit` is None when it was killed, or still runs.
-    `failures`: of ranks, the first cause first, as the launchers wrote them, each with host and node.
+    `ended` is the time of its last event. `exit` is None when it was killed, or still runs.
+    `failures`: the failed ranks, the first cause first, as the launchers wrote them, with host and node.
     """
 
     began: float
@@ -107,7 +107,9 @@ class Attempt:
     exit: int | None = None
     reason: str = ""
     last_step: int | None = None
-    seen: set[tuple[str, str]] = field(default_factory=set)  # of launchers: what, and whose
+    seen: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # actions of launchers, each with its node
     failures: list[Event] = field(default_factory=list)
 
 
@@ -126,7 +128,7 @@ class History:
     account: Account = field(default_factory=Account)
     ending: Event | None = None
     metric: str | None = None
-    steps: int | None = None  # that the run is to take
+    steps: int | None = None  # that the run will take
 
     @property
     def launch(self) -> Event:
@@ -150,7 +152,7 @@ def read(folder: Path) -> History:
 
 
 def read_all(folders: Iterable[Path]) -> list[History]:
-    """Read several runs, each once. Runs whose folders have one name are named by their paths."""
+    """Read several runs, each once. If folders have the same name, all runs are named by their paths."""
     paths = {folder.resolve(): folder for folder in folders}
     runs = [read(folder) for folder in paths.values()]
     if len({run.name for run in runs}) < len(runs):
@@ -163,7 +165,7 @@ def read_all(folders: Iterable[Path]) -> list[History]:
 def events(folder: Path) -> Iterator[Event]:
     """Yield the events of a run folder by time.
 
-    Those of rank 0, of which a long run has millions, as they are read: they are in their order.
+    Rank 0's events are in order already and are not held in memory: a long run has millions.
     """
     files = event_files(folder)
     own = [_read(file) for file in files if file.parent == folder]
@@ -185,7 +187,7 @@ def _time(event: Event) -> float:
 
 
 def of_main(folder: Path) -> Callable[[Event], bool]:
-    """Return what tells whether an event is not one of a launcher that never had rank 0."""
+    """Return a function that is False for the events of a launcher that never had rank 0."""
     launchers = _of_launchers(event_files(folder), folder)
     main = {event.get("host") for event in launchers if event.get("first_rank") == 0}
     return lambda event: event["event"] != "attempt" or not main or event.get("host") in main
@@ -206,7 +208,7 @@ def _read(file: Path) -> Iterator[Event]:
 
 
 def checked(event: Event) -> Event:
-    """Return an event of whatever origin without the fields that are no numbers where they should be."""
+    """Return an event without the fields whose value is not a number but should be."""
     kept = {
         name: value
         for name, value in event.items()
@@ -222,7 +224,7 @@ def checked(event: Event) -> Event:
 
 
 def _is_time(value: Any) -> bool:
-    """Return whether it is seconds since the epoch, of this millennium or the next."""
+    """Return whether a value may be a time in seconds since the epoch."""
     return is_number(value) and 0 <= value < 1e11
 
 
@@ -252,7 +254,7 @@ def _take(history: History, event: Event) -> None:
 
 
 def _exit_of(event: Event, code: int | None) -> int | None:
-    """Return an attempt's exit code, which rank 0 writes where no launcher does."""
+    """Return an attempt's exit code as rank 0 wrote it, or `code` if the event has none."""
     if event["event"] == "summary":
         return int(Exit.DONE)
     if event["event"] == "error":
@@ -281,10 +283,10 @@ def _short(value: object) -> str:
 
 
 def _attempt_of(history: History, event: Event) -> Attempt:
-    """Return the attempt that an event belongs to: the last one, or a new one that it begins."""
+    """Return the attempt that an event belongs to: the last one, or a new one that the event starts."""
     attempts, time = history.attempts, event["time"]
     launcher = str(event.get("action")) if event["event"] == "attempt" else ""
-    # A node has a number, under which its next pod has another name; in an elastic job it has none.
+    # A node's number stays when its next pod has another name; in an elastic job it has no number.
     node = event.get("host") if event.get("node") is None else event["node"]
     sign = (launcher, str(node))
     last = attempts[-1] if attempts else None
@@ -307,10 +309,10 @@ def _take_attempt(attempt: Attempt, event: Event) -> None:
             place = {name: event.get(name) for name in ("host", "node")}
             attempt.failures += [{**rank, **place} for rank in event["ranks"]]
             code = int(attempt.failures[0].get("exit", Exit.CODE))
-            # A killed rank has a signal's number.
+            # A killed rank has minus the number of the signal.
             attempt.exit = code if code > 0 else int(Exit.CODE)
         case "ended" if "exit" in event:
             code = int(event["exit"])
-            # Of several nodes the one that names a cause, not one that lost a peer.
+            # Prefer a node that names a cause to one that lost a peer.
             if attempt.exit in (None, Exit.DONE, Exit.PEER):
                 attempt.exit, attempt.reason = code, str(event.get("reason", ""))

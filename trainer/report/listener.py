@@ -1,4 +1,4 @@
-"""Tell a task of one's own what happens, such as for a tracker: its `on_event` gets the run's events.
+"""Pass the run's events to `on_event` of a user's task, for example for a tracker.
 
     def on_event(self, event):      # on rank 0
         if event["event"] == "step":
@@ -20,10 +20,10 @@ _TOLD = ("launch", "step", "eval", "sample", "checkpoint", "summary")
 
 
 def listener_of(task: object, name: str) -> Callable[[Event], None] | None:
-    """Return what gives the task each event, if it wants any.
+    """Return a function that gives the task each event; None if the task has no `on_event`.
 
-    An error at the first, before any step, is raised as a Fault(64). Later ones cost a warning, since a
-    tracker that cannot be reached should not end a run of days.
+    An error at the launch event, before any step, is raised as a Fault(64). Later ones cause a warning,
+    because an unreachable tracker should not end a run of days.
     """
     hook = getattr(task, "on_event", None)
     if hook is None:
@@ -41,7 +41,7 @@ def listener_of(task: object, name: str) -> Callable[[Event], None] | None:
             if event["event"] == "launch":
                 raise
             if not warned:
-                log.warning("%s; the run goes on, and this is said once", fault)
+                log.warning("%s; the run goes on; this is reported once", fault)
             warned = True
 
     return listen

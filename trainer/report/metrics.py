@@ -1,4 +1,4 @@
-"""Send a run's events to `metrics.jsonl`, one JSON object a line, and where the settings ask for.
+"""Send a run's events to `metrics.jsonl`, one JSON object per line, and to what the settings name.
 
 Only rank 0 reports. A terminal shows the events as a progress bar; otherwise stdout has them as JSON
 lines. Messages for people go to stderr. TRAINER_METRICS_PORT serves metrics to Prometheus on every
@@ -20,7 +20,7 @@ from trainer.report.events import Event, Report
 from trainer.report.live.record import Record, as_line, to_file
 
 _Sink = Callable[[Event], None]
-# What is still reported after each: the watchdog's thread ends a little later, and may know why.
+# What is still reported after these: the watchdog's thread ends a little later, and may know the cause.
 _AFTER = {"summary": ("error",), "error": ("error", "fault")}
 
 
@@ -30,8 +30,8 @@ def reporting(
 ) -> Iterator[Report]:
     """Yield `report(event, **fields)`, which does nothing on most ranks.
 
-    `listener` gets the events of rank 0 last. After the summary only an error is reported, and after an
-    error only its cause.
+    `listener` gets rank 0's events after all other destinations. After the summary only an error is
+    reported, after an error only its cause.
     """
     with contextlib.ExitStack() as stack:
         sinks = [stack.enter_context(sink) for sink in _sinks(settings, runtime)]
@@ -54,7 +54,7 @@ def reporting(
         yield report
 
 
-# Imported inside: only some runs need it.
+# Imports are inside because only some runs need them.
 def _sinks(
     settings: Settings, runtime: Runtime
 ) -> Iterator[contextlib.AbstractContextManager[_Sink]]:

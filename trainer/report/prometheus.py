@@ -34,9 +34,9 @@ class _Collector(Collector):
 
 @contextlib.contextmanager
 def serving(port: int, run_folder: Path) -> Iterator[Callable[[Event], None]]:
-    """Serve the events that the yielded function gets as metrics on `port`, at any path.
+    """Yield a function that takes events; serve them as metrics on `port`, at any path.
 
-    A port that is taken costs a warning, not the run.
+    If the port is in use, a warning is logged and the run goes on.
     """
     registry, figures = CollectorRegistry(), Figures(run_folder)
     ProcessCollector(registry=registry)

@@ -20,9 +20,9 @@ _FLUSH = 10  # seconds
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
-    """Write the events that the yielded function gets to `folder`; a repeated step replaces the first.
+    """Yield a function that writes events to `folder`; a repeated step replaces the earlier one.
 
-    A full disk costs a warning and the rest of the curves, not the run.
+    If the disk is full, a warning is logged, no more curves are written, and the run goes on.
     """
     writer: SummaryWriter | None = None
     broken = False
@@ -53,8 +53,8 @@ def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
 def _wait_for_unused_second(folder: Path) -> None:
     """Wait, at most a second, until no event file of `folder` has the current second in its name.
 
-    TensorBoard reads files in order of name. With the same second in two names the process number
-    would decide: the repeated steps could come first and be dropped.
+    TensorBoard reads files in order of name. If two names have the same second, the process number
+    decides, and the repeated steps could be read first and dropped.
     """
     now = time.time()
     if any(folder.glob(f"events.out.tfevents.{int(now):010d}.*")):

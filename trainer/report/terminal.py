@@ -13,12 +13,12 @@ from rich.table import Table
 
 from trainer.report.events import Event
 
-# Of an event in a table: what the title or another field shows, and what is for the report.
+# Fields that the table leaves out: shown by the title or another field, or only for the report.
 _NOT_SHOWN = ("event", "time", "host", "code_sha256", "began", "attempt", "settings", "wall_s")
 
 
 class Display:
-    """Shows events as they come; `__call__` takes one."""
+    """Shows each event when `__call__` gets it."""
 
     def __init__(self) -> None:
         self._console = Console()

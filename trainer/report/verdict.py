@@ -12,7 +12,7 @@ from trainer.report.history import Attempt, History
 
 @dataclass(frozen=True)
 class Verdict:
-    """`state` is finished, failed, stopped or open: no end is recorded."""
+    """`state`: finished, failed, stopped, or open if no end is recorded."""
 
     state: str
     text: str
@@ -29,7 +29,7 @@ def verdict(run: History) -> Verdict:
         result = f"{run.metric} {score:.4g}, " if isinstance(score, float | int) else ""
         return Verdict("finished", f"{result}{ending['steps']:,} steps in {wall}{_more(run)}")
     if last.exit == Exit.STOPPED:
-        return Verdict("stopped", f"stopped by a signal at {done}; start it again to go on")
+        return Verdict("stopped", f"stopped by a signal at {done}; start it again to continue")
     if last.exit == Exit.DONE:
         return Verdict("finished", f"exit 0, {done} in {wall}{_more(run)}")
     if last.exit is None and ending.get("event") != "error":
@@ -41,7 +41,11 @@ def verdict(run: History) -> Verdict:
 
 
 def cause(run: History, attempt: Attempt, *, code: int) -> str:
-    """Return why an attempt ended: of its first failing rank, else what launcher or table say."""
+    """Return why an attempt ended.
+
+    This is the message of its first failed rank, else the run's error, the launcher's reason or the
+    meaning of the exit code.
+    """
     if attempt.failures and code != Exit.STOPPED:
         first = attempt.failures[0]
         return f"rank {first.get('rank', '?')}: {first.get('message', '')}"
@@ -53,7 +57,7 @@ def cause(run: History, attempt: Attempt, *, code: int) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds as people read them: 11 s, 3:20 min, 2:15:00 h."""
-    if not 100 <= seconds < 1e12:  # a file from elsewhere may say any number
+    if not 100 <= seconds < 1e12:  # a file from elsewhere may hold any number
         return f"{seconds:.3g} s"
     text = str(timedelta(seconds=round(seconds)))
     return f"{text} h" if seconds >= 3600 else f"{text.removeprefix('0:').removeprefix('0')} min"

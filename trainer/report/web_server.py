@@ -1,10 +1,10 @@
-"""Answers over HTTP, in a few threads that no connection can hold for long: to Prometheus, to browsers.
+"""An HTTP server for Prometheus and browsers, with few threads and a time limit for each connection.
 
 with served(application, port=9400): ...                     # on all interfaces
 with served(application, port=0, host="127.0.0.1") as port: ...
 
-prometheus_client's own server starts a thread for each connection, without a time-out: 312 half-open
-requests held 312 threads of rank 0 for good. This one needs the standard library alone.
+prometheus_client's own server starts a thread for each connection, without a timeout: 312 half-open
+requests held 312 threads of rank 0 forever. This module needs only the standard library.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-_CONNECTIONS = 8  # at once; what comes beyond is closed
+_CONNECTIONS = 8  # at once; further ones are closed
 _SECONDS = 5  # that a connection may take
 
 
 @contextlib.contextmanager
 def served(application: Callable[..., Any], *, port: int, host: str = "") -> Iterator[int]:
-    """Serve a WSGI application at an IPv4 address, or at all, and yield the port: for 0 a free one.
+    """Serve a WSGI application at an IPv4 address, or all addresses; yield the port. 0: a free port.
 
-    Raises OSError when the port is taken.
+    Raises OSError when the port is in use.
     """
     family, address = (socket.AF_INET, host) if host else _any_address()
     _Server.address_family = family
@@ -62,7 +62,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        # A time-out of each read would let a client send a byte at a time.
+        # A timeout for each read would let a client hold the thread by sending single bytes.
         end = threading.Timer(_SECONDS, _cut, [request])
         end.daemon = True
         end.start()
@@ -73,7 +73,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: the connection was cut, or sent what is no request."""
+        """Write nothing: the connection was closed, or the request was invalid."""
 
 
 class _Handler(WSGIRequestHandler):
@@ -87,7 +87,7 @@ def _cut(connection: socket.socket) -> None:
 
 
 def _any_address() -> tuple[socket.AddressFamily, str]:
-    """Return what binds all interfaces; the address of IPv6 serves IPv4 too."""
+    """Return the address of all interfaces; with IPv6 it also serves IPv4."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
         probe.bind(("::", 0))
         return socket.AF_INET6, "::"

@@ -1,1 +1,1 @@
-"""What is kept of a run while it goes on, with the standard library alone: its events and figures."""
+"""Events and figures of a run that goes on; needs only the standard library."""

@@ -1,11 +1,11 @@
-"""What Prometheus may read of a run: the newest figures of its events, by their names.
+"""What Prometheus reads of a run: the newest figures of its events, by name.
 
 figures = Figures(Path("runs/digits"))
 figures.take({"event": "step", "time": 1.7e9, "step": 3, "loss": 0.5})
-as_text(figures.families())     # "muster_step 3.0", and so on: Prometheus' text format
+as_text(figures.families())     # Prometheus' text format: "muster_step 3.0" and so on
 
-Our trainer serves them by prometheus_client (trainer/report/prometheus.py), the launcher of another
-program as they are here, since it has the standard library alone.
+Our trainer serves them with prometheus_client (trainer/report/prometheus.py). The launcher of another
+program serves them with this module, because it has only the standard library.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from trainer.report.events import Event, is_number, scores
 
 @dataclass(frozen=True)
 class Figure:
-    """A gauge: `field` of the last `event` that had it, of those with `action` if it is set."""
+    """A gauge: `field` of the last `event` that had it, and that had `action` if this is set."""
 
     name: str
     event: str
@@ -45,17 +45,28 @@ FIGURES = (
         "flops_per_s",
         "floating-point operations of the model per second, on all ranks",
     ),
-    Figure("muster_peak_share", "step", "peak_share", "those as a share of the devices' peak"),
+    Figure(
+        "muster_peak_share",
+        "step",
+        "peak_share",
+        "the model's operations as a share of the devices' peak",
+    ),
     Figure(
         "muster_slowest_rank_seconds", "usage", "slowest_s", "own work per step of the slowest rank"
     ),
-    Figure("muster_middle_rank_seconds", "usage", "middle_s", "the ranks' median of it"),
+    Figure(
+        "muster_middle_rank_seconds", "usage", "middle_s", "median of the ranks' own work per step"
+    ),
     Figure("muster_goodput", "step", "goodput", "share of the wall time that went into new steps"),
     Figure("muster_wall_seconds", "step", "wall_s", "wall time of all attempts so far"),
     Figure("muster_attempt", "launch", "attempt", "which attempt of the run this is, from 1 on"),
-    Figure("muster_last_step_time_seconds", "step", "time", "when the last step was reported"),
+    Figure("muster_last_step_time_seconds", "step", "time", "when the last step event was written"),
     Figure(
-        "muster_last_saved_time_seconds", "checkpoint", "time", "when the last was saved", "saved"
+        "muster_last_saved_time_seconds",
+        "checkpoint",
+        "time",
+        "when the last checkpoint was saved",
+        "saved",
     ),
     Figure("muster_eval_loss", "eval", "loss", "mean loss over the test set"),
     Figure("muster_checkpoint_step", "checkpoint", "step", "step of the last checkpoint event"),
@@ -73,23 +84,23 @@ FIGURES = (
     ),
     Figure("muster_checkpoint_bytes", "checkpoint", "bytes", "bytes of the last checkpoint"),
 )
-# Name, label and description of the metrics that are not such a gauge.
+# The other metrics: name, label, description.
 EVALUATION = ("muster_eval_metric", "metric", "the task's metric over the test set")
 CHECKPOINTS = ("muster_checkpoints_total", "action", "checkpoints saved, refused or resumed from")
 FAULTS = ("muster_faults_total", "kind", "fault events, by kind")
 SPENT = ("muster_spent_seconds", "cause", "seconds of the wall time of all attempts, by cause")
 DISK = (
     ("muster_disk_free_bytes", "free bytes of the run folder's volume"),
-    ("muster_disk_bytes", "all bytes of that volume"),
+    ("muster_disk_bytes", "size of the run folder's volume in bytes"),
 )
 _KINDS = ("bad_sample", "hang", "nonfinite", "rolled_back", "stopped", "straggler")
-_MOST = 50  # values of a label: events of a program of one's own may name anything
+_MOST = 50  # values of a label: the events of a user's program may name anything
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 @dataclass
 class Family:
-    """A metric: a gauge, or a counter whose `name` ends with _total. Values by that of its label."""
+    """A metric: a gauge, or a counter if `name` ends with _total. `values` has one per label value."""
 
     name: str
     text: str
@@ -98,7 +109,7 @@ class Family:
 
 
 class Figures:
-    """A scrape sees all gauges of an event, or none of them yet."""
+    """The newest figures. A scrape sees either all gauges of an event or none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -106,11 +117,11 @@ class Figures:
         self._scores: dict[str, float] = {}
         self._spent: dict[str, float] = {}
         self._checkpoints: dict[str, float] = {}
-        # 0: Prometheus does not count the first of a series that was not there.
+        # 0: Prometheus does not count the first increase of a new series.
         self._faults = dict.fromkeys(_KINDS, 0.0)
 
     def take(self, event: Event) -> None:
-        """Keep what an event says."""
+        """Keep the figures of an event."""
         kind = event["event"]
         values = {
             one.name: float(event[one.field])
@@ -130,7 +141,7 @@ class Figures:
             self._faults = _counted(self._faults, str(event.get("kind")))
 
     def families(self) -> Iterator[Family]:
-        """Yield what there is now."""
+        """Yield the metrics that have a value now."""
         with contextlib.suppress(OSError):
             disk = shutil.disk_usage(self._folder)
             for (name, text), size in zip(DISK, (disk.free, disk.total), strict=True):

@@ -1,4 +1,4 @@
-"""Completes a run's events with what follows from those before, and appends them to a file.
+"""Adds attempt, goodput and wall time to a run's events, and appends the events to a file.
 
 record = Record(Path("runs/digits"))
 with to_file(Path("runs/digits/metrics.jsonl")) as write:
@@ -23,7 +23,7 @@ _log = logging.getLogger("trainer")
 
 
 class Record:
-    """The wall time of a run so far: of its former attempts, and of this one's start."""
+    """The wall time of a run so far, earlier attempts included."""
 
     def __init__(self, folder: Path | None) -> None:
         self._account = Account()
@@ -33,7 +33,7 @@ class Record:
                     self._account.take(event)
 
     def complete(self, event: Event) -> Event:
-        """Return the next event with its attempt, or with goodput and the wall time by cause so far."""
+        """Return an event with the number of its attempt, or with goodput and the wall time by cause."""
         self._account.take(event)
         kind = event["event"]
         added: Event = {}
@@ -75,7 +75,7 @@ def to_file(path: Path) -> Iterator[Callable[[Event], None]]:
 
 
 def as_line(event: Event) -> str:
-    """Return the event as JSON. It has no NaN and no infinity: they become null."""
+    """Return the event as JSON; NaN and infinity become null."""
     finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in event.items()

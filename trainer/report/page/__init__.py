@@ -1,1 +1,1 @@
-"""One HTML file about one run, or about several side by side."""
+"""One HTML file about one run, or several side by side."""

@@ -12,7 +12,7 @@ from trainer.report.page.heat_map import draw_heat_map
 from trainer.report.page.shares import draw_ranks, draw_shares
 from trainer.report.page.time_line import draw_time_line
 
-_MOST_TIME_LINES = 8  # runs that have one each
+_MOST_TIME_LINES = 8  # with more runs there are none
 
 
 def draw(runs: Sequence[History]) -> list[Drawn]:

@@ -12,9 +12,9 @@ from trainer.report.history import Curve, History
 from trainer.report.page.drawing import Drawn, drawn, legend
 from trainer.report.page.thin import thin
 
-_POINTS = 600  # of a chart at most, over all its curves
-_ALL_POINTS = 3000  # of all charts: a point takes 65 bytes, and a report is to have 1.5 MB at most
-_FEW = 120  # points of a chart, up to which each is drawn as a dot
+_POINTS = 600  # at most, of a chart with all its curves
+_ALL_POINTS = 3000  # of all charts: a point takes 65 bytes, and a report at most 1.5 MB
+_FEW = 120  # a chart with at most so many points draws each as a dot
 
 # Name in the events, title, format of its values.
 _FIGURES = (
@@ -30,7 +30,7 @@ _FIGURES = (
 
 
 def draw_figures(runs: Sequence[History]) -> list[Drawn]:
-    """Return a chart for each figure that a run has: of training, and of its evaluations."""
+    """Return a chart for each figure of training and evaluation that a run has."""
     several = len(runs) > 1
     names = dict.fromkeys(name for run in runs for name in run.evaluations)
     shown = [name for name in names if several or name != "loss"]
@@ -60,7 +60,7 @@ def _evaluation(runs: Sequence[History], name: str, *, points: int) -> Drawn | N
 def _lines(
     name: str, title: str, form: str, *, curves: dict[str, Curve], points: int, scale: float = 1.0
 ) -> Drawn | None:
-    """Return curves over one another; a click into the legend shows one of them."""
+    """Return curves over one another; a click on a legend entry shows only its curve."""
     if not curves:
         return None
     room = max(points // len(curves), 8)
@@ -82,7 +82,7 @@ def _lines(
     shown = legend(curves, columns=1 if len(curves) > 6 else 3) if len(curves) > 1 else None
     chart = (
         alt.Chart(alt.InlineData(rows))
-        .mark_line(clip=True, strokeWidth=1.5, point={"size": 18} if few else False)  # else page.js
+        .mark_line(clip=True, strokeWidth=1.5, point={"size": 18} if few else False)  # or page.js
         .encode(
             x=alt.X(
                 "s:Q",

@@ -1,7 +1,7 @@
-"""An Altair chart as a drawing that needs no script, and as a specification for one that moves.
+"""An Altair chart as a drawing that needs no script, and as a specification of an interactive one.
 
-Altair with vl-convert, because its script takes 0.9 MB and its drawings need none; Bokeh takes 1.3 MB
-and draws with a script only. Text and axes have the page's colour (currentColor).
+Altair with vl-convert, because its drawings need no script and its script takes 0.9 MB. Bokeh always
+needs its script, which takes 1.3 MB. Text and axes have the page's colour (currentColor).
 
     drawn("loss", "Loss", "training: from 2.3 to 0.1", chart=alt.Chart(...))
 """
@@ -16,15 +16,15 @@ import vl_convert
 
 TEXT = "currentColor"
 _WIDTH, _HEIGHT = 560, 230
-CONTAINER = f"(containerSize()[0] || {_WIDTH})"  # pixels, for Vega to evaluate where it draws
-LABELS = 0.4  # of it, at most, for the labels of an axis
+CONTAINER = f"(containerSize()[0] || {_WIDTH})"  # pixels; Vega evaluates it in the browser
+LABELS = 0.4  # share of the width that the labels of an axis may take
 _PATHS = re.compile(r' d="[^"]*"')
 _DIGITS = re.compile(r"(\.\d)\d+")  # a tenth of a pixel is enough
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A chart: `svg` is shown until the script draws `spec` in its place; `words` say the same."""
+    """A chart: `svg` is shown until the script replaces it by `spec`; `words` say the same as text."""
 
     name: str
     title: str
@@ -35,9 +35,9 @@ class Drawn:
 
 
 def legend(labels: Iterable[str], *, columns: int, left: float = 45) -> alt.Legend:
-    """Return a legend above a chart, in as many columns as there is room for: on a phone in fewer.
+    """Return a legend above a chart, with at most `columns` columns, and fewer on a narrow screen.
 
-    `left`: pixels beside the chart, for the labels of its axis.
+    `left`: pixels on the left of the chart, for the labels of its axis.
     """
     column = 24 + 5.5 * max(map(len, labels))  # a character has 5.5 pixels
     room = f"{CONTAINER} - min({left}, {CONTAINER} * {LABELS})"

@@ -1,4 +1,4 @@
-"""Ranks as a heat map: a figure of each by time.
+"""A heat map: a figure of each rank by time.
 
 chart = draw_heat_map(history, "own_s", "Seconds of own work per step")
 """
@@ -12,7 +12,7 @@ _COLUMNS, _ROWS = 40, 25
 
 
 def draw_heat_map(run: History, name: str, title: str) -> Drawn | None:
-    """Return a figure of every rank by time; of ranks or times that share a cell the greatest."""
+    """Return a figure of every rank by time; a cell shows the highest value of its ranks and times."""
     numbers = [int(one.get("rank", 0)) for event in run.usage for one in event["ranks"]]
     ranks = max([0, *numbers]) + 1
     rows = min(_ROWS, ranks)
@@ -27,7 +27,7 @@ def draw_heat_map(run: History, name: str, title: str) -> Drawn | None:
                 row = int(one["rank"]) * rows // ranks
                 cells[column, row] = max(cells.get((column, row), 0.0), one[name] * scale)
     if len({column for column, _ in cells}) < 2:
-        return None  # a run of seconds
+        return None  # the run took only seconds
     first = [-(-row * ranks // rows) for row in range(rows)]  # the first rank of each row
     points = [
         {"s": steps[column], "r": first[row], "v": float(f"{value:.4g}")}
@@ -48,6 +48,6 @@ def draw_heat_map(run: History, name: str, title: str) -> Drawn | None:
         )
     )
     (_, worst), most = max(cells.items(), key=lambda cell: cell[1])
-    words = f"{ranks} ranks; the greatest is {most:.4g}, of rank {first[worst]}"
+    words = f"{ranks} ranks; the highest value is {most:.4g}, of rank {first[worst]}"
     height = min(40 + 18 * ranks, 400)
     return drawn(f"ranks-{name}-{run.name}", title, words, chart=chart, height=height)

@@ -1,5 +1,5 @@
-// Draws each chart anew in place of its drawing, so that it can be hovered over, dragged and zoomed.
-// Part of the bundle that vl-convert makes, which has vegaEmbed. Nothing is evaluated: `ast`.
+// Replaces each drawing by an interactive chart: with tooltips, dragging and zooming.
+// vl-convert bundles it with vegaEmbed. `ast`: no expression is evaluated as JavaScript.
 const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
 const specs = JSON.parse(document.getElementById("specs").textContent);
 
@@ -33,7 +33,7 @@ for (const figure of document.querySelectorAll("figure[data-chart]")) {
   show(figure, log?.checked ?? false);
 }
 
-// It loads anew when the server has another version, but not under a hand that zooms.
+// Reload when the server has another version, but not while the pointer is on a chart.
 if (version) {
   setInterval(async () => {
     const answer = await fetch("version").catch(() => null);  // the server has ended
@@ -42,7 +42,7 @@ if (version) {
   }, 2000);
 }
 
-// A table sorts by the column whose heading is pressed: numbers as numbers.
+// A click on a heading sorts a table by that column, numbers as numbers.
 for (const table of document.querySelectorAll("table.sortable")) {
   table.querySelectorAll("thead th").forEach((heading, column) => {
     heading.querySelector("button")?.addEventListener("click", () => {

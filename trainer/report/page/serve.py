@@ -1,4 +1,4 @@
-"""Serves the report on this machine while its runs go on; the page loads anew when they have new events.
+"""Serves the report on this machine while its runs go on; the page reloads when they have new events.
 
 serve([Path("runs/digits")], port=8080)      # until Ctrl-C
 """
@@ -14,18 +14,21 @@ from trainer.report.history import event_files, read_all
 from trainer.report.page.write import page
 from trainer.report.web_server import served
 
-_PAUSE = 2.0  # seconds between two looks at the runs' files
+_PAUSE = 2.0  # seconds between two checks of the runs' files
 _SHARE = 0.25  # of a core at most: a page of a long run takes seconds to make
 _HOST = "127.0.0.1"
-_NAMES = (_HOST, "localhost")  # no other name that leads here: a web site's own may (DNS rebinding)
+_NAMES = (
+    _HOST,
+    "localhost",
+)  # refuse other names: a web site may point its own here (DNS rebinding)
 
 log = logging.getLogger("report")
 
 
 def serve(folders: Sequence[Path], *, port: int) -> None:
-    """Serve the report at `port`, any free one for 0, until interrupted.
+    """Serve the report at `port` until interrupted; 0: any free port.
 
-    Raises Fault(65) for a folder without events, Fault(64) when the port is taken.
+    Raises Fault(65) for a folder without events, Fault(64) when the port is in use.
     """
     shown = _Shown(folders)
     try:
@@ -43,7 +46,7 @@ def serve(folders: Sequence[Path], *, port: int) -> None:
 
 
 class _Shown:
-    """The page as it is served. `seconds`: of a processor, that it took to make."""
+    """The page that is served. `seconds`: the processor time that it took to make."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
@@ -51,17 +54,17 @@ class _Shown:
         self._make()
 
     def refresh(self) -> None:
-        """Make the page anew if there are new events; a run that cannot be read leaves it as it was."""
+        """Make the page again if there are new events; keep it if a run cannot be read."""
         try:
             state = _state(self._folders)
             if state != self._state:
                 self._make()
                 self._state = state
         except (Fault, OSError) as error:
-            log.warning("%s; the page stays as it was", error)
+            log.warning("%s; the page is not updated", error)
 
     def answer(self, request: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        """Answer a request for the page, or for its version, which the page asks for."""
+        """Answer a request for the page, or the page's request for the newest version."""
         page, version = self._answers
         bodies = {"/": ("text/html", page), "/version": ("text/plain", version)}
         kind, body = bodies.get(request["PATH_INFO"], ("text/plain", b""))

@@ -13,7 +13,7 @@ from trainer.report.goodput import PHASES
 from trainer.report.history import History
 from trainer.report.page.drawing import CONTAINER, LABELS, Drawn, drawn, legend
 
-# Those of tableau10 in Vega, and one more.
+# The colours of tableau10 in Vega, and one more.
 COLOURS = {
     "training": "#4c78a8",
     "repeated": "#f58518",
@@ -51,7 +51,7 @@ def draw_shares(runs: Sequence[History]) -> Drawn | None:
 
 
 def draw_ranks(run: History) -> Drawn | None:
-    """Return a bar for each rank; of many, for those that waited least for the others."""
+    """Return a bar for each rank; if there are many, for those that waited least for the others."""
     ranks: dict[int, Counter[str]] = {}
     for event in run.usage:
         for one in event["ranks"]:
@@ -64,8 +64,8 @@ def draw_ranks(run: History) -> Drawn | None:
     first, last = slowest[0], slowest[-1]
     shares = [ranks[rank]["communication"] / ranks[rank].total() for rank in (first, last)]
     words = (
-        f"rank {first} was in collectives for {shares[0]:.0%} of its time, the least, "
-        f"rank {last} for {shares[1]:.0%}, the most"
+        f"rank {first} spent the smallest share of its time in collectives, {shares[0]:.0%}; "
+        f"rank {last} the largest, {shares[1]:.0%}"
     )
     shown = sorted(slowest[:_MOST_RANKS])
     return _draw(
@@ -85,7 +85,7 @@ def _draw(
     bars: Mapping[str, Mapping[str, float]],
     colours: Mapping[str, str],
 ) -> Drawn | None:
-    """Draw a bar for each of `bars`: seconds by what they went into, in the order of `colours`."""
+    """Draw a bar for each of `bars`: its seconds by cause, in the order of `colours`."""
     rows = [
         {"run": of, "cause": cause, "seconds": round(seconds, 3), "order": order}
         for of, spent in bars.items()

@@ -12,7 +12,7 @@ from trainer.report.goodput import CAUSES
 from trainer.report.history import History
 from trainer.report.verdict import cause, duration
 
-# Of the launch event: what a reader asks for, in this order.
+# The fields of the launch event to show, in this order.
 _FACTS = (
     "task",
     "program",
@@ -42,7 +42,7 @@ _NOT_COMPARED = ("out", "host", "why", "lr_why")
 
 
 def facts(run: History) -> dict[str, str]:
-    """Return what the newest attempt ran with, by name."""
+    """Return the fields of the newest launch event, by name."""
     launch = run.launch
     return {
         name.replace("_", " "): _text(launch[name])
@@ -57,7 +57,7 @@ def settings(run: History) -> dict[str, str]:
 
 
 def command(run: History) -> str:
-    """Return what repeats the run: its variables and the command that reads them; "" if not known."""
+    """Return the command that repeats the run, with its variables; "" if not known."""
     if not run.launch:
         return ""
     own = str(run.launch.get("command", ""))
@@ -69,14 +69,14 @@ def command(run: History) -> str:
 
 
 def differences(runs: Sequence[History]) -> dict[str, list[str]]:
-    """Return the facts and settings that are not the same in all runs: a value for each run."""
+    """Return the facts and settings that differ between runs, with a value for each run."""
     values = [
         {name: text for name, text in facts(run).items() if name not in _NOT_COMPARED}
         | {name: text for name, text in settings(run).items() if name != "TRAINER_OUT"}
         for run in runs
     ]
     names = dict.fromkeys(name for one in values for name in one)
-    # What a variable sets is said once.
+    # A fact that a variable sets is shown only once.
     known = {name.removeprefix("TRAINER_").lower() for name in names if name.startswith("TRAINER_")}
     names = {name: None for name in names if name.replace(" ", "_") not in known}
     rows = {name: [one.get(name, "-") for one in values] for name in names}
@@ -84,7 +84,7 @@ def differences(runs: Sequence[History]) -> dict[str, list[str]]:
 
 
 def causes(run: History) -> list[tuple[str, str, str, str]]:
-    """Return for each cause its name, its time, its share, and what it is."""
+    """Return the name, time, share and meaning of each cause."""
     wall = run.account.wall or 1.0
     return [
         (name, duration(seconds), f"{seconds / wall:.1%}", CAUSES[name])
@@ -104,7 +104,7 @@ def operations(run: History) -> list[tuple[str, str, str]]:
 
 
 def attempts(run: History) -> list[dict[str, str]]:
-    """Return a row for each attempt: when, how long, how far, how it ended, why."""
+    """Return a row for each attempt: start, duration, last step, exit code, cause."""
     rows = []
     for attempt in run.attempts:
         code = attempt.exit

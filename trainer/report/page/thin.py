@@ -1,4 +1,4 @@
-"""Fewer points of a curve, with every peak that a chart of its width can show.
+"""Reduces the points of a curve, but keeps every peak that a chart can show.
 
 steps, values = thin(curve.steps, curve.values, points=400)
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 def thin(
     steps: Sequence[int], values: Sequence[float], *, points: int
 ) -> tuple[list[int], list[float]]:
-    """Return at most `points`: the first, the last, and of each stretch the least and the greatest."""
+    """Return at most `points`: the first, the last, and the lowest and highest of each stretch."""
     count = len(values)
     if count <= points:
         return list(steps), list(values)

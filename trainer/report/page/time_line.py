@@ -1,4 +1,4 @@
-"""What happened when: the attempts of a run, and on them checkpoints, evaluations and faults.
+"""A time line: the attempts of a run, with checkpoints, evaluations and faults.
 
 chart = draw_time_line(history, of_several=False)
 """
@@ -10,7 +10,7 @@ import altair as alt
 from trainer.report.history import History
 from trainer.report.page.drawing import TEXT, Drawn, drawn, legend
 
-_MARKS = 100  # of a kind and an attempt that are drawn
+_MARKS = 100  # that are drawn of a kind in an attempt
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 _COLOURS = {
     "checkpoint": "#4c78a8",
@@ -21,7 +21,7 @@ _COLOURS = {
 
 
 def draw_time_line(run: History, *, of_several: bool) -> Drawn | None:
-    """Return attempts as bars, and on them what happened."""
+    """Return attempts as bars, with marks for what happened in them."""
     zero = run.attempts[0].began
     end = max(attempt.ended for attempt in run.attempts)
     unit, unit_name = next(one for one in _UNITS if end - zero >= one[0] or one[0] == 1)
@@ -79,7 +79,7 @@ def draw_time_line(run: History, *, of_several: bool) -> Drawn | None:
     )
     words = f"{number} attempt{'s' * (number != 1)} in {end - zero:,.0f} s; {said or 'no marks'}"
     title = f"Time line of {run.name}" if of_several else "Time line"
-    layers = [bar, point] if marks else [bar]  # an empty one is an error in the browser's console
+    layers = [bar, point] if marks else [bar]  # an empty layer is an error in the browser's console
     chart = alt.layer(*layers).resolve_scale(color="independent", shape="independent")
     height = min(60 + 34 * number, 400)
     return drawn(f"time-{run.name}", title, words, chart=chart, height=height)

@@ -1,4 +1,4 @@
-"""Writes a report: one HTML file that fetches nothing and can be read without its script.
+"""Writes a report: one HTML file that loads nothing else and can be read without its script.
 
 write([read(folder)], Path("report.html"))
 """
@@ -25,7 +25,7 @@ _FOLDER = Path(__file__).parent
 
 
 def write(runs: Sequence[History], path: Path) -> None:
-    """Write the report of one run, or of several beside one another. Raises Fault(71)."""
+    """Write the report of one run, or of several side by side. Raises Fault(71)."""
     text = page(runs)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -40,7 +40,7 @@ def write(runs: Sequence[History], path: Path) -> None:
 
 
 def page(runs: Sequence[History], *, version: str = "") -> str:
-    """Return the report as text. One with a `version` loads anew when its server has another."""
+    """Return the report as text. With a `version` the page reloads when its server has another one."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""Sends a run's figures to an experiment tracker, from a process of its own; one file a tracker.
+"""Sends a run's figures to an experiment tracker, from a separate process; one file per tracker.
 
 TRAINER_TRACKER=mlflow MLFLOW_TRACKING_URI=http://mlflow:5000 python -m trainer
 """
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-END = 30  # seconds that a tracker has after the run's end; it may have to begin yet
+END = 30  # seconds that a tracker has after the run's end; it may not have started yet
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a tracker shows a run as. `id` is the same for all attempts of the run."""
+    """How a tracker shows a run. `id` is the same for all attempts of the run."""
 
     id: str
     project: str
@@ -31,7 +31,7 @@ class Figures:
 
 
 class Tracker(Protocol):
-    """A run of a tracker: `Run(start)` in its file begins one, or goes on with that of `start.id`."""
+    """A run of a tracker: `Run(start)` in its file starts one, or continues the one with `start.id`."""
 
     def send(self, figures: Sequence[Figures]) -> None: ...
 

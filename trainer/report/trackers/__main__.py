@@ -1,9 +1,9 @@
 """Follows a run's `metrics.jsonl` and sends its figures to a tracker; started by `process.py`.
 
-python -m trainer.report.trackers mlflow runs/digits 0 < /dev/null     # sends what is there, and ends
+python -m trainer.report.trackers mlflow runs/digits 0 < /dev/null     # sends all events, then ends
 
-How far it has come is in `tracker-NAME.json` of the run folder. The next attempt goes on from there
-with the same run of the tracker, and a step that is done again is not sent again.
+`tracker-NAME.json` in the run folder says how much has been sent. The next attempt continues from there
+with the same run of the tracker. A step that is repeated is not sent again.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ _FACTS = ("mode", "world_size", "nodes", "device", "torch", "host", "parameters"
 
 @dataclass
 class _Sent:
-    """How far it has come: byte of the file, and the last step of each kind of event.
+    """What has been sent: up to which byte of the file, and the last step of each kind of event.
 
-    The rest is of the run's first launch event: trackers begin a run with it, and go on with it.
+    The other fields come from the run's first launch event: all attempts use them for the tracker's run.
     """
 
     offset: int
@@ -50,14 +50,14 @@ class _Sent:
 
 
 class _Follower:
-    """Sends what is new in the file; what fails is sent again later."""
+    """Sends the new events of the file; what fails is sent again later."""
 
     def __init__(self, name: str, folder: Path, first: int) -> None:
         self._name, self._folder = name, folder
         self._kept = folder / f"tracker-{name}.json"
         self._lock = self._kept.with_suffix(".lock").open("w")
-        with contextlib.suppress(OSError):  # of file systems that have none
-            fcntl.flock(self._lock, fcntl.LOCK_EX)  # a killed attempt's may still send the rest
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(self._lock, fcntl.LOCK_EX)  # that of a killed attempt may still be sending
         self._sent = _Sent(first)
         with contextlib.suppress(OSError, ValueError, TypeError):
             self._sent = _Sent(**json.loads(self._kept.read_text(encoding="utf-8")))
@@ -65,7 +65,7 @@ class _Follower:
         self._code = int(Exit.CODE)  # without an event that says how the run ended
 
     def send_new(self) -> bool:
-        """Send what is new, or a part of it; return whether there was any."""
+        """Send new events, or a part of them; return whether there were any."""
         found, offset = _read(self._folder / "metrics.jsonl", self._sent.offset)
         if not found:
             return False
@@ -92,7 +92,7 @@ class _Follower:
             sent.project = str(event.get("task", "muster")).replace(":", ".")
             sent.parameters = {name: str(event[name]) for name in _FACTS if event.get(name)}
             sent.parameters |= {name[len(PREFIX) :].lower(): str(value) for name, value in settings}
-            self._keep()  # before it begins: it may be killed before it has
+            self._keep()  # before the run begins, as this process may be killed in between
         tracker: Tracker = module.Run(
             Start(sent.id, sent.project, folder.name, str(folder), sent.parameters)
         )
@@ -126,26 +126,26 @@ def main() -> int:
             if not warned:
                 text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
                 log.warning(
-                    "TRAINER_TRACKER=%s: %s; the run goes on, and this is said once", name, text
+                    "TRAINER_TRACKER=%s: %s; the run goes on; this is reported once", name, text
                 )
             warned, pause = True, _RETRY
         if last:
             break
         ended.wait(pause)
-    # Not the libraries' exit functions: what they wait for may never come.
+    # Skip the libraries' exit functions: what they wait for may never come.
     sys.stderr.flush()
     os._exit(0)
 
 
 def _await_end(ended: threading.Event) -> None:
-    """Wait for the run's end, or its process's; then the kernel ends this one, whatever it waits for."""
+    """Wait until the run or its process ends; then set an alarm that ends this process in any case."""
     line = sys.stdin.readline()
     signal.alarm(int(line or END))
     ended.set()
 
 
 def _read(file: Path, offset: int) -> tuple[list[Event], int]:
-    """Return the next events of the file, and the place after them; a line that is not over waits."""
+    """Return the next events and the offset after them; an incomplete line is left for later."""
     found: list[Event] = []
     with file.open("rb") as lines:
         lines.seek(offset)
@@ -158,11 +158,11 @@ def _read(file: Path, offset: int) -> tuple[list[Event], int]:
 
 
 def _unsent(found: list[Event], steps: dict[str, int]) -> Iterator[Figures]:
-    """Yield the events' figures, and count their steps in `steps`."""
+    """Yield the events' figures, and note their steps in `steps`."""
     for event in found:
         kind, step = event["event"], int(event.get("step") or event.get("steps") or 0)
         values = curves(event) if kind != "summary" else _of_summary(event)
-        # With no loss, which was not finite, the run goes back and takes the step again.
+        # An event without a loss had a non-finite one: the run goes back and repeats the step.
         finite = event.get("loss", 0) is not None
         if values and finite and step > steps.get(kind, -1):
             steps[kind] = step
@@ -175,7 +175,7 @@ def _of_summary(event: Event) -> dict[str, float]:
 
 
 def _code_after(event: Event, code: int) -> int:
-    """Return how the run has ended, as far as events say."""
+    """Return the run's exit code, as far as the events show it."""
     match event:
         case {"event": "summary"}:
             return int(Exit.DONE)

@@ -20,9 +20,9 @@ class Run:
     def __init__(self, start: Start) -> None:
         project = os.environ.get("MLFLOW_EXPERIMENT_NAME", start.project)
         experiment = mlflow.set_experiment(project, os.environ.get("MLFLOW_EXPERIMENT_ID"))
-        mlflow.end_run()  # one whose beginning failed halfway
+        mlflow.end_run()  # one that failed to start completely
         self._client = mlflow.MlflowClient()
-        # Its own ids are not known before it answers.
+        # MLflow's own id of the run is not known before it answers.
         found = self._client.search_runs(
             [experiment.experiment_id], f"tags.{_TAG} = '{start.id}'", max_results=1
         )

@@ -1,8 +1,8 @@
-"""Starts the process that sends a run's figures to its tracker, and bounds what it may take at the end.
+"""Starts the process that sends a run's figures to its tracker, and limits its time at the end.
 
 with tracked(settings): ...
 
-It reads `metrics.jsonl` by itself, so that a tracker, however slow, costs the training nothing.
+The process reads `metrics.jsonl`, so a slow tracker does not slow the training down.
 """
 
 import contextlib
@@ -21,22 +21,24 @@ from trainer.report.trackers import END
 
 log = logging.getLogger("trainer")
 
-_END_STOPPED = 5  # seconds, where there may be few: the next attempt sends the rest
-_MARGIN = 2  # seconds: it ends by itself before it is killed
+_END_STOPPED = (
+    5  # seconds after a stop, when little time may be left: the next attempt sends the rest
+)
+_MARGIN = 2  # seconds: the process ends by itself before it is killed
 
 
 @contextlib.contextmanager
 def tracked(settings: Settings) -> Iterator[Callable[[Event], None]]:
     """Send the events of the block. Raises Fault(64) when the tracker's package is missing.
 
-    Whatever goes wrong later costs a warning.
+    Whatever goes wrong later only causes a warning.
     """
     name, folder = settings.tracker, settings.run_folder
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:  # a folder ./wandb is no package
         raise Fault(
             Exit.CONFIG,
-            f"TRAINER_TRACKER={name}: no package {name} is installed; pip install {name}, in the "
+            f"TRAINER_TRACKER={name}: no package {name} is installed; pip install {name} in the "
             "job's image",
         )
     metrics = folder / "metrics.jsonl"
@@ -52,7 +54,7 @@ def tracked(settings: Settings) -> Iterator[Callable[[Event], None]]:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
         stdin=subprocess.PIPE,
         stdout=2,
-        start_new_session=True,  # of a rank that is killed it sends what there is
+        start_new_session=True,  # if the rank is killed, it still sends the rest
     )
     end = END
 

@@ -14,7 +14,7 @@ class Run:
     def __init__(self, start: Start) -> None:
         self._run = trackio.init(
             project=start.project,
-            name=f"{start.name}-{start.id}",  # by which it goes on
+            name=f"{start.name}-{start.id}",  # resumes the run of this name
             resume="allow",
             config=dict(start.parameters),
             embed=False,
@@ -26,5 +26,5 @@ class Run:
         for one in figures:
             self._run.log(dict(one.values), step=one.step)
 
-    def finish(self, code: int) -> None:  # noqa: ARG002  # it keeps none
+    def finish(self, code: int) -> None:  # noqa: ARG002  # it has no exit codes
         self._run.finish()

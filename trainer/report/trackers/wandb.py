@@ -23,7 +23,7 @@ class Run:
             allow_val_change=True,
             settings=wandb.Settings(console="off"),
         )
-        # Its own steps only ascend, and a checkpoint's figures come after those of later steps.
+        # Its own steps must ascend, but a checkpoint's figures come after those of later steps.
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 

@@ -94,5 +94,5 @@ def test_without_events_or_a_package_it_is_one_line(
     ended = process.end()
     assert ended.code == 71
     assert ended.stderr.splitlines()[1:] == [
-        "report: no package altair; pip install 'muster[report]' brings it (exit 71)"
+        "report: no package altair; install it with pip install 'muster[report]' (exit 71)"
     ]

@@ -90,7 +90,7 @@ ENDINGS: dict[str, tuple[list[dict[str, Any]], list[Any], list[tuple[Any, Any]],
             attempt("ended", 25, host="b", exit=143),
         ],
         [(None, None), (143, 5)],
-        "stopped: stopped by a signal at step 5 of 9; start it again to go on",
+        "stopped: stopped by a signal at step 5 of 9; start it again to continue",
     ),
     "a rank killed on another node: the cause is there, not on rank 0's": (
         [

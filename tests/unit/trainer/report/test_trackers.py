@@ -13,7 +13,7 @@ from trainer.report.trackers.__main__ import _read
 from trainer.report.trackers.process import tracked
 
 MISSING = (
-    "TRAINER_TRACKER=wandb: no package wandb is installed; pip install wandb, in the job's image"
+    "TRAINER_TRACKER=wandb: no package wandb is installed; pip install wandb in the job's image"
 )
 
 WITHOUT = pytest.mark.skipif(

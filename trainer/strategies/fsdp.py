@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
+from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed.precision import half
@@ -76,7 +77,17 @@ def no_sync(sharded: FSDPModule) -> Callable[[], contextlib.AbstractContextManag
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
-    """Shard `model` over `mesh`, block by block, so that few parameters are whole at once."""
+    """Shard `model` over `mesh`, block by block, so that few parameters are whole at once.
+
+    Raises Fault(64) for a scalar parameter, which torch's fully_shard does not support.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 0:
+            raise Fault(
+                Exit.CONFIG,
+                f"task {settings.task}: its parameter {name} is a scalar, which cannot be sharded; "
+                "give it shape (1,), or use mode ddp",
+            )
     # reduce_dtype is given: its default changed with torch 2.15, from param_dtype to the gradient's.
     precision = exact = MixedPrecisionPolicy()
     if dtype := half(settings):

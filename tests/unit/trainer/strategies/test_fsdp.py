@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from trainer import tasks
+from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.models.blocks import choose
 from trainer.strategies.fsdp import shard
@@ -62,6 +63,16 @@ def test_small_blocks_of_two_types_are_gathered_by_themselves(mesh: DeviceMesh) 
     assert gathered_alone(model, mesh) == {"Linear": 2}
     outputs = second(first(torch.ones(1, 8, dtype=torch.float64)).float())
     outputs.sum().backward()  # torch looks at the types at the first call
+
+
+def test_a_scalar_parameter_is_refused(mesh: DeviceMesh) -> None:
+    model = layers(8)
+    model.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
+    with pytest.raises(
+        Fault, match=r"its parameter scale is a scalar, .*; give it shape"
+    ) as refused:
+        shard(model, mesh, Settings())
+    assert refused.value.code == Exit.CONFIG
 
 
 def gathered_alone(model: nn.Module, mesh: DeviceMesh) -> Counter[str]:

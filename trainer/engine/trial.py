@@ -3,9 +3,11 @@
 try_task(run)
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from torch import nn
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.task_contract import blamed_on, try_batch
@@ -44,4 +46,20 @@ def first_step(run: Run) -> AbstractContextManager[None]:
     It is the first to pass backwards and to update, and would fail alike in each attempt.
     """
     is_first = run.step == 0 and ":" in run.settings.task
-    return blamed_on(run.settings.task, "the first step") if is_first else nullcontext()
+    return _tried(run) if is_first else nullcontext()
+
+
+@contextmanager
+def _tried(run: Run) -> Iterator[None]:
+    name, strategy = run.settings.task, run.strategy
+    with blamed_on(name, "the first step"):
+        yield
+    trained = {id(p) for module in (strategy.module, *strategy.stages) for p in module.parameters()}
+    for attribute, value in vars(run.task).items():
+        for key, parameter in value.named_parameters() if isinstance(value, nn.Module) else ():
+            if parameter.grad is not None and id(parameter) not in trained:
+                raise Fault(
+                    Exit.CONFIG,
+                    f"task {name}: its {attribute} has parameters ({key}) that get a gradient but are not "
+                    "in the model, so not trained; make it a part of what model() returns",
+                )

@@ -52,6 +52,7 @@ CASES = {
     "SampleHasAStep": "sample() returned a 'step', which the sample event has already",
     "OptimizerIsNone": "optimizer() returned a NoneType; wanted: an Optimizer",
     "OptimizerRaises": "optimizer() raised TypeError: ",
+    "LossHasWeights": "its margin has parameters (weight) that get a gradient but are not in the",
     "BlocksOfAnother": "blocks() returned something else than modules within the model",
     "BlocksWithinABlock": "blocks() returned a Sequential that is within another of its blocks",
     "OptimizerOfOthers": "optimizer() returned a SGD without 4 of the 4 parameters that it was given",

@@ -60,6 +60,6 @@ def _tried(run: Run) -> Iterator[None]:
             if parameter.grad is not None and id(parameter) not in trained:
                 raise Fault(
                     Exit.CONFIG,
-                    f"task {name}: its {attribute} has parameters ({key}) that get a gradient but are not "
-                    "in the model, so not trained; make it a part of what model() returns",
+                    f"task {name}: its {attribute} has parameters ({key}) that get a gradient but are "
+                    "not in the model, so not trained; make it a part of what model() returns",
                 )

@@ -76,6 +76,7 @@ def check(name: str) -> Iterator[str]:
         )
         from trainer.distributed.precision import cast, dtype_of  # noqa: PLC0415
         from trainer.engine.initial import load_own  # noqa: PLC0415
+        from trainer.engine.trial import check_gradients  # noqa: PLC0415
 
     task = tasks.load(settings)
     yield f"{name}: has its methods; the metric is {task.metric}"
@@ -114,6 +115,7 @@ def check(name: str) -> Iterator[str]:
         if part == "training":
             with blamed_on(name, "the backward pass"):
                 losses.sum().backward()
+            check_gradients(task, name, [model])
             if len(unused := [key for key, one in named.items() if one.grad is None]) == len(named):
                 raise Fault(Exit.CONFIG, f"task {name}: no parameter of the model has a gradient")
             yield (

@@ -3,12 +3,13 @@
 try_task(run)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
 
+from trainer import tasks
 from trainer.config.exits import Exit, Fault
 from trainer.data.task_contract import blamed_on, try_batch
 from trainer.distributed.messages import from_all
@@ -51,11 +52,15 @@ def first_step(run: Run) -> AbstractContextManager[None]:
 
 @contextmanager
 def _tried(run: Run) -> Iterator[None]:
-    name, strategy = run.settings.task, run.strategy
-    with blamed_on(name, "the first step"):
+    with blamed_on(run.settings.task, "the first step"):
         yield
-    trained = {id(p) for module in (strategy.module, *strategy.stages) for p in module.parameters()}
-    for attribute, value in vars(run.task).items():
+    check_gradients(run.task, run.settings.task, [run.strategy.module, *run.strategy.stages])
+
+
+def check_gradients(task: tasks.Task, name: str, modules: Sequence[nn.Module]) -> None:
+    """Raise Fault(64) if the loss of a step has gone back to parameters that are not in `modules`."""
+    trained = {id(parameter) for module in modules for parameter in module.parameters()}
+    for attribute, value in vars(task).items():
         for key, parameter in value.named_parameters() if isinstance(value, nn.Module) else ():
             if parameter.grad is not None and id(parameter) not in trained:
                 raise Fault(

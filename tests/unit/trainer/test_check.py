@@ -79,6 +79,7 @@ def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None
             64,
             "the optimiser's step raised TypeError: LBFGS.step()",
         ),
+        (f"{WRONG}:LossHasWeights", 64, "its margin has parameters (weight) that get a gradient"),
         (
             f"{WRONG}:ScheduleIsNegative",
             64,

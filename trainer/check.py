@@ -68,13 +68,12 @@ def check(name: str) -> Iterator[str]:
         from trainer.data.stream import Stream  # noqa: PLC0415
         from trainer.data.task_contract import (  # noqa: PLC0415
             blamed_on,
-            blocks_of,
-            check_model,
             own_of,
             sample_of,
             try_batch,
         )
         from trainer.distributed.precision import cast, dtype_of  # noqa: PLC0415
+        from trainer.engine.build import model_of  # noqa: PLC0415
         from trainer.engine.initial import load_own  # noqa: PLC0415
         from trainer.engine.trial import check_gradients  # noqa: PLC0415
 
@@ -90,11 +89,7 @@ def check(name: str) -> Iterator[str]:
             raise Fault(Exit.DATA, f"task {name}: the {part} set is empty")
         yield f"data(train={part == 'training'}): {len(data):,} samples"
     torch.manual_seed(settings.seed)
-    with blamed_on(name, "model()"):
-        model = task.model()
-    check_model(model, name)
-    blocks_of(task, model, name)
-    cast(model, dtype_of(settings))
+    model = cast(model_of(task, settings), dtype_of(settings))
     yield from load_own(model, task, settings)
     named = dict(model.named_parameters())
     yield f"model(): {type(model).__name__}, {sum(p.numel() for p in named.values()):,} parameters"

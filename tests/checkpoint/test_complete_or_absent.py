@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.checkpoint.small import ALONE, equal, found, loaded, save, trained
+from tests.checkpoint.small import ALONE, equal, found, label, loaded, save, trained
 from trainer.checkpoint.find import Found
 from trainer.checkpoint.manifest import Progress
 from trainer.checkpoint.read import load
 from trainer.checkpoint.retention import Keep
-from trainer.checkpoint.store import Local
-from trainer.checkpoint.write import Refused
+from trainer.checkpoint.state import capture
+from trainer.checkpoint.store import Local, store_at
+from trainer.checkpoint.write import Refused, write
 from trainer.config.exits import Exit, Fault
 
 
@@ -184,6 +185,14 @@ def test_another_model_does_not_fit(other: nn.Module, reason: str, tmp_path: Pat
     with pytest.raises(Fault, match=f"does not fit this run.*{reason}") as caught:
         load(the(found(tmp_path)), other, optimizer, {}, runtime=ALONE)
     assert caught.value.code == Exit.DATA
+
+
+def test_a_tensor_without_elements_is_no_other_model(tmp_path: Path) -> None:
+    model, optimizer = trained(1)
+    model.register_buffer("cache", torch.empty(0, 4))
+    store = store_at(tmp_path)
+    write(capture(model, optimizer, {}), label(1), store, Keep(1), group=None)
+    load(the(found(tmp_path)), model, optimizer, {}, runtime=ALONE)
 
 
 class Counter:

@@ -96,11 +96,14 @@ def test_a_full_disk_ends_the_log_and_not_the_run(start: Any, tiny_disk: Path) -
     assert text.replace(warning, "").splitlines() == lines
 
 
-def test_at_the_end_there_is_no_next_attempt_so_it_is_71(tiny_disk: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_at_the_end_there_is_no_next_attempt_so_it_is_71(
+    ranks: int, tiny_disk: Path, tmp_path: Path
+) -> None:
     plant = planted(FILLED=str(tiny_disk))
     elsewhere = TRAINED | {"checkpoints": str(tiny_disk / "run/checkpoints")}
-    events = run_ranks(1, tmp_path / "run", plant, code=71, steps="9", **elsewhere)
+    events = run_ranks(ranks, tmp_path / "run", plant, code=71, steps="9", **elsewhere)
     assert "the newest complete one is" in events[-1]["message"]
     (tiny_disk / "ballast").unlink()
-    resumed = run_ranks(1, tmp_path / "run", plant, steps="9", **elsewhere)[len(events) :]
+    resumed = run_ranks(ranks, tmp_path / "run", plant, steps="9", **elsewhere)[len(events) :]
     assert [event["step"] for event in resumed if event.get("action") == "resumed"] == [4]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from traceback import StackSummary
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from tests.conftest import ROOT, clean_environment
@@ -172,6 +174,7 @@ def test_torch_unpickles_in_no_place_that_is_not_known() -> None:
     [
         OSError(28, "full"),
         Fault(Exit.DATA, "x"),
+        CheckpointException("write", {1: (OSError(28, "full"), StackSummary())}),
         {"a": [1, (2.5, None)]},
         torch.Size([2]),
         torch.float16,

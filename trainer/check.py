@@ -1,4 +1,4 @@
-"""Check a task of your own on two samples, in seconds: every method, the backward pass, the optimiser.
+"""Check your own task on two samples, in seconds: every method, the backward pass, the optimiser.
 
 python -m trainer.check circles:Circles
 TRAINER_PRECISION=fp64 python -m trainer.check circles:Circles    # with settings
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from trainer.distributed.optim import Own
 
 _HELP = """
-Makes the task, both sets and the model, and passes two samples of each set through model, loss and
-score, the loss backwards, and takes a step of the optimiser, all on the CPU. A line tells each thing
-that is right; the first that is not ends the check, as it would end a run before its first step.
+Creates the task, both data sets and the model on the CPU. Passes two samples of each set through model,
+loss and score. Then does the backward pass and one step of the optimiser. Prints a line for each part
+that is right, and stops at the first error, which would also end a run before its first step.
 
 exit codes: 0 all is right, 64 the task is wrong, 65 its data cannot be read.
 """
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Check the task that the arguments name and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer.check",
-        description="Check a task of your own on two samples.",
+        description="Check your own task on two samples.",
         epilog=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,9 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def check(name: str) -> Iterator[str]:
-    """Yield a line for each thing that is right.
+    """Yield a line for each part that is right.
 
-    Raises Fault(64) or Fault(65) at the first that is not.
+    Raises Fault(64) or Fault(65) at the first error.
     """
     settings = from_environment({**os.environ, variable("task"): name})
     # torch takes seconds to import; --help and wrong settings do not need it.
@@ -94,7 +94,7 @@ def check(name: str) -> Iterator[str]:
     named = dict(model.named_parameters())
     yield f"model(): {type(model).__name__}, {sum(p.numel() for p in named.values()):,} parameters"
     if others := [k for k, v in model.state_dict().items() if not isinstance(v, torch.Tensor)]:
-        yield f"an export will be without {', '.join(others[:3])}: it holds tensors alone"
+        yield f"an export leaves out {', '.join(others[:3])}: it holds only tensors"
     for part, data in sets.items():
         second = min(1, len(data) - 1) if isinstance(data, Stream) else len(data) - 1
         two = Samples(torch.tensor([0, second]), torch.ones(2))
@@ -115,7 +115,7 @@ def check(name: str) -> Iterator[str]:
                 raise Fault(Exit.CONFIG, f"task {name}: no parameter of the model has a gradient")
             yield (
                 f"the backward pass reaches {len(named) - len(unused)} of {len(named)} parameters"
-                + (f"; not {', '.join(unused[:3])}, which stay as they are" if unused else "")
+                + (f"; not {', '.join(unused[:3])}, which will not change" if unused else "")
             )
     yield _optimizer(model, settings, own_of(task, name))
     if made := sample_of(task, name, model.eval()):
@@ -123,7 +123,7 @@ def check(name: str) -> Iterator[str]:
 
 
 def _optimizer(model: "nn.Module", settings: Settings, own: "Own") -> str:
-    """Update the model by its gradients, as in the first step of a run; return what did it."""
+    """Update the model as in the first step of a run; return a line about the optimiser."""
     from trainer.data.task_contract import blamed_on  # noqa: PLC0415
     from trainer.distributed import optim  # noqa: PLC0415
 

@@ -257,7 +257,7 @@ def test_a_tokenizers_file_makes_text_of_the_samples_of_tokens(tmp_path: Path) -
     wrong = {"task_tokenizer": str(tmp_path / "meta.json")}
     refused = python(tmp_path, "-m", "trainer.check", "tokens", **common, **wrong)
     assert refused.returncode == 65
-    assert f"TRAINER_TASK_TOKENIZER={tmp_path}/meta.json: no file of the package tokenizers" in (
+    assert f"TRAINER_TASK_TOKENIZER={tmp_path}/meta.json: not a file of the package tokenizers" in (
         refused.stderr
     )
     assert refused.stderr.count("\n") == 1
@@ -272,7 +272,7 @@ def test_a_tokenizers_file_makes_text_of_the_samples_of_tokens(tmp_path: Path) -
         (
             {"data": "/none"},
             65,
-            "TRAINER_DATA=/none: task huggingface wants train.jsonl or train.txt",
+            "TRAINER_DATA=/none: task huggingface needs train.jsonl or train.txt",
         ),
         ({"data": "wrong"}, 65, "wrong/train.jsonl, line 1: not JSON"),
         (

@@ -93,8 +93,8 @@ def test_a_class_is_a_folder_and_a_sequence_a_file(tmp_path: Path) -> None:
     ("settings", "message", "code"),
     [
         ({"data": "nowhere"}, "TRAINER_DATA=nowhere: No such file", Exit.DATA),
-        ({"data": "."}, "found 0 subfolders; it wants one for each class", Exit.DATA),
-        ({"model": "rnn"}, "TRAINER_MODEL='rnn': task seqclass offers lstm, gru", Exit.CONFIG),
+        ({"data": "."}, "found 0 subfolders; it needs one for each class", Exit.DATA),
+        ({"model": "rnn"}, "TRAINER_MODEL='rnn': task seqclass has lstm, gru", Exit.CONFIG),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -1,8 +1,8 @@
-"""Augmentation of whole batches on the device, with random numbers that come from each sample's key.
+"""Augmentation of whole batches on the device. Each sample's random numbers come from its key.
 
-A key is a function of (seed, epoch, index), so a sample looks the same for any world size, number of
-workers, and after a restart. torchvision's random transforms draw once for a whole batch. These use
-integers and move whole pixels, so that every device computes the same.
+A key is a function of (seed, epoch, index), so a sample looks the same for any world size and number of
+workers, and after a restart. torchvision's random transforms draw once for a whole batch. The transforms
+here use integers and move whole pixels, so that every device computes the same.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.data.order import scramble
 
-_STREAM = 0x1E3779B97F4A7C15  # an odd 64-bit number, the distance of two draws of a key
+_STREAM = 0x1E3779B97F4A7C15  # an odd 64-bit number: the distance between two draws of a key
 
 
 def draw(keys: Tensor, number: int, limit: int) -> Tensor:
@@ -27,9 +27,9 @@ def draw(keys: Tensor, number: int, limit: int) -> Tensor:
 class Augmentation:
     """Turns uint8 images, shape (n, channels, height, width), into normalised float32 ones.
 
-    Each image is padded by `padding` on every side and cropped to `size` x `size`: with keys at a random
-    place, and flipped left to right with probability 1/2 if `flip`; without keys in the middle. Then it
-    is scaled to 0..1 and normalised with `mean` and `std`, a value for each channel.
+    Each image is padded by `padding` on every side and cropped to `size` x `size`. With keys the crop is
+    at a random position and, if `flip`, flipped left to right with probability 1/2; without keys it is
+    in the middle. Then it is scaled to 0..1 and normalised with `mean` and `std`, per channel.
     """
 
     size: int
@@ -50,7 +50,7 @@ class Augmentation:
         shape = (1, -1, 1, 1)
         mean = torch.tensor(self.mean, device=images.device).view(shape)
         std = torch.tensor(self.std, device=images.device).view(shape)
-        # A copy, changed in place: each new tensor of a batch of photographs costs as much as its pass.
+        # One copy, changed in place: to allocate another tensor costs as much as the operation on it.
         return images.to(torch.float32, copy=True).div_(255).sub_(mean).div_(std)
 
     def _window(self, images: Tensor, keys: Tensor, height: int, width: int) -> Tensor:
@@ -61,6 +61,6 @@ class Augmentation:
             columns = torch.where(draw(keys, 2, 2)[:, None] > 0, columns.flip(1), columns)
         columns = draw(keys, 1, width + 1)[:, None] + columns
         samples = torch.arange(len(images), device=images.device)[:, None, None]
-        # the index of the channels is between the others, so the channels come last
+        # The channels' index is between the other indices, so the channels come last.
         chosen = images[samples, :, rows[:, :, None], columns[:, None, :]]
         return chosen.permute(0, 3, 1, 2)

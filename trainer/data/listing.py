@@ -1,7 +1,7 @@
-"""The files of a data set in folders, a subfolder a class, listed once per run.
+"""The files of a data set in folders, one subfolder per class, listed once per run.
 
-A million paths as Python's objects take 0.6 GiB in every rank and every worker. Here they are one array
-of bytes, 40 MB. A file keeps it: ranks and workers map it, and a restart does not list the folders.
+A million paths as Python objects take 0.6 GiB in every rank and every worker. Here they are one array of
+bytes, 40 MB, saved in a file: ranks and workers map it, and a restart need not list the folders.
 
     files = listed(root, ["cat", "dog"], suffixes={".jpg"}, keep=run / "listing-train.safetensors")
     path, label = files[0]
@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 
 log = logging.getLogger("trainer")
 
-# A folder that changed this short a time ago may change again within one tick of the server's clock.
+# A folder that changed more recently may change again within the same tick of the server's clock.
 _SETTLED = 60 * 10**9  # ns
 
 
@@ -34,9 +34,9 @@ def listed(
 ) -> "Listing":
     """Return the files below the classes' folders, by class, each class in the order of its paths.
 
-    The order is part of a run: it takes samples by their numbers. A listing in the file `keep` is used
-    while no folder has changed since. Otherwise one is written there, if the folders are at rest and
-    there is a run: a check of a task has no run folder.
+    The order is part of a run, which takes samples by their numbers. A listing in the file `keep` is
+    used if no folder has changed since. Otherwise a new one is written there, unless a folder changed
+    in the last minutes or there is no run folder, as in a check of a task.
     """
     if keep is not None:
         with contextlib.suppress(OSError, SafetensorError, KeyError, TypeError, ValueError):
@@ -60,7 +60,7 @@ def listed(
 
 
 class Listing(Sequence[tuple[str, int]]):
-    """Paths and the numbers of their classes. `ends[i]:ends[i + 1]` of `names` is the path of file i."""
+    """Paths with their class numbers. `ends[i]:ends[i + 1]` of `names` is the path of file i."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Listing(Sequence[tuple[str, int]]):
         self.about, self._file = about, file
 
     def fits(self, root: Path, classes: list[str]) -> bool:
-        """Return whether this is what is there: no folder has changed, none is new or gone."""
+        """Return whether the listing is still right: no folder has changed, none is new or gone."""
         if (self.about["root"], self.about["classes"]) != (str(root), classes):
             return False
         try:
@@ -101,20 +101,20 @@ class Listing(Sequence[tuple[str, int]]):
         return f"{self.about['root']}/{path}", bisect.bisect_right(self.firsts, place) - 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let a loader's worker map the file, too."""
+        """Pickle only the file's path, so that a loader's worker maps the file too."""
         if self._file is not None:
             return _read, (self._file,)
         return Listing, (self.names, self.ends, self.firsts, self.about)
 
 
 def _files(root: Path, name: str, suffixes: set[str], changed: dict[str, int]) -> list[str]:
-    """Return the files of a class, as paths below `root`; note when each folder was last changed."""
+    """Return the files of a class, relative to `root`; note in `changed` when each folder changed."""
     found = []
     above = len(str(root)) + 1
     changed[name] = (root / name).stat().st_mtime_ns
     for where, folders, files in os.walk(f"{root}/{name}"):
         below = where[above:]
-        for folder in folders:  # before it is read: what comes later makes the listing an old one
+        for folder in folders:  # before it is read, so that a later change is noticed
             changed[f"{below}/{folder}"] = os.stat(f"{where}/{folder}").st_mtime_ns  # noqa: PTH116
         # A Path takes ten times as long.
         found += [f"{below}/{x}" for x in files if os.path.splitext(x)[1].lower() in suffixes]  # noqa: PTH122
@@ -122,7 +122,7 @@ def _files(root: Path, name: str, suffixes: set[str], changed: dict[str, int]) -
 
 
 def _read(file: Path) -> Listing:
-    """Return what is kept in a file, mapped."""
+    """Return the listing in a file, which is mapped."""
     with safe_open(file, framework="pt") as kept:
         names, ends = (kept.get_tensor(name).numpy() for name in ("names", "ends"))
         about = json.loads(kept.metadata()["about"])
@@ -136,5 +136,9 @@ def _write(listing: Listing, file: Path) -> None:
         save_file(tensors, new, {"about": json.dumps(listing.about | {"firsts": listing.firsts})})
         new.replace(file)
     except OSError as error:
-        log.warning("data: the list of files is made again at each start: %s: %s", file, error)
+        log.warning(
+            "data: the list of files cannot be saved and is made again at each start: %s: %s",
+            file,
+            error,
+        )
         new.unlink(missing_ok=True)

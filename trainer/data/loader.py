@@ -36,15 +36,15 @@ from trainer.data.stream import Stream
 from trainer.distributed.tensors import map_tensors, on_device
 
 Shares = Iterator[Samples]
-_Unreadable = dict[int, UnreadableSample]  # by the place in the batch
+_Unreadable = dict[int, UnreadableSample]  # by the position in the batch
 _TRIES = 100
 
 
 class Loader:
-    """Batches of one data set on `device`, inputs of real numbers as `dtype`.
+    """Batches of one data set on `device`; floating-point inputs are converted to `dtype`.
 
     In-memory data is indexed. Other data comes through a DataLoader with `workers` processes, each
-    `prefetch` batches ahead; they live as long as the loader, not only for one pass.
+    `prefetch` batches ahead. These live as long as the loader, not only for one pass.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Loader:
         self._channels_last = channels_last
         self._move = partial(on_device, device=device)
         self._stream_state: dict[str, Any] = {}
-        # Asked for once: isinstance of a protocol looks for its methods each time.
+        # Checked once: isinstance with a protocol looks up its methods each time.
         self._transform = data.transform_batch if isinstance(data, Transformed) else None
         self._batch = data.batch if isinstance(data, InMemory) else None
         if self._batch is None:
@@ -79,7 +79,7 @@ class Loader:
                 worker_init_fn=_end_with_rank,
                 persistent_workers=workers > 0,
                 pin_memory=device.type != "cpu",
-                generator=torch.Generator(),  # else it draws a seed from the training's generator
+                generator=torch.Generator(),  # else it would draw a seed from the training's generator
                 # A forked worker can deadlock with NCCL (DDP documentation).
                 multiprocessing_context="forkserver" if workers else None,
             )
@@ -87,7 +87,7 @@ class Loader:
     def __call__(self, shares: Shares) -> Iterator[Batch]:
         """Yield the micro-batches of `shares`, in their order.
 
-        One pass at a time: the next pass ends one that was not read to its end.
+        Only one pass at a time: a new pass ends the previous one.
         """
         for samples, read, unreadable in self._read(shares):
             weights = samples.weights
@@ -115,8 +115,8 @@ class Loader:
 
     def _input(self, tensor: Tensor) -> Tensor:
         tensor = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
-        # Convolutions take the format of their input. Not the weights: fully_shard refuses
-        # channels_last.
+        # Convolutions take the memory format of their input. The weights are not converted, because
+        # fully_shard refuses channels_last.
         images = self._channels_last and tensor.dim() == 4
         return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
@@ -134,18 +134,18 @@ class Loader:
             yield self._requests.pending.pop(0), samples, unreadable
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a stream after the last batch; the same for all ranks' streams."""
+        """Return the state of a stream after the last batch; it is the same on all ranks."""
         return self._stream_state or {"position": 0, "state": ""}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the stream begin at this state."""
+        """Start the stream at this state."""
         self._stream_state = state
         if state["state"] and isinstance(self._data, Stream):
             self._data.resume(state)
 
 
 class _Requests:
-    """The batch sampler of every pass: yields the indices and keys to read, and keeps the samples."""
+    """The batch sampler of every pass: yields the indices and keys to read, and keeps their samples."""
 
     def __init__(self) -> None:
         self.shares: Shares = iter(())
@@ -161,7 +161,7 @@ class _Requests:
 class _Reader:
     """Reads a whole batch in a worker process.
 
-    The random numbers of a sample, by torch, NumPy or Python, depend on its key alone, not on the
+    The random numbers of a sample, by torch, NumPy or Python, depend only on its key, not on the
     worker.
     """
 
@@ -176,7 +176,9 @@ class _Reader:
             with restored() if keyed else contextlib.nullcontext():
                 return self._read(wanted)
         except Fault as fault:
-            return fault  # raised in a worker it would arrive as a RuntimeError, its code lost
+            return (
+                fault  # raised in a worker, it would arrive as a RuntimeError without its exit code
+            )
 
     def _read(
         self, wanted: list[tuple[int, int | None]]
@@ -201,19 +203,19 @@ class _Reader:
                 samples[number] = replacement
         try:
             batch = getattr(self._data, "collate", default_collate)(samples)
-        except Exception as error:  # noqa: BLE001  # a collate of one's own may raise anything
+        except Exception as error:  # noqa: BLE001  # a user's collate may raise anything
             indices = ", ".join(str(index) for index, _ in wanted[:3])
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise Fault(
                 Exit.CONFIG,
-                f"the samples {indices} ... make no batch: {reason}; samples of unequal shape need a "
-                f"method collate(samples) of the data, a {type(self._data).__name__}",
+                f"the samples {indices} ... cannot be made into a batch: {reason}; for samples of "
+                f"unequal shape the data, a {type(self._data).__name__}, needs a collate(samples)",
             ) from None
         stream = self._data if isinstance(self._data, Stream) else None
         return batch, unreadable, stream.state() if stream and stream.has_state else {}
 
     def _sample_near(self, index: int) -> Any:
-        """Return a sample after `index` that can be read, for its shape."""
+        """Return a readable sample after `index`; only its shape is needed."""
         for distance in range(1, min(_TRIES, len(self._data))):
             with contextlib.suppress(Exception):
                 return self._data[(index + distance) % len(self._data)]
@@ -221,7 +223,7 @@ class _Reader:
         raise Fault(Exit.DATA, f"none of {_TRIES} samples from {first} on can be read")
 
     def _file(self, index: int) -> str:
-        """Return the file of the sample, if the data has `samples` as torchvision's folders do."""
+        """Return the file of the sample, if the data has `samples` as torchvision's ImageFolder has."""
         try:
             return str(self._data.samples[index][0])  # type: ignore[attr-defined]
         except (AttributeError, IndexError, KeyError, TypeError):
@@ -235,8 +237,8 @@ def _collated_already(batch: Any) -> Any:
 def _end_with_rank(_: int) -> None:
     """Make a worker end when its rank ends.
 
-    torch checks the worker's parent, which is the fork server, and the server lives as long as a worker.
-    Without this both outlive a rank that was killed.
+    torch checks only the worker's parent, which is the fork server, and the server lives as long as a
+    worker. Without this, both would outlive a rank that was killed.
     """
 
     def wait() -> None:
@@ -251,14 +253,14 @@ def _end_with_rank(_: int) -> None:
 def _start_loader_server(module: str) -> None:
     """Start the process that forks the loader's workers, with SIGTERM and SIGINT blocked.
 
-    Child processes inherit blocked signals. torchrun signals the whole process group to stop, and a run
-    still needs its workers to finish the step and save: without this it died in next(loader).
+    Child processes inherit blocked signals. To stop a run, torchrun signals the whole process group, but
+    the run still needs its workers to finish the step and save.
     """
-    # torch and the data's module are imported once, in the server, and not by every worker
+    # Torch and the data's module are imported once, in the server, not by every worker.
     preloaded = ["trainer.data.loader_server", module]
     multiprocessing.get_context("forkserver").set_forkserver_preload(preloaded)
     atexit.register(_kill_remaining_workers)
-    resource_tracker.ensure_running()  # first: its own start unblocks these signals
+    resource_tracker.ensure_running()  # before blocking: its start unblocks these signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -267,9 +269,9 @@ def _start_loader_server(module: str) -> None:
 
 
 def _kill_remaining_workers() -> None:
-    """Kill workers that an error left, before multiprocessing does at exit.
+    """Kill workers that still run after an error, before multiprocessing stops them at exit.
 
-    multiprocessing sends SIGTERM, which they block, and waits without a bound.
+    multiprocessing sends SIGTERM, which the workers block, and waits without a timeout.
     """
     for child in multiprocessing.active_children():
         if child.daemon:

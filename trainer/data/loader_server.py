@@ -1,4 +1,4 @@
-"""What the process that forks the loader's workers imports first: `trainer/data/loader.py` starts it.
+"""The first import of the process that forks the loader's workers; `trainer/data/loader.py` starts it.
 
 import trainer.data.loader_server
 """

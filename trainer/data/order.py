@@ -1,9 +1,9 @@
 """The order of the samples, and the share of each rank.
 
-The order is a pure function of (seed, epoch, position). The permutations of the epochs, one after the
+The order is a pure function of (seed, epoch, position). The permutations of all epochs, one after the
 other, are one stream, and optimiser step k takes the samples k*B .. (k+1)*B of it. World size, workers
-and restarts do not change it. Every batch is full, and each epoch has each sample once. The random
-numbers of a sample's augmentation come from its key, a pure function as well.
+and restarts do not change the order. Every batch is full, and each epoch has each sample once. A
+sample's key, from which its augmentation draws random numbers, is a pure function of them too.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ from trainer.plan.batches import Batches
 class Samples:
     """The samples of a micro-batch: `indices` in the data set, each tensor of shape (n,).
 
-    `weights` are those of the samples in a mean, 0 for padding. `keys`, functions of (seed, epoch,
-    index), seed the augmentation; without keys there is none. `whole`: every weight is 1.
+    `weights` are the samples' weights in a mean, 0 for padding. `keys`, functions of (seed, epoch,
+    index), seed the augmentation; without keys there is no augmentation. `whole`: every weight is 1.
     """
 
     indices: Tensor
@@ -50,11 +50,11 @@ class Samples:
 
 @dataclass(frozen=True)
 class Order:
-    """The stream of training samples: `length` an epoch, `end` in all (the last batch may cross it).
+    """The stream of training samples: `length` per epoch, `end` in all (the last batch may cross it).
 
-    `in_order`: not permuted, for a stream; an index is the position in all epochs. With `tokens`, shape
-    (length,), a sample's weight is its number of tokens; else it is 1. Without `keyed` its samples
-    have no keys, for data that draws no random numbers.
+    `in_order`: not permuted, for an IterableDataset; an index is the position in all epochs. With
+    `tokens`, shape (length,), a sample's weight is its number of tokens; else it is 1. Without `keyed`
+    samples have no keys, for data that draws no random numbers.
     """
 
     seed: int
@@ -67,7 +67,7 @@ class Order:
     def take(self, start: int, count: int, *, stop: int | None = None) -> Samples:
         """Return the samples at positions start .. start+count.
 
-        Positions beyond `stop`, or the end, are padding: the last position before it, with weight 0.
+        Positions from `stop` or `end` on are padding: the last position before, with weight 0.
         """
         end = self.end if stop is None else min(self.end, stop)
         real = max(0, min(count, end - start))
@@ -121,7 +121,7 @@ def mix(*parts: int | str) -> int:
 def scramble(values: Tensor) -> Tensor:
     """Return int64 `values`, each mapped to bits that look random: a bijection.
 
-    The last step of SplitMix64 (Steele, Lea and Flood, 2014), in integers, so equal on every device.
+    It is the last step of SplitMix64 (Steele, Lea and Flood, 2014), in integers, so every device agrees.
     """
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         values = (values ^ _shifted(values, shift)) * factor
@@ -137,9 +137,10 @@ def training_shares(order: Order, batches: Batches, rank: int, *, start: int) ->
     """Yield every micro-batch of data rank `rank`, from position `start` on.
 
     `accumulation` micro-batches make a step. The ranks' shares of a global batch are adjacent, so that
-    together they are the same samples for any number of ranks. Where samples have tokens, the ranks get
-    equally many samples with nearly as many tokens, and a micro-batch has samples of similar length, the
-    longest first: a batch too large for the memory fails in the first step.
+    together they are the same samples for any number of ranks. If samples have tokens, every rank gets
+    the same number of samples and about the same number of tokens, and a micro-batch has samples of
+    similar length. The longest come first, so that a batch too large for the memory fails in the first
+    step.
     """
     share = batches.micro * batches.accumulation
     while start < order.end:
@@ -159,9 +160,9 @@ def evaluation_shares(
 ) -> Iterator[Samples]:
     """Yield data rank `rank`'s part of a test set.
 
-    Every sample has its weight on exactly one rank. Every rank gets equally many, equally large
-    micro-batches: a mode that communicates in the forward pass would hang otherwise. Where samples have
-    tokens, those of similar length are in a micro-batch.
+    Every sample counts on exactly one rank. All ranks get equally many micro-batches of equal size:
+    otherwise a mode that communicates in the forward pass would hang. If samples have tokens, a
+    micro-batch has samples of similar length.
     """
     step = batches.micro * batches.replicas
     positions = torch.arange(length + -length % step).view(-1, batches.replicas, batches.micro)

@@ -1,6 +1,6 @@
-"""Seed the CPU's generators for a while: torch's, NumPy's and Python's.
+"""Seed the CPU's generators temporarily: torch's, NumPy's and Python's.
 
-with restored():  # ten times as long as to seed, so once for a batch
+with restored():  # takes ten times as long as seed(), so once per batch
     for index, key in wanted:
         seed(key)
         sample = data[index]

@@ -1,4 +1,4 @@
-"""The kinds of data sets, in memory or read sample by sample, and the batches made of them."""
+"""The kinds of data sets, in memory or read sample by sample, and their batches."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trainer.distributed.tensors import on_device
 
-# Tensors in dicts, tuples and lists, however deep; what else stands there is passed on as it is.
+# Tensors in nested dicts, tuples and lists; other values are passed on unchanged.
 Nested = Any
 
 
@@ -20,7 +20,7 @@ class InMemory(Protocol):
     def batch(self, indices: Tensor) -> Nested:
         """Return the samples `indices`, shape (n,), along dimension 0: a pair of inputs and targets.
 
-        What is no pair is given whole to the model and to the loss, as is a sample of a MapStyle.
+        A value that is not a pair goes whole to the model and to the loss, like a sample of a MapStyle.
         """
         ...
 
@@ -30,15 +30,15 @@ class Transformed(Protocol):
     """Data whose inputs are transformed on the device, a whole batch at once."""
 
     def transform_batch(self, inputs: Nested, keys: Tensor | None) -> Nested:
-        """Return the model's inputs. Random numbers of a sample are a function of its key, shape (n,).
+        """Return the model's inputs. A sample's random numbers must come only from its key.
 
-        There are no keys in evaluation.
+        `keys` has shape (n,); in evaluation it is None.
         """
         ...
 
 
 class MapStyle(Protocol):
-    """Data that returns one sample at a time, as `torch.utils.data.Dataset`; workers read it.
+    """Data that returns one sample at a time, like `torch.utils.data.Dataset`; workers read it.
 
     Samples of unequal shape need a method `collate(samples)` that returns a batch of them.
     """
@@ -53,7 +53,7 @@ Data = InMemory | MapStyle
 
 @dataclass(frozen=True)
 class Tensors:
-    """A data set that is two tensors, on one device: inputs and targets, one sample a row."""
+    """A data set of two tensors on one device, inputs and targets, with one sample per row."""
 
     inputs: Tensor
     targets: Tensor
@@ -69,15 +69,15 @@ class Tensors:
 def tokens_of(data: Data) -> Tensor | None:
     """Return the number of tokens of each sample, shape (len(data),), if the data has `tokens`.
 
-    Then a sample's loss is a mean over its tokens, its weight is their number, and the ranks get batches
-    with about equally many.
+    Then a sample's loss is a mean over its tokens, its weight is the number of its tokens, and the ranks
+    get batches with about the same number of tokens.
     """
     return getattr(data, "tokens", None)
 
 
 @dataclass(frozen=True)
 class UnreadableSample:
-    """A sample that cannot be read: its index, its file ("" if not known), and the error.
+    """A sample that cannot be read: its index, its file ("" if unknown), and the error.
 
     `weight` is the weight that it would have had in the mean.
     """
@@ -90,10 +90,10 @@ class UnreadableSample:
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch of one rank; `weights`, shape (n,), are those of the samples in a mean.
+    """A micro-batch of one rank; `weights`, shape (n,), are the samples' weights in a mean.
 
-    The weight is 0 for padding, and for a sample that replaces one of `unreadable`. `whole`: it is known
-    that every weight is 1, without a look at the device.
+    The weight is 0 for padding, and for a sample that replaces one of `unreadable`. `whole`: every
+    weight is 1, which is known without reading the tensor on the device.
     """
 
     inputs: Nested

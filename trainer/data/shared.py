@@ -1,7 +1,7 @@
-"""Keep a data set in memory once per machine: one local rank reads it, the others map the same memory.
+"""Keep a data set in memory once per machine: one local rank reads it, the other ranks map its memory.
 
-The memory is a memfd (Linux): it is freed with the last process that maps it, however that ends, and the
-size of /dev/shm does not limit it. Ranks map it copy-on-write: a rank that writes changes its own copy.
+The memory is a memfd (Linux): it is freed when the last process that maps it ends, even if it is killed,
+and the size of /dev/shm does not limit it. It is copy-on-write: a rank that writes changes its own copy.
 
     training = once_per_machine(partial(task.data, train=True), runtime)
 """
@@ -31,16 +31,16 @@ from trainer.regular import open_regular
 log = logging.getLogger("trainer")
 
 _NAME = "muster-data"
-_WORD = 8  # bytes of the number that is the last: where the list of places begins
+_WORD = 8  # bytes of the last number: where the list of positions starts
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_ALIGNMENT = 64  # bytes: a cache line, and more than any element needs
+_ALIGNMENT = 64  # bytes: a cache line, which is more than any element needs
 
 
 @dataclass(frozen=True)
 class _Offer:
-    """The message from the rank that reads to the others of its machine: where the memory is.
+    """The message from the rank that reads to the other ranks of its machine: where the memory is.
 
-    Without `descriptor` the data cannot be shared, and every rank reads it.
+    Without `descriptor` the data cannot be shared, and every rank reads it itself.
     """
 
     node: str
@@ -50,9 +50,10 @@ class _Offer:
 
 
 def once_per_machine(build: Callable[[], Data], runtime: Runtime) -> Data:
-    """Return what `build` returns, built on local rank 0 alone where the data is in memory.
+    """Return what `build` returns. If the data is in memory, only local rank 0 calls `build`.
 
-    A collective. The others wait, at most `TRAINER_COLLECTIVE_TIMEOUT`, and raise the fault of rank 0.
+    All ranks call it together. The other ranks wait, at most `TRAINER_COLLECTIVE_TIMEOUT`, and raise
+    the fault of local rank 0.
     """
     if runtime.control is None:
         return build()
@@ -68,24 +69,24 @@ def once_per_machine(build: Callable[[], Data], runtime: Runtime) -> Data:
                 mine, memory = _offer(data, node)
                 if mine.descriptor >= 0:
                     data = _map(mine)
-            except Exception as error:  # noqa: BLE001  # the others wait for an answer
+            except Exception as error:  # noqa: BLE001  # the other ranks wait for an answer
                 failed, fault = error, as_fault(error)
                 mine = _Offer(node, fault=(fault.code, str(fault)))
         (offer,) = [o for o in from_all(mine, runtime, _Offer | None) if o and o.node == node]
         if data is None and offer.fault is None and offer.descriptor >= 0:
             data = _map(offer)
-        from_all(None, runtime, None)  # the memory stays open until all have mapped it
+        from_all(None, runtime, None)  # the memory stays open until all ranks have mapped it
     finally:
         if memory >= 0:
             os.close(memory)
     if offer.fault is not None:
-        # The traceback of what was no Fault is printed by this rank.
+        # If it was not a Fault, this rank prints its traceback.
         raise Fault(*offer.fault) from (None if isinstance(failed, Fault) else failed)
     return build() if data is None else data
 
 
 def _offer(data: Data, node: str) -> tuple[_Offer, int]:
-    """Return the message to the others, and the file descriptor of the memory (-1: none)."""
+    """Return the message to the other ranks, and the memory's file descriptor (-1: none)."""
     if not isinstance(data, InMemory) or not hasattr(os, "memfd_create"):
         return _Offer(node), -1
     elements: list[pickle.PickleBuffer] = []
@@ -94,7 +95,7 @@ def _offer(data: Data, node: str) -> tuple[_Offer, int]:
         _Pickler(pickled, protocol=5, buffer_callback=elements.append).dump(data)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         log.warning(
-            "data: every rank holds a copy of its own, since it cannot be pickled: %s", error
+            "data: every rank holds its own copy, because the data cannot be pickled: %s", error
         )
         return _Offer(node), -1
     memory = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -113,12 +114,15 @@ def _offer(data: Data, node: str) -> tuple[_Offer, int]:
 
 def _map(offer: _Offer) -> Data:
     with open_regular(Path(f"/proc/{offer.pid}/fd/{offer.descriptor}")) as file:
-        # Any rank of the group can send an offer. Only memory that a process of this user on this
-        # machine has made for this, and can change no more, holds a pickle that is read.
+        # Any rank of the group can send an offer. A pickle is read only from memory that a process of
+        # this user on this machine has made for this purpose, and that is sealed against changes.
         name = str(Path(f"/proc/self/fd/{file.fileno()}").readlink())
         mine = os.fstat(file.fileno()).st_uid == os.geteuid()
         if name != f"/memfd:{_NAME} (deleted)" or not mine or not _sealed(file.fileno()):
-            raise Fault(Exit.CODE, "data: what another rank offers is not this user's memory here")
+            raise Fault(
+                Exit.CODE,
+                "data: another rank offered memory that is not this user's on this machine",
+            )
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     index = int.from_bytes(memory[-_WORD:], "big")
     places = json.loads(memory[index:-_WORD])
@@ -130,12 +134,12 @@ def _map(offer: _Offer) -> Data:
 def _sealed(descriptor: int) -> bool:
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) == _SEALS
-    except OSError:  # no memory at all
+    except OSError:  # not a memfd
         return False
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves the elements of plain tensors in host memory out of the pickle, as buffers."""
+    """Passes the elements of plain tensors in host memory as buffers outside the pickle."""
 
     def reducer_override(self, obj: Any) -> Any:
         plain = type(obj) is Tensor and obj.layout == torch.strided

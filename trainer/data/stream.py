@@ -1,7 +1,7 @@
-"""An `IterableDataset` with a length, read by position: every reader iterates, and keeps its own share.
+"""An `IterableDataset` with a length, read by position: every reader iterates and keeps its own share.
 
-Each rank, and each loader's worker, goes through the whole stream and takes the samples of its own
-batches. So the order is the stream's own, on any number of ranks and workers, and a resumed run goes on
+Each rank and each loader's worker goes through the whole stream and takes the samples of its own
+batches. So the order is the dataset's, on any number of ranks and workers, and a resumed run continues
 with the next sample.
 
     data = Stream(dataset, seed=settings.seed)
@@ -24,16 +24,16 @@ from trainer.data.order import mix
 from trainer.data.seeding import restored, seed
 from trainer.distributed.torch_private import forget_loader_worker
 
-# What the loader looks for in a data set.
+# Methods that the loader looks for in a data set.
 _PASSED_ON = ("collate", "transform_batch")
 
 
 class Stream:
-    """A stream of `len(dataset)` samples an epoch, to be read forward, by position.
+    """A stream of `len(dataset)` samples per epoch, which is read forward, by position.
 
-    The random numbers of a sample, by torch, NumPy or Python, depend on (seed, epoch, sample) alone. The
-    dataset's `set_epoch(epoch)` is called before each epoch, if it has one. One with `state_dict()` and
-    `load_state_dict()` continues where its state says; any other is read again from the epoch's start.
+    The random numbers of a sample, by torch, NumPy or Python, depend only on (seed, epoch, sample). If
+    the dataset has `set_epoch(epoch)`, it is called before each epoch. A dataset with `state_dict()` and
+    `load_state_dict()` resumes at its state; any other is read again from the start of the epoch.
     """
 
     def __init__(self, dataset: IterableDataset[Any], *, seed: int) -> None:
@@ -54,7 +54,7 @@ class Stream:
         return len(self._dataset)  # type: ignore[arg-type]  # checked by check_data
 
     def __getitem__(self, position: int) -> Any:
-        """Return a sample; those between it and the one before are read and dropped.
+        """Return a sample; samples between the previous one and this one are read and dropped.
 
         Raises Fault(65) when the stream ends early or raises.
         """
@@ -66,14 +66,14 @@ class Stream:
         return self._last
 
     def state(self) -> dict[str, Any]:
-        """Return the position of the next sample, and the dataset's state there as text."""
+        """Return the position of the next sample, and the dataset's state at that position as text."""
         file = io.BytesIO()
         torch.save(self._dataset.state_dict(), file)  # type: ignore[attr-defined]
         position = self._epoch * len(self) + self._next
         return {"position": position, "state": base64.b64encode(file.getvalue()).decode()}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Begin at a state of `state`, once its epoch is read at that position or later."""
+        """Continue at a state from `state()`, as soon as a sample at or after its position is read."""
         try:
             file = io.BytesIO(base64.b64decode(state["state"]))
             self._resumed = state["position"], torch.load(file, weights_only=True)
@@ -82,19 +82,22 @@ class Stream:
             raise Fault(
                 Exit.DATA,
                 f"{self._name()}: its saved state cannot be read: {reason}; state_dict() may hold "
-                "tensors, numbers, texts, lists and dicts",
+                "only tensors, numbers, texts, lists and dicts",
             ) from error
         self._iterator = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_iterator": None, "_last": None}  # for a worker, which begins anew
+        return vars(self) | {
+            "_iterator": None,
+            "_last": None,
+        }  # for a worker, which starts its own iteration
 
     def _first_at_hand(self) -> int:
         return self._next if self._last is None else self._next - 1
 
     def _begin(self, epoch: int, index: int) -> None:
-        """Begin an epoch, at the resumed position if that is in it and not beyond `index`."""
-        forget_loader_worker()  # a dataset that takes a worker's part by itself would take it twice
+        """Start an epoch, at the resumed position if that is in the epoch and not after `index`."""
+        forget_loader_worker()  # a dataset that splits itself by worker would split twice
         self._epoch, self._next, self._last = epoch, 0, None
         state, position = self._first, (self._resumed or (-1, None))[0]
         if self._resumed and epoch * len(self) < position <= epoch * len(self) + index:
@@ -118,8 +121,8 @@ class Stream:
         except StopIteration:
             raise Fault(
                 Exit.DATA,
-                f"{self._name()}: epoch {self._epoch} ended after {self._next} samples, and its len() "
-                f"is {len(self)}; every rank iterates over all of it, and the trainer takes its part",
+                f"{self._name()}: epoch {self._epoch} ended after {self._next} samples, but its len() "
+                f"is {len(self)}; the dataset must not split itself by rank or worker: the trainer does",
             ) from None
         except Exception as error:
             raise self._fault(error) from error
@@ -132,7 +135,7 @@ class Stream:
         return Fault(
             Exit.DATA,
             f"{self._name()}: raised {what} at sample {self._next} of epoch {self._epoch}; a stream "
-            "that has raised cannot go on",
+            "that has raised cannot continue",
         )
 
     def _name(self) -> str:

@@ -1,4 +1,4 @@
-"""What a task has to have and to return; each refusal names the method, what came and what is wanted.
+"""What a task must have and return. Each error names the method, what it returned and what is wanted.
 
 check_methods(task, "circles:Circles")
 with blamed_on("circles:Circles", "loss()"):
@@ -25,19 +25,21 @@ from trainer.distributed.optim import Own
 from trainer.distributed.runtime import ASSERT, as_fault, is_out_of_memory
 from trainer.distributed.tensors import leaves
 
-# Folders whose lines say nothing about a task of one's own.
+# Folders whose lines in a traceback are not the user's code.
 _NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen")
 
 METHODS = ("model", "data", "loss", "score")
 OWN = tuple(Own.__dataclass_fields__)
-_OF_A_SAMPLE = {"event", "time", "step", "seconds"}  # what its event has already
-MORE = (*OWN, "blocks", "initial_weights", "on_event", "sample")  # that a task may have
+_OF_A_SAMPLE = {"event", "time", "step", "seconds"}  # fields that the sample event already has
+MORE = (*OWN, "blocks", "initial_weights", "on_event", "sample")  # optional methods
 
 
 def check_methods(task: object, name: str) -> None:
-    """Raise Fault(64) when a method or the metric is missing, or one is there that nothing calls."""
+    """Raise Fault(64) if a method or the metric is missing, or if the trainer never calls a method."""
     if missing := [m for m in METHODS if not callable(getattr(task, m, None))]:
-        raise _wrong(name, f"it has no {missing[0]}(); a task has {', '.join(METHODS)} and metric")
+        raise _wrong(
+            name, f"it has no {missing[0]}(); a task needs {', '.join(METHODS)} and metric"
+        )
     metric = getattr(task, "metric", None)
     if not isinstance(metric, str) or not metric:
         raise _wrong(name, f"metric is {metric!r}; wanted: a name for the mean of score()")
@@ -46,13 +48,13 @@ def check_methods(task: object, name: str) -> None:
     if unknown := sorted({*public} - {*METHODS, *MORE}):
         raise _wrong(
             name,
-            f"nothing calls its {unknown[0]}(); the trainer knows {', '.join(METHODS + MORE)}; a "
-            "method of your own begins with _",
+            f"the trainer never calls its {unknown[0]}(); it knows {', '.join(METHODS + MORE)}; the "
+            "name of your own method must start with _",
         )
 
 
 def own_of(task: object, name: str) -> Own:
-    """Return what the task decides by itself; an error in it becomes a Fault(64) with its place."""
+    """Return the task's own methods of `Own`; an error in one becomes a Fault(64) with file and line."""
     return Own(
         **{
             method: partial(_call, f"{method}()", name, getattr(task, method))
@@ -68,17 +70,18 @@ def _call(method: str, name: str, function: Callable[..., Any], *arguments: Any)
 
 
 def check_data(data: Any, name: str, *, train: bool) -> None:
-    """Raise Fault(64) unless the data can be counted and read by index."""
+    """Raise Fault(64) unless the data has a length and can be read by index or as a stream."""
     method = f"data(train={train})"
     kind = kind_of(data)
     if isinstance(data, DataLoader):
         raise _wrong(
-            name, f"{method} returned a DataLoader; wanted: its dataset, as it batches itself"
+            name,
+            f"{method} returned a DataLoader; wanted: its dataset, because the trainer batches",
         )
     if isinstance(data, IterableDataset) and not hasattr(data, "__len__"):
         raise _wrong(
             name,
-            f"{method} returned {kind}, an IterableDataset without a length; add to it "
+            f"{method} returned {kind}, an IterableDataset without a length; add "
             "`def __len__(self): return N`, the samples of an epoch",
         )
     if not hasattr(data, "__len__"):
@@ -98,23 +101,20 @@ def check_model(model: Any, name: str) -> None:
     for key, tensor in (*model.named_parameters(), *model.named_buffers()):
         wanted = "a dense tensor"
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
-            what = "without a size, of a lazy layer"
+            what = "has no size yet (a lazy layer)"
         elif tensor.is_meta:
-            what = "on the device meta, without values"
+            what = "is on the device meta and has no values"
         elif tensor.layout != torch.strided or tensor.is_quantized:
-            what = f"that is {'quantized' if tensor.is_quantized else tensor.layout}"
+            what = f"is {'quantized' if tensor.is_quantized else tensor.layout}"
         elif isinstance(tensor, nn.Parameter) and tensor.is_complex():
-            what, wanted = (
-                f"of {tensor.dtype}",
-                "a real one; use torch.view_as_complex in forward()",
-            )
+            what, wanted = f"is {tensor.dtype}", "real; use torch.view_as_complex in forward()"
         else:
             continue
-        raise _wrong(name, f"model() returned one with {key} {what}; wanted: {wanted}")
+        raise _wrong(name, f"model() returned a model whose {key} {what}; wanted: {wanted}")
 
 
 def blocks_of(task: Any, model: nn.Module, name: str) -> list[nn.Module]:
-    """Return what the task's `blocks(model)` returns, nothing if it has none. Raises Fault(64)."""
+    """Return what the task's `blocks(model)` returns; empty without that method. Raises Fault(64)."""
     method = getattr(task, "blocks", None)
     if method is None:
         return []
@@ -122,21 +122,19 @@ def blocks_of(task: Any, model: nn.Module, name: str) -> list[nn.Module]:
         found = list(method(model))
     own = {*model.modules()} - {model}
     if not found or not all(isinstance(one, nn.Module) and one in own for one in found):
-        raise _wrong(name, "blocks() returned something else than modules within the model")
+        raise _wrong(name, "blocks() returned something other than modules of the model")
     if inner := [one for block in found for one in {*block.modules()} - {block} if one in found]:
-        raise _wrong(
-            name, f"blocks() returned a {kind_of(inner[0])} that is within another of its blocks"
-        )
+        raise _wrong(name, f"blocks() returned a {kind_of(inner[0])} that is inside another block")
     return found
 
 
 def try_batch(
     task: Any, forward: Callable[[Nested], Any], batch: Batch, *, name: str, part: str
 ) -> tuple[Tensor, list[str]] | None:
-    """Pass a batch through model, loss and score; return the losses, and the names of the scores.
+    """Pass a batch through model, loss and score; return the losses and the names of the scores.
 
-    Returns None without outputs on this rank. Raises Fault(64) when a method raises or returns what it
-    should not.
+    Returns None if this rank has no outputs. Raises Fault(64) when a method raises or returns something
+    wrong.
     """
     if not any(isinstance(value, Tensor) for value in leaves(batch.inputs)):
         raise _wrong(name, f"the inputs of the {part} samples hold no tensor and no number")
@@ -151,9 +149,11 @@ def try_batch(
     with blamed_on(name, "score()"):
         scores = scores_of(task, outputs, batch.targets)
     if task.metric not in scores:
-        raise _wrong(name, f"score() returned no {task.metric!r}, which metric names")
+        raise _wrong(name, f"score() returned no {task.metric!r}, which is the metric")
     if taken := sorted(scores.keys() & EVAL_FIELDS):
-        raise _wrong(name, f"score() returned a {taken[0]!r}, which the eval event has already")
+        raise _wrong(
+            name, f"score() returned {taken[0]!r}, a field that the eval event already has"
+        )
     _check_of_mean(task, name, scores)
     for metric, (score, counted) in scores.items():
         _check_scores(score, name, count=count, metric=metric)
@@ -164,11 +164,11 @@ def try_batch(
 
 
 def scores_of(task: Any, outputs: Any, targets: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the task's scores by name: each a number for each sample, and what it is a mean over.
+    """Return the task's scores by name: for each a pair of tensors, whose sums are divided.
 
-    `score()` returns one of them, `metric`, or a dict. A score is shape (n,), for a mean over the
-    samples, or a pair of such, of which the sums are divided: 2 TP by 2 TP + FP + FN makes an F1. What
-    is a function of the mean is in `of_mean` (`metric_of`): exp of a loss makes a perplexity.
+    `score()` returns one score, that of `metric`, or a dict of scores. A score has shape (n,), for a
+    mean over the samples, or is a pair of such tensors: 2 TP and 2 TP + FP + FN make an F1. `of_mean`
+    has functions of the mean (see `metric_of`): exp of a loss makes a perplexity.
     """
     scores = task.score(outputs, targets)
     named = scores if isinstance(scores, dict) else {task.metric: scores}
@@ -181,18 +181,18 @@ def scores_of(task: Any, outputs: Any, targets: Any) -> dict[str, tuple[Any, Any
 
 
 def metric_of(task: Any, name: str, mean: float) -> float:
-    """Return a metric by the mean of its score: the same, or what the task's `of_mean` makes of it."""
+    """Return the metric for the mean of its score: the mean, or the task's `of_mean` function of it."""
     try:
         return float(getattr(task, "of_mean", {}).get(name, float)(mean))
-    except OverflowError:  # as exp of a loss that has diverged
+    except OverflowError:  # e.g. exp of a loss that has diverged
         return math.inf
 
 
 @torch.no_grad()
 def sample_of(task: Any, name: str, forward: Callable[[Nested], Any]) -> dict[str, Any]:
-    """Return the fields of a task's sample; nothing of a task that makes none.
+    """Return the fields that the task's `sample` returns; empty without that method or for None.
 
-    Raises Fault(64) when `sample` raises, or returns what no event holds.
+    Raises Fault(64) when `sample` raises, or returns what an event cannot hold.
     """
     if not hasattr(task, "sample"):
         return {}
@@ -203,19 +203,19 @@ def sample_of(task: Any, name: str, forward: Callable[[Nested], Any]) -> dict[st
     if not isinstance(made, dict) or not all(isinstance(key, str) for key in made):
         what = f"a {kind_of(made)}; wanted: a dict of texts, numbers and lists by name, or None"
     elif taken := sorted(_OF_A_SAMPLE & made.keys()):
-        what = f"a {taken[0]!r}, which the sample event has already"
+        what = f"{taken[0]!r}, a field that the sample event already has"
     else:
         try:
             json.dumps(made)
         except (TypeError, ValueError) as error:
-            what = f"what no JSON holds: {error}"
+            what = f"what JSON cannot hold: {error}"
         else:
             return made
     raise _wrong(name, f"sample() returned {what}")
 
 
 def _check_of_mean(task: Any, name: str, scores: Mapping[str, Any]) -> None:
-    """Raise Fault(64) unless `of_mean` has functions only, of scores that there are."""
+    """Raise Fault(64) unless `of_mean` has only functions, and only for scores that exist."""
     of_mean = getattr(task, "of_mean", {})
     if not isinstance(of_mean, dict) or not all(callable(value) for value in of_mean.values()):
         raise _wrong(
@@ -226,27 +226,28 @@ def _check_of_mean(task: Any, name: str, scores: Mapping[str, Any]) -> None:
 
 
 def _check_losses(losses: Any, name: str, *, count: int, part: str) -> None:
-    """Raise Fault(64) unless there is one loss, of real numbers, for each of `count` samples.
+    """Raise Fault(64) unless there is one floating-point loss for each of `count` samples.
 
-    One nan may be a sample's; where all are, the weights are the first ones, and no step will help.
+    A single nan may be due to its sample. If all are nan with the initial weights, training cannot help.
     """
     _check_per_sample(losses, name, "loss()", count)
     if not losses.is_floating_point():
-        raise _wrong(name, f"loss() returned {losses.dtype}; wanted: real numbers")
+        raise _wrong(name, f"loss() returned {losses.dtype}; wanted: floating-point numbers")
     if losses.isnan().all():
         raise _wrong(
-            name, f"loss() returned nan for {part} samples, with the first weights; wanted: numbers"
+            name,
+            f"loss() returned nan for {part} samples with the initial weights; wanted: numbers",
         )
 
 
 def _check_scores(scores: Any, name: str, *, count: int, metric: str) -> None:
-    """Raise Fault(64) unless there is one score for each sample; an accuracy is from 0 to 1."""
+    """Raise Fault(64) unless there is one score for each sample; an accuracy must be from 0 to 1."""
     _check_per_sample(scores, name, "score()", count)
     if metric == "accuracy" and not ((scores >= 0) & (scores <= 1)).all():
         raise _wrong(
             name,
             f"score() returned numbers from {scores.min():.3g} to {scores.max():.3g}; an accuracy is "
-            "from 0 to 1; name another metric",
+            "from 0 to 1; choose another name for the metric",
         )
 
 
@@ -256,7 +257,7 @@ def _check_per_sample(values: Any, name: str, method: str, count: int) -> None:
             name, f"{method} returned a {kind_of(values)}; wanted: a tensor of shape ({count},)"
         )
     if values.shape != (count,):
-        hint = '; reduction="none" gives one a sample' if values.dim() == 0 else ""
+        hint = '; reduction="none" gives one per sample' if values.dim() == 0 else ""
         raise _wrong(
             name,
             f"{method} returned shape {tuple(values.shape)} for {count} samples; wanted: ({count},)"
@@ -266,9 +267,9 @@ def _check_per_sample(values: Any, name: str, method: str, count: int) -> None:
 
 @contextlib.contextmanager
 def blamed_on(name: str, method: str) -> Iterator[None]:
-    """Turn an error of the task's own code into Fault(64), with its place; an OSError into Fault(65).
+    """Turn an error of the task's code into Fault(64) with file and line; an OSError into Fault(65).
 
-    A lost peer, a broken device and a lack of memory stay what they are.
+    A lost peer, a broken device and a lack of memory are passed on unchanged.
     """
     try:
         yield
@@ -293,7 +294,7 @@ def blamed_on(name: str, method: str) -> Iterator[None]:
 
 
 def kind_of(value: object) -> str:
-    """Return what a value is, in a word."""
+    """Return the name of a value's type, or None."""
     return "None" if value is None else type(value).__name__
 
 

@@ -1,4 +1,4 @@
-"""The tasks, a file each. A task builds the model and the data, and computes the loss and a metric.
+"""The tasks, one file each. A task builds the model and the data, and computes the loss and a metric.
 
 A built-in task is the class `Task` in a file of this folder: TRAINER_TASK=digits is digits.py. Any other
 task is a class on the Python path: TRAINER_TASK=package.module:Class.
@@ -21,10 +21,10 @@ from trainer.data.task_contract import blamed_on, check_data, check_methods
 
 
 class Task(Protocol):
-    """What the trainer needs of a task. The class is called with the settings.
+    """What the trainer needs from a task. The class is called with the settings.
 
-    `metric` names the mean of `score`, e.g. accuracy: 1.0 for a sample that was predicted right. A task
-    may also have what `trainer.distributed.optim.Own` lists.
+    `metric` names the mean of `score`, e.g. accuracy, where a sample that was predicted right scores
+    1.0. A task may also have the methods of `trainer.distributed.optim.Own`.
     """
 
     metric: str
@@ -36,7 +36,7 @@ class Task(Protocol):
     def data(self, *, train: bool) -> Data:
         """Return the training or the test set.
 
-        Called on one rank of a machine where the data is in memory; the others get the same data.
+        If the data is in memory, only one rank of a machine calls this; the other ranks share its data.
         """
         ...
 
@@ -47,7 +47,7 @@ class Task(Protocol):
     def score(self, outputs: Any, targets: Any) -> Any:
         """Return one score per sample, shape (n,); their mean over the test set is the metric.
 
-        Or several, as `trainer.data.task_contract.scores_of` takes them.
+        Several scores may be returned: see `trainer.data.task_contract.scores_of`.
         """
         ...
 
@@ -55,7 +55,7 @@ class Task(Protocol):
 def load(settings: Settings) -> Task:
     """Return the task that the settings name.
 
-    Raises Fault(64) when it cannot be imported or made, or lacks a method.
+    Raises Fault(64) when it cannot be imported or created, or lacks a method.
     """
     module_name, _, attribute = settings.task.partition(":")
     if not attribute:
@@ -86,7 +86,7 @@ def load(settings: Settings) -> Task:
 
 
 def data(task: Task, settings: Settings, *, train: bool) -> Data:
-    """Return one of the task's sets. Raises Fault(64) when it is none, Fault(65) for a missing file."""
+    """Return the training or the test set. Raises Fault(64), or Fault(65) for a missing file."""
     with blamed_on(settings.task, f"data(train={train})"):
         made = task.data(train=train)
     check_data(made, settings.task, train=train)

@@ -1,4 +1,4 @@
-"""A character model with a small transformer: bytes in, the next byte out.
+"""A character model with a small transformer: predicts the next byte.
 
 TRAINER_TASK=charlm-gpt python -m trainer
 """
@@ -42,7 +42,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, stream: Tensor) -> Tensor:
-        """Map the stream, shape (n, length, width), to itself with the block's part added."""
+        """Return the stream, shape (n, length, width), with the block's output added."""
         normed = self.norm1(stream)
         queries, keys, values = (
             part(normed).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
@@ -81,7 +81,7 @@ class Model(nn.Module):
     def tensor_plan(self, *, sequence_parallel: bool, loss_parallel: bool) -> TensorPlan:
         """Return how the layers are split: by heads, hidden units and rows of the vocabulary.
 
-        The stream between them is whole on every rank, or with `sequence_parallel` each rank's share
+        The stream between them is whole on every rank; with `sequence_parallel` a rank has its share
         of the sequence.
         """
         stream = Shard(1) if sequence_parallel else Replicate()

@@ -1,4 +1,4 @@
-"""A character model with GRUs: bytes in, the next byte out.
+"""A character model with GRUs: predicts the next byte.
 
 TRAINER_TASK=charlm-gru python -m trainer
 """

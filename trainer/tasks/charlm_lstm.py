@@ -1,4 +1,4 @@
-"""A character model with LSTMs: bytes in, the next byte out.
+"""A character model with LSTMs: predicts the next byte.
 
 TRAINER_TASK=charlm-lstm python -m trainer
 """

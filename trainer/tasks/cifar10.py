@@ -16,7 +16,7 @@ from trainer.tasks.parts.classification import Classification
 from trainer.tasks.parts.images import Images, data_folder
 
 DEFAULTS = {"epochs": 2, "global_batch": 64}
-MEASURED = "52 s (on made-up images of its size)"
+MEASURED = "52 s (on made-up images of the same size)"
 NEEDS_DATA = True
 
 _FOLDER = Path("cifar-10-batches-py")
@@ -43,7 +43,7 @@ class Net(nn.Module):
 
 
 class Task(Classification):
-    """TRAINER_MODEL names a torchvision model to train in place of the small net."""
+    """TRAINER_MODEL may name a torchvision model to train instead of the small net."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -59,7 +59,7 @@ class Task(Classification):
     def data(self, *, train: bool) -> Images:
         """Return images, shape (n, 3, 32, 32), uint8, and labels 0 to 9.
 
-        Training images are shifted by up to 4 pixels and half of them turned left to right.
+        Training images are shifted by up to 4 pixels, and half of them are flipped left to right.
         """
         folder = data_folder(self._settings, _FOLDER, data_set="CIFAR10") / _FOLDER
         names = [f"data_batch_{n}" for n in range(1, 6)] if train else ["test_batch"]

@@ -22,14 +22,14 @@ MEASURED = "accuracy 0.98 in 10 s"
 CUTS = 4
 
 _TEST = 360  # a fifth
-_SPLIT_SEED = 0  # not the run's seed: accuracies of runs with other seeds compare
+_SPLIT_SEED = 0  # not the run's seed, so that accuracies of runs with other seeds can be compared
 _SIDE = 28
 
 
 class Net(nn.Module):
     """The small convolutional net: conv 10, conv 20, then 320, 50, 10. Returns logits.
 
-    The loss is cross-entropy on them, which has the softmax in it.
+    The loss is the cross-entropy of the logits, which includes the softmax.
     """
 
     def __init__(self) -> None:
@@ -86,13 +86,13 @@ class Task:
 def _read() -> Tensor:
     """Return the data set, shape (1797, 65): the 64 pixels of 8x8 images, 0 to 16, and the label.
 
-    Reads scikit-learn's file without importing it: it imports scipy, which takes as long as torch.
+    Does not import scikit-learn, which imports scipy: that takes as long as importing torch.
     """
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise Fault(
             Exit.DATA,
-            "task digits: its data comes with scikit-learn, which is missing; pip install it",
+            "task digits: its data comes with scikit-learn; run `pip install scikit-learn`",
         )
     path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:

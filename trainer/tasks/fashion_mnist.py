@@ -8,7 +8,7 @@ from functools import partial
 from trainer.tasks.parts.mnist import MnistTask
 
 DEFAULTS = {"epochs": 3, "global_batch": 64}
-MEASURED = "as mnist, whose images are of the same size"
+MEASURED = "as mnist: the images have the same size"
 NEEDS_DATA = True
 CUTS = 4
 

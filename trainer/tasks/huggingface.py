@@ -1,7 +1,7 @@
-"""A model of transformers with its tokenizer, on text or JSON lines: any AutoModelFor... with logits.
+"""A transformers model with its tokenizer, on text or JSON lines: any AutoModelFor... with logits.
 
 Reads TRAINER_DATA/train.jsonl and val.jsonl, or train.txt and val.txt. TRAINER_MODEL is a name or
-folder, whose weights are loaded, or a configuration's .json file, of which the weights are random.
+folder, whose weights are loaded, or the .json file of a configuration, for random weights.
 
     TRAINER_TASK=huggingface TRAINER_MODEL=gpt2 TRAINER_DATA=stories python -m trainer
 """
@@ -36,14 +36,14 @@ CUTS = 0
 NEEDS_DATA = True
 OWN_SETTINGS = True
 
-_IGNORED = -100  # a label that counts for nothing, as in transformers
-_NEXT = "AutoModelForCausalLM"  # its label at a place is the token after it
+_IGNORED = -100  # a label that does not count, as in transformers
+_NEXT = "AutoModelForCausalLM"  # its label at a position is the token after it
 
 Sample = dict[str, Any]
 
 
 class Task:
-    """A sample is a dict of the model's own inputs, and `labels`."""
+    """A sample is a dict of the model's inputs and `labels`."""
 
     metric = "accuracy"
     Settings = HuggingFace
@@ -55,7 +55,7 @@ class Task:
             raise Fault(
                 Exit.CONFIG,
                 "task huggingface: needs the package transformers, which is not installed here; "
-                "`pip install transformers`, or in a job file setup, which runs it in the pod",
+                "run `pip install transformers`; for pods put it into setup of the job file",
             )
         self._library: Any = import_module("transformers")
         self._own = own or HuggingFace()
@@ -68,7 +68,7 @@ class Task:
         self._name = str(settings.model or DEFAULTS["model"])
         self._folder = Path(settings.data or "")
         self._shifts = self._own.head == _NEXT
-        # A perplexity is one of tokens.
+        # A perplexity is defined for tokens.
         self.of_mean = {"perplexity": math.exp} if self._shifts else {}
 
     def model(self) -> nn.Module:
@@ -90,7 +90,7 @@ class Task:
         else:
             wanted = f"{part}.jsonl{f' or {part}.txt' if self._shifts else ''}"
             raise Fault(
-                Exit.DATA, f"TRAINER_DATA={self._folder}: task huggingface wants {wanted} there"
+                Exit.DATA, f"TRAINER_DATA={self._folder}: task huggingface needs {wanted} there"
             )
         kept = [one for one in samples if self._counted(one)]
         of_tokens = any(isinstance(one["labels"], list) for one in kept)
@@ -105,7 +105,7 @@ class Task:
     def score(
         self, outputs: Tensor, targets: dict[str, Tensor]
     ) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
-        """Return the share of each sample's labels that were predicted right, and nats by tokens."""
+        """Return the share of each sample's labels that were predicted right, its nats, its tokens."""
         nats, right, counted = self._by_label(outputs, targets["labels"])
         number = counted.sum(dim=1)
         shares = (right & counted).sum(dim=1) / number
@@ -114,7 +114,7 @@ class Task:
         return {"accuracy": shares, "perplexity": (nats.sum(dim=1), number.to(nats.dtype))}
 
     def _by_label(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each label's loss, whether it was predicted, and whether it counts: (n, m) each."""
+        """Return for each label, shape (n, m): the loss, whether it was predicted, whether it counts."""
         if labels.dim() == 1:
             logits, labels = logits[:, None], labels[:, None]
         if self._shifts:
@@ -139,7 +139,7 @@ class Task:
 
     @cached_property
     def _classes(self) -> list[int | str]:
-        """The labels that the training set's lines have, or nothing."""
+        """The labels in the training set's lines; empty if there are none."""
         lines = self._folder / "train.jsonl"
         if not lines.exists():
             return []
@@ -174,33 +174,33 @@ class Task:
         if "labels" not in sample or "input_ids" not in sample:
             raise Fault(
                 Exit.DATA,
-                f"{where}: has {', '.join(line) or 'nothing'}; wanted: text or input_ids, and for "
-                f"{self._own.head} {'nothing more' if self._shifts else 'label, labels or target'}",
+                f"{where}: has {', '.join(line) or 'nothing'}; wanted: text or input_ids"
+                f"{'' if self._shifts else f', and for {self._own.head} label, labels or target'}",
             )
         return sample
 
     def _windows(self, path: Path) -> list[Sample]:
-        """Return a text as windows of tokens, one after the other."""
+        """Return a text as consecutive windows of tokens."""
         tokens: list[int] = self._tokenizer(path.read_text(encoding="utf-8"))["input_ids"]
         length = self._own.length
         windows = [tokens[start : start + length] for start in range(0, len(tokens), length)]
         return [{"input_ids": one, "labels": one} for one in windows]
 
     def _padding(self) -> int:
-        """Return the token that fills a sample up; its label does not count."""
+        """Return the padding token; its label does not count."""
         given = "_tokenizer" in vars(self) and self._tokenizer.pad_token_id
         return given or 0
 
 
 class _Logits(nn.Module):
-    """A model of transformers whose output is its logits."""
+    """A transformers model that returns only its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, sample: dict[str, Tensor]) -> Tensor:
-        # Only a decoder of its own is given the labels: it begins with them.
+        # Only a model with a decoder gets the labels, because the decoder's inputs are made from them.
         config: Any = self.model.config
         needs_labels = config.is_encoder_decoder
         inputs = {k: v for k, v in sample.items() if k != "labels" or needs_labels}
@@ -209,7 +209,7 @@ class _Logits(nn.Module):
 
 
 class _Samples:
-    """Samples of any length, with the number of labels that each has as `tokens`."""
+    """Samples of any length; `tokens` is the number of labels of each."""
 
     def __init__(self, samples: list[Sample], counts: list[int] | None, *, padding: int) -> None:
         self._samples, self._padding = samples, padding
@@ -222,7 +222,7 @@ class _Samples:
         return self._samples[index]
 
     def collate(self, samples: list[Sample]) -> dict[str, Tensor]:
-        """Return a batch, each sample filled up to the longest of it."""
+        """Return a batch, with each sample padded to the length of the longest."""
         fill = {"input_ids": self._padding, "labels": _IGNORED}
         batch = {}
         for name, first in samples[0].items():
@@ -232,7 +232,7 @@ class _Samples:
                 missing = fill.get(name, 0)
                 values = [value + [missing] * (longest - len(value)) for value in values]
             batch[name] = torch.tensor(values)
-        # What is filled up is not attended to.
+        # The attention ignores padding.
         if "attention_mask" not in batch:
             lengths = torch.tensor([len(one["input_ids"]) for one in samples])
             places = torch.arange(batch["input_ids"].shape[1])
@@ -242,7 +242,7 @@ class _Samples:
 
 @contextlib.contextmanager
 def _named(setting: str, name: str) -> Iterator[None]:
-    """Raise Fault with the setting: 64 where transformers makes nothing of it, 65 without its files."""
+    """Raise a Fault that names the setting: 64 for a wrong value, 65 for missing files."""
     try:
         yield
     except (OSError, SafetensorError, ValueError) as error:
@@ -250,12 +250,12 @@ def _named(setting: str, name: str) -> Iterator[None]:
         raise Fault(
             Exit.CONFIG if isinstance(error, ValueError) else Exit.DATA,
             f"{setting}={name!r}: transformers cannot load it: {said}; wanted: a name on the hub (with "
-            "HF_HUB_OFFLINE=1 one in its cache), a folder, or of a model a configuration's .json file",
+            "HF_HUB_OFFLINE=1 in its cache), a folder, or for a model a configuration's .json file",
         ) from error
 
 
 def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a file of JSON lines, and where each stands. Raises Fault(65)."""
+    """Yield the objects of a file of JSON lines, each with its file and line. Raises Fault(65)."""
     with path.open(encoding="utf-8") as file:
         for number, text in enumerate(file, start=1):
             where = f"{path}, line {number}"
@@ -264,5 +264,7 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             except ValueError as error:
                 raise Fault(Exit.DATA, f"{where}: not JSON: {error}") from error
             if not isinstance(found, dict):
-                raise Fault(Exit.DATA, f'{where}: not an object; wanted: e.g. {{"text": "..."}}')
+                raise Fault(
+                    Exit.DATA, f'{where}: not a JSON object; wanted: e.g. {{"text": "..."}}'
+                )
             yield where, found

@@ -1,4 +1,4 @@
-"""Photographs in folders, a subfolder a class, with any classification model of torchvision.
+"""Photographs in folders, one subfolder per class, with any classification model of torchvision.
 
 Reads TRAINER_DATA/train/CLASS/* and, to evaluate, TRAINER_DATA/val/CLASS/*: JPEG, PNG, GIF or WebP.
 
@@ -33,12 +33,12 @@ OWN_SETTINGS = True
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".webp"}
 _FORMATS = ("JPEG", "PNG", "GIF", "WEBP")
-_MOST_BYTES = 250_000_000  # of a file, and of a decoded image, which has four for each pixel
+_MOST_BYTES = 250_000_000  # of a file, and of a decoded image, which takes four bytes per pixel
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
 
 def window(image: Image.Image, *, size: int) -> Tensor:
-    """Return a random window of the middle square, which is a seventh larger; half of them flipped.
+    """Return a random window of the middle square scaled to 8/7 of `size`, flipped in half of the cases.
 
     Its shape is (3, size, size), uint8. torch's generator is seeded with the sample's key.
     """
@@ -49,7 +49,7 @@ def window(image: Image.Image, *, size: int) -> Tensor:
 
 
 def middle(image: Image.Image, *, size: int, side: int) -> Tensor:
-    """Return the middle of the middle square of side x side, shape (3, size, size), uint8."""
+    """Scale the middle square to side x side; return the middle of it, shape (3, size, size), uint8."""
     start = (side - size) // 2
     return _square(image, side)[:, start : start + size, start : start + size]
 
@@ -57,8 +57,9 @@ def middle(image: Image.Image, *, size: int, side: int) -> Tensor:
 def _square(image: Image.Image, side: int) -> Tensor:
     """Return the middle square of an image, scaled to (3, side, side), uint8.
 
-    torch scales in a third of Pillow's time. To twice the side or more Pillow does, by a whole number,
-    as it decodes a JPEG and by means: quicker still, and torch's copy of a large image is small.
+    torch scales in a third of Pillow's time. But a large image is first reduced by Pillow to at least
+    twice the side, by a whole factor: while it decodes a JPEG, then by means. That is faster still, and
+    torch copies a smaller image.
     """
     image.draft(None, (2 * side, 2 * side))
     colours = image if image.mode == "RGB" else image.convert("RGB")
@@ -74,8 +75,8 @@ def _square(image: Image.Image, side: int) -> Tensor:
 class Folder:
     """A folder of images, decoded and cut by the loader's workers, normalised on the device.
 
-    `cut` makes a tensor, shape (3, size, size), uint8, of an image: by default a random window.
-    `keep`: a file for the list of images.
+    `cut` makes a tensor, shape (3, size, size), uint8, from an image; default: a random window.
+    `keep`: the file in which the list of images is saved.
     """
 
     def __init__(
@@ -100,16 +101,16 @@ class Folder:
         The loader reports what Pillow raises for a damaged file, with the path from `samples`.
         """
         path, label = self.samples[index]
-        # Not by torchvision: every worker would import it. Of the formats, only those of the suffixes:
-        # Pillow hands an EPS, whatever its name, to Ghostscript.
+        # Without torchvision, which every worker would have to import. Only the formats of the suffixes:
+        # Pillow passes an EPS file, whatever its name, to Ghostscript.
         with open_regular(path, at_most=_MOST_BYTES) as file:
-            # Read first: from a file Pillow would read as many bytes as a PNG's chunk claims to have.
+            # Read first: from a file, Pillow would read as many bytes as a PNG's chunk claims to have.
             content = io.BytesIO(file.read())
         with Image.open(content, formats=_FORMATS) as image:
             copies = 1 if image.mode == "RGB" else 2
             if (size := image.width * image.height * 4 * copies) > _MOST_BYTES:
                 raise ValueError(
-                    f"{image.width} x {image.height} pixels take {size:,} bytes; {_MOST_BYTES:,} may be"
+                    f"{image.width} x {image.height} pixels take {size:,} bytes, over {_MOST_BYTES:,}"
                 )
             return self._cut(image), label
 
@@ -132,7 +133,7 @@ class Task(Classification):
         )
 
     def data(self, *, train: bool) -> Any:
-        """Return a Folder, or in training with the recipe's augmentation a MixedFolder of it."""
+        """Return a Folder, or for training with the recipe's mixing or crops a `recipe.Mixed` of it."""
         part = "train" if train else "val"
         found = _classes(self._settings, part)
         if found != self.classes:
@@ -158,7 +159,7 @@ class Task(Classification):
         return recipe.Mixed(images, own, classes=len(self.classes))
 
     def parameter_groups(self, parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
-        """Return norms and biases in a group without decay, unless all are decayed."""
+        """Return norms and biases in a group without weight decay, unless `decay_all` is set."""
         trained = [p for p in parameters.values() if p.requires_grad]
         if self._own.decay_all:
             return [{"params": trained}]
@@ -166,15 +167,15 @@ class Task(Classification):
         return [{"params": [p for p in trained if p.ndim >= 2]}, flat]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy; a mixed sample's target is a share of each class."""
+        """Return the cross-entropy; the target of a mixed sample is the share of each class."""
         wanted = targets.to(outputs.dtype) if targets.ndim == 2 else targets
         smoothing = self._own.label_smoothing
         return F.cross_entropy(outputs, wanted, reduction="none", label_smoothing=smoothing)
 
     def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return whether the class was the first, and one of the first five.
+        """Return whether the class was predicted first, and whether it was among the first five.
 
-        Of a mixed sample it is the class with the greater share.
+        The class of a mixed sample is the one with the greater share.
         """
         labels = targets.argmax(dim=1) if targets.ndim == 2 else targets
         first = outputs.topk(min(5, outputs.shape[1])).indices == labels[:, None]
@@ -188,6 +189,6 @@ def _classes(settings: Settings, part: str) -> list[str]:
         raise Fault(
             Exit.DATA,
             f"TRAINER_DATA={settings.data}: {part}/ has {len(found)} subfolders; task imagefolder "
-            "wants train/CLASS/ and val/CLASS/ with the images of at least two classes",
+            "needs train/CLASS/ and val/CLASS/ with the images of at least two classes",
         )
     return found

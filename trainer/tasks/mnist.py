@@ -8,7 +8,7 @@ from functools import partial
 from trainer.tasks.parts.mnist import MnistTask
 
 DEFAULTS = {"epochs": 3, "global_batch": 64}
-MEASURED = "35 s (on made-up images of its size)"
+MEASURED = "35 s (on made-up images of the same size)"
 NEEDS_DATA = True
 CUTS = 4
 

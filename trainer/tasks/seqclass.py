@@ -1,7 +1,7 @@
-"""Sequences of any length: which package of the standard library a function comes from, by its words.
+"""Sequences of any length: predicts the package of the standard library that a function is from.
 
 An LSTM or a GRU (TRAINER_MODEL=gru) reads a function word by word and predicts after each word. With
-TRAINER_DATA the classes are the subfolders of that folder, and every file in them is a sequence.
+TRAINER_DATA each subfolder of that folder is a class, and each file in it is a sequence.
 
     TRAINER_TASK=seqclass torchrun --nproc-per-node 2 -m trainer
 """
@@ -22,13 +22,13 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
 DEFAULTS = {"epochs": 5, "global_batch": 128, "optimizer": "adamw", "lr": 0.01}
-MEASURED = "accuracy 0.77 after 5 epochs, 51 s (the commonest class: 0.35)"
+MEASURED = "accuracy 0.77 after 5 epochs, 51 s (always the most frequent class: 0.35)"
 CUTS = 0
 
 PADDING = 0  # words have numbers from 1
 NO_TARGET = -100  # targets that cross_entropy ignores
-_WORDS = 8192  # numbers that words are hashed to
-_LONGEST = 400  # words; the rest of a sequence is left out
+_WORDS = 8192  # words are hashed to so many numbers
+_LONGEST = 400  # words of a sequence; the rest is left out
 _PACKAGES = (
     "asyncio", "concurrent", "ctypes", "email", "http", "importlib",
     "json", "logging", "multiprocessing", "unittest", "urllib", "xml",
@@ -38,7 +38,7 @@ _MODELS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.G
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences of different lengths, concatenated: that of sample i begins at starts[i].
+    """Sequences of different lengths, concatenated: sample i starts at starts[i].
 
     `words`, shape (sum of tokens,); `starts`, `tokens` and `labels`, shape (n,).
     """
@@ -67,8 +67,8 @@ class Reader(nn.Module):
     """A recurrent layer over packed sequences, `cut` words at a time (0: all at once).
 
     The state is passed from one piece to the next, the gradient is not: truncated back-propagation
-    through time (Williams and Peng, 1990). One call reads all pieces: ranks differ in their number,
-    and fully_shard communicates at each call of a module that it wraps.
+    through time (Williams and Peng, 1990). One call reads all pieces, because ranks have different
+    numbers of pieces, and fully_shard communicates at each call of a module that it wraps.
     """
 
     def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], *, width: int, cut: int) -> None:
@@ -87,7 +87,7 @@ class Reader(nn.Module):
         pieces = []
         for start in range(0, longest, cut):
             left = (lengths - start).clamp(max=cut)
-            going = int((left > 0).sum())  # sequences that are not over: the first ones
+            going = int((left > 0).sum())  # sequences that have not ended: they come first
             piece = embedded[:going, start : min(start + cut, longest)]
             outputs, state = self._read(piece, left[:going], state)
             pieces.append(F.pad(outputs, [0, 0, 0, 0, 0, len(embedded) - going]))
@@ -96,7 +96,7 @@ class Reader(nn.Module):
     def _read(
         self, piece: Tensor, lengths: Tensor, state: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the outputs over a piece, and the state after it, cut off from what made it."""
+        """Return the outputs over a piece, and the state after it, detached from the graph."""
         before = None
         if state is not None:
             going = [part[:, : len(piece)].contiguous() for part in state]
@@ -143,12 +143,12 @@ class Task:
         if name not in _MODELS:
             raise Fault(
                 Exit.CONFIG,
-                f"TRAINER_MODEL={name!r}: task {self._settings.task} offers {', '.join(_MODELS)}",
+                f"TRAINER_MODEL={name!r}: task {self._settings.task} has {', '.join(_MODELS)}",
             )
         return Model(_MODELS[name], classes=len(self._classes), cut=self._settings.bptt)
 
     def data(self, *, train: bool) -> Sequences:
-        """Return the sequences; every fifth, by a hash of its words, is in the test set."""
+        """Return the sequences. About one in five, by a hash of its words, is in the test set."""
         numbers: list[list[int]] = []
         labels = []
         for label, folder in enumerate(self._classes.values()):
@@ -194,13 +194,13 @@ def _classes(settings: Settings) -> dict[str, Path]:
         raise Fault(
             Exit.DATA,
             f"TRAINER_DATA={settings.data}: task {settings.task} found {len(found)} subfolders; "
-            "it wants one for each class, with a file for each sequence",
+            "it needs one for each class, with a file for each sequence",
         )
     return found
 
 
 def _texts(folder: Path, *, whole: bool) -> Iterator[str]:
-    """Yield the files' texts, or else the functions in them, in the same order on every machine."""
+    """Yield whole files, or the functions in them, in the same order on every machine."""
     for path in sorted(folder.rglob("*" if whole else "*.py")):
         if path.is_file():
             text = path.read_text(encoding="utf-8", errors="replace")

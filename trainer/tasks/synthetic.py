@@ -1,4 +1,4 @@
-"""Made-up vectors around ten centres: learnable, and there is nothing to read or to download.
+"""Random vectors around ten centres: can be learned, and needs no files and no download.
 
 TRAINER_TASK=synthetic python -m trainer
 """
@@ -15,7 +15,7 @@ CUTS = 2
 _FEATURES = 64
 _CLASSES = 10
 _TRAIN, _TEST = 4096, 1024
-_NOISE = 2.0  # times the scale of the centres: the classes overlap a little
+_NOISE = 2.0  # relative to the scale of the centres: the classes overlap a little
 
 
 class Task(Classification):
@@ -26,7 +26,7 @@ class Task(Classification):
         return nn.Sequential(nn.Linear(_FEATURES, 128), nn.ReLU(), nn.Linear(128, _CLASSES))
 
     def data(self, *, train: bool) -> Tensors:
-        """Return vectors, shape (n, 64), and the class of the centre each was drawn around."""
+        """Return vectors, shape (n, 64), and for each the class of its centre."""
         generator = torch.Generator().manual_seed(0)
         centres = torch.randn(_CLASSES, _FEATURES, generator=generator)
         labels = torch.randint(_CLASSES, (_TRAIN + _TEST,), generator=generator)

@@ -1,4 +1,4 @@
-"""A GPT on files of tokens, as nanoGPT writes them, or without data on the standard library's source.
+"""A GPT on files of tokens in nanoGPT's format; without data, on the standard library's source.
 
 TRAINER_TASK=tokens python -m trainer                                        # tiny, on bytes
 TRAINER_TASK=tokens TRAINER_MODEL=124m TRAINER_DATA=owt python -m trainer    # owt/train.bin, owt/val.bin
@@ -20,7 +20,7 @@ from trainer.tasks.parts.token_files import Windows, of_bytes, open_files
 
 DEFAULTS = {"epochs": 1, "optimizer": "adamw", "lr": 0.002, "model": "tiny"}
 MEASURED = "tiny: accuracy 0.53, loss 1.81 nats a byte, in 45 s"
-# Tied weights are neither split nor cut.
+# A model with tied weights has no entry: it can be neither split nor cut.
 SPLITS = {
     "tiny": {"heads": 4, "positions": 128},
     "124m": {"heads": 12, "positions": 1024},
@@ -30,7 +30,7 @@ SPLITS = {
 CUTS = {"tiny": 6, "124m": 14, "350m": 26, "1b": 26}
 OWN_SETTINGS = True
 
-_PROMPT = 16  # tokens that a sample begins with: the first of the test set
+_PROMPT = 16  # tokens that a generated text starts with: the first of the test set
 _TIED = "-tied"  # after a size's name: the head has the embedding's weights
 
 

@@ -57,7 +57,7 @@ class Counts(Right):
 
 def test_what_an_export_leaves_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"{__name__}:Counts"]) == Exit.DONE
-    assert "an export will be without 0._extra_state: it holds" in capsys.readouterr().out
+    assert "an export leaves out 0._extra_state: it holds" in capsys.readouterr().out
 
 
 def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +70,7 @@ def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None
     [
         (f"{WRONG}:LossIsAMean", 64, "loss() returned shape () for 2 samples; wanted: (2,)"),
         (f"{WRONG}:ScoreOfTwo", 64, "score() returned shape (2, 2) for 2 samples"),
-        (f"{WRONG}:HasCallbacks", 64, "nothing calls its on_step()"),
+        (f"{WRONG}:HasCallbacks", 64, "the trainer never calls its on_step()"),
         (f"{WRONG}:ModelIsNone", 64, "model() returned a None"),
         (f"{WRONG}:ModelReturnsNone", 64, "the model returned None"),
         (f"{WRONG}:GroupsLeaveOneOut", 64, "parameter_groups() returned no group with 0.bias"),

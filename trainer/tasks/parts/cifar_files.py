@@ -1,4 +1,4 @@
-"""CIFAR-10's files, which are pickles, read without running or believing anything in them.
+"""Read CIFAR-10's files, which are pickles, without running code in them or trusting what they say.
 
 images, labels = read(Path("cifar-10-batches-py/test_batch"))
 """
@@ -16,7 +16,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.regular import open_regular
 
 _MOST_BYTES = 64 << 20  # the files have 31 MB
-_MOST_REMEMBERED = 1 << 20  # the unpickler makes room for all numbers below the highest
+_MOST_REMEMBERED = 1 << 20  # the unpickler allocates its memo up to the highest index
 _PIXELS = 3 * 32 * 32
 
 
@@ -40,22 +40,22 @@ def read(path: Path) -> tuple[Tensor, Tensor]:
     if not right or not 0 <= labels.min() <= labels.max() <= 9:
         raise Fault(
             Exit.DATA,
-            f"{path}: {len(images)} images, labels of shape {tuple(labels.shape)}; want a label, 0 to "
-            "9, for each image",
+            f"{path}: {len(images)} images, labels of shape {tuple(labels.shape)}; wanted: a label, "
+            "0 to 9, for each image",
         )
     return images, labels
 
 
 def _check_memory(file: BinaryIO) -> None:
-    """Raise ValueError where the unpickler would make room for more than any such file remembers."""
+    """Raise ValueError if the unpickler would allocate a larger memo than such a file needs."""
     for code, argument, _ in pickletools.genops(file):
         if code.name in ("LONG_BINPUT", "PUT") and int(argument or 0) > _MOST_REMEMBERED:
-            raise ValueError(f"it wants to remember {argument} things")
+            raise ValueError(f"its memo index {argument} is too large")
     file.seek(0)
 
 
 class _Array:
-    """Stands for numpy's array, whose own code would follow what the file says of types."""
+    """Takes the place of numpy's array, whose own code would trust the types that the file states."""
 
     shape: Any = None
     elements: Any = None
@@ -76,7 +76,7 @@ class _Array:
 
 
 class _Type:
-    """Stands for numpy's type of elements."""
+    """Takes the place of numpy's dtype."""
 
     def __init__(self, name: Any, *_: Any) -> None:
         self.name = name
@@ -86,7 +86,7 @@ class _Type:
 
 
 class _Inert(pickle.Unpickler):
-    """Gives classes of ours for the three names that such a file has, and no other name."""
+    """Returns our own classes for the three names that such a file has, and refuses any other name."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
@@ -95,7 +95,7 @@ class _Inert(pickle.Unpickler):
             return _Array
         if module == "numpy" and name == "dtype":
             return _Type
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 
 def _reconstruct(*_: Any) -> _Array:

@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 class Classification:
-    """A base of such a task, which adds `model` and `data`: outputs are logits, shape (n, classes)."""
+    """Base class; the task adds `model` and `data`. Outputs are logits, shape (n, classes)."""
 
     metric = "accuracy"
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets, reduction="none")
 
-    def score(self, outputs: Tensor, targets: Tensor) -> Any:  # a task of one's own may add others
+    def score(self, outputs: Tensor, targets: Tensor) -> Any:  # a user's own task may add scores
         return (outputs.argmax(dim=1) == targets).float()

@@ -1,4 +1,4 @@
-"""Text of a model that predicts the next token, one token after the other.
+"""Generate text with a model that predicts the next token.
 
 made = continued(prompt, forward, count=64, length=128, seed=0)
 text = decoder("tokenizer.json")(made)
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainer.config.exits import Exit, Fault
 
-_TEMPERATURE = 0.8  # below 1: likely tokens are drawn more often than the model has them
+_TEMPERATURE = 0.8  # below 1: likely tokens are drawn more often than the model predicts
 
 
 def continued(
@@ -23,8 +23,8 @@ def continued(
 ) -> list[int]:
     """Return `count` tokens drawn after a prompt, shape (n,); the same for the same seed and weights.
 
-    Every pass takes a whole window, of the last `length` tokens: what follows a token is no matter to a
-    causal model, and a mode or a compiler that wants one shape gets it.
+    Every pass takes a whole window of `length` tokens, filled up after the last token: a causal model
+    ignores what follows a token, and every pass has the same shape, which some modes and compilers need.
     """
     tokens: list[int] = prompt.tolist()
     generator = torch.Generator().manual_seed(seed)
@@ -39,9 +39,9 @@ def continued(
 
 
 def decoder(tokenizer: Path | None, *, vocabulary: int) -> Callable[[list[int]], str] | None:
-    """Return what makes text of tokens: a tokenizer's file does, or bytes are text; None: not known.
+    """Return a function from tokens to text, by a tokenizer's file or for bytes, or None for neither.
 
-    Raises Fault(64) without the package tokenizers, Fault(65) for what is no file of it.
+    Raises Fault(64) without the package tokenizers, Fault(65) if the file is not one of that package.
     """
     if tokenizer is None:
         return _text_of_bytes if vocabulary == 256 else None
@@ -49,7 +49,7 @@ def decoder(tokenizer: Path | None, *, vocabulary: int) -> Callable[[list[int]],
         raise Fault(
             Exit.CONFIG,
             "TRAINER_TASK_TOKENIZER: needs the package tokenizers, which is not installed here; "
-            "`pip install tokenizers`, or in a job file setup, which runs it in the pod",
+            "run `pip install tokenizers`; for pods put it into setup of the job file",
         )
     library: Any = import_module("tokenizers")
     try:
@@ -57,7 +57,7 @@ def decoder(tokenizer: Path | None, *, vocabulary: int) -> Callable[[list[int]],
     except Exception as error:  # the package has no class of its own for it
         raise Fault(
             Exit.DATA,
-            f"TRAINER_TASK_TOKENIZER={tokenizer}: no file of the package tokenizers: {error}",
+            f"TRAINER_TASK_TOKENIZER={tokenizer}: not a file of the package tokenizers: {error}",
         ) from error
 
     def decode(tokens: list[int]) -> str:

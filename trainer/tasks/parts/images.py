@@ -23,9 +23,9 @@ class Images(Tensors):
 
 
 def data_folder(settings: Settings, present: Path, *, data_set: str) -> Path:
-    """Return TRAINER_DATA, which has `present`, a file or folder; download that if the settings allow.
+    """Return TRAINER_DATA, which has `present`, a file or folder; download it if the settings say so.
 
-    `data_set` is torchvision's name for it. Raises Fault(65) when there is no `present`.
+    `data_set` is torchvision's name of the data set. Raises Fault(65) when `present` is missing.
     """
     name = f"task {settings.task}"
     if settings.data is None:
@@ -52,7 +52,7 @@ def data_folder(settings: Settings, present: Path, *, data_set: str) -> Path:
 
 
 def _fetch(folder: Path, present: Path, data_set: str) -> None:
-    """Download to a temporary folder, then rename: nodes may do this at once, and downloads may fail."""
+    """Download to a temporary folder, then rename: other nodes may download too, or it may fail."""
     from torchvision import datasets  # noqa: PLC0415  # as long to import as torch
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ _MOST_BYTES = 100_000 * 28 * 28  # of one file; MNIST's own have 60,000 images
 
 
 class MnistTask(Classification):
-    """The small convolutional net on torchvision's data set `name`, in the files of torchvision."""
+    """The small convolutional net on torchvision's data set `name`, read from torchvision's files."""
 
     def __init__(self, settings: Settings, *, name: str, mean: float, std: float) -> None:
         self._settings = settings
@@ -46,7 +46,7 @@ class MnistTask(Classification):
             raise Fault(
                 Exit.DATA,
                 f"{folder}: images of shape {tuple(images.shape)} and {len(labels)} labels up to "
-                f"{int(labels.max())}; want one label, 0 to 9, for each image of 28x28",
+                f"{int(labels.max())}; wanted: a label, 0 to 9, for each image of 28x28",
             )
         return Images(images[:, None], labels.long(), self._augmentation)
 
@@ -55,7 +55,7 @@ def _read_idx(path: Path) -> Tensor:
     """Return the uint8 array in an idx file, or in one with .gz added. Raises Fault(65).
 
     The format: two zero bytes, 8 for uint8, the number of dimensions, their sizes as big-endian uint32,
-    the elements. No more is read than the sizes say, whatever a compressed file holds.
+    the elements. A compressed file is read only as far as the sizes say, even if it holds more.
     """
     compressed = path.with_name(path.name + ".gz")
     shape: tuple[int, ...] = ()

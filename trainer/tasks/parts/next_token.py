@@ -1,4 +1,4 @@
-"""Loss and metrics of the tasks that predict what comes next at each place of a window."""
+"""Loss and metrics of the tasks that predict the next token at each position of a window."""
 
 import math
 from typing import ClassVar
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class NextToken:
-    """A base of such a task, which adds `model` and `data`.
+    """Base class; the task adds `model` and `data`.
 
     Outputs are logits, shape (n, length, vocabulary), targets have the shape (n, length).
     """
@@ -17,12 +17,12 @@ class NextToken:
     of_mean: ClassVar = {"perplexity": math.exp}
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy of each window, shape (n,), in nats a token."""
+        """Return the mean cross-entropy of each window, shape (n,), in nats per token."""
         losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
         return losses.view(targets.shape).mean(dim=1)
 
     def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
-        """Return the share of each window's tokens that were predicted right, and nats by tokens."""
+        """Return the share of each window's tokens that were predicted right, its nats, its tokens."""
         right = (outputs.argmax(dim=-1) == targets).float().mean(dim=1)
         length = targets.shape[1]
         tokens = right.new_full(right.shape, length)

@@ -1,7 +1,7 @@
-"""Augmentation of photographs as torchvision's reference trains with it, by its transforms.
+"""Augmentation of photographs as in torchvision's reference training, with torchvision's transforms.
 
-The loader seeds torch's generator with a sample's key before it reads the sample. So all of it, the
-partner of a mixture as well, is a function of (seed, epoch, sample) and of nothing else.
+The loader seeds torch's generator with a sample's key before it reads the sample. So the augmentation
+and the partner of a mixture depend only on (seed, epoch, sample).
 
 data = Mixed(Folder(..., cut=cut("trivial", 224)), own, classes=1000)
 """
@@ -19,7 +19,7 @@ from trainer.config.own_settings import ImageFolder
 
 
 class Photographs(Protocol):
-    """What is read of a folder of images."""
+    """What `Mixed` uses of a folder of images."""
 
     @property
     def samples(self) -> Sequence[tuple[Any, int]]: ...
@@ -30,7 +30,7 @@ class Photographs(Protocol):
 
 
 def cut(augment: str, size: int) -> Callable[[Image.Image], Tensor]:
-    """Return what makes a tensor, shape (3, size, size), uint8, of an image."""
+    """Return a function from an image to a tensor, shape (3, size, size), uint8."""
     policies = {"rand": [v2.RandAugment()], "trivial": [v2.TrivialAugmentWide()]}
     place = [v2.RGB(), v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
     steps = [*place, *policies.get(augment, []), v2.PILToTensor()]
@@ -39,7 +39,7 @@ def cut(augment: str, size: int) -> Callable[[Image.Image], Tensor]:
 
 
 class Mixed:
-    """Images cut by the workers, each mixed with another of the data set if `own` asks for it."""
+    """Images cut by the workers, each mixed with another image of the data set if `own` says so."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Mixed:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
-        """Return an image, shape (3, size, size), uint8, and its class, or each class's share of it."""
+        """Return an image, shape (3, size, size), uint8, and its class, or the share of each class."""
         image, label = self._images[index]
         if self._mix is None:
             return image, label

@@ -1,6 +1,6 @@
-"""Character models: windows of bytes from a file or folder, the task on them, and a recurrent model.
+"""Parts of the character models: windows of bytes from a file or folder, the task, a recurrent model.
 
-Without TRAINER_DATA the text is the source of Python's standard library: real text, on every machine.
+Without TRAINER_DATA the text is the source of Python's standard library, which every machine has.
 """
 
 import sysconfig
@@ -18,7 +18,7 @@ from trainer.tasks.parts.next_token import NextToken
 
 VOCABULARY = 256  # bytes
 LENGTH = 64  # bytes of a window
-_DEFAULT_BYTES = 50_000  # trains in under a minute on two cores; TRAINER_DATA is read whole
+_DEFAULT_BYTES = 50_000  # trains in under a minute on two cores; TRAINER_DATA is read in full
 _TEST_SHARE = 0.1
 
 
@@ -35,7 +35,7 @@ class TextTask(NextToken):
     def data(self, *, train: bool) -> Tensors:
         """Return inputs and targets, both of shape (n, 64): the targets are the bytes that follow.
 
-        The last tenth of the text is the test set. Raises Fault(65) when there is too little of it.
+        The last tenth of the text is the test set. Raises Fault(65) when the text is too short.
         """
         place = self._settings.data
         text = torch.frombuffer(bytearray(_read(place)), dtype=torch.uint8).long()
@@ -78,7 +78,7 @@ class Recurrent(nn.Module):
 
 
 def library_source(size: int) -> bytes:
-    """Return so many bytes of the source of Python's standard library."""
+    """Return the first `size` bytes of the source of Python's standard library."""
     return _joined(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:size]
 
 

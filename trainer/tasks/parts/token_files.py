@@ -1,7 +1,7 @@
-"""Files of tokens, mapped into memory: windows of them are samples.
+"""Files of tokens, mapped into memory. A sample is a window of a file.
 
 A folder holds train.bin and val.bin: tokens one after the other, without a header, as nanoGPT's scripts
-write them. They are uint16 unless meta.json beside them says otherwise:
+write them. They are uint16 unless meta.json in the folder says otherwise:
 
     {"dtype": "uint32", "vocabulary": 128256}
 
@@ -27,10 +27,10 @@ _DTYPES = ("uint8", "uint16", "uint32")
 
 
 class Windows:
-    """Windows of `length` tokens, without overlap: each token of the file is a target once an epoch.
+    """Windows of `length` tokens, without overlap: each token of the file is a target once per epoch.
 
-    The targets of a window are the tokens that follow its own. Pickled is only where the file is, so
-    all ranks of a machine map the same pages.
+    The target of each token is the token after it. Only the file's path is pickled, so all ranks of a
+    machine map the same pages.
     """
 
     def __init__(self, tokens: Path | bytes, dtype: str, *, length: int, vocabulary: int) -> None:
@@ -53,15 +53,15 @@ class Windows:
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of windows, both of shape (n, length).
 
-        Raises Fault(65) for a token beyond the vocabulary.
+        Raises Fault(65) for a token outside the vocabulary.
         """
         starts = (indices * self._length).tolist()
         rows = np.stack([self._tokens[start : start + self._length + 1] for start in starts])
         if (largest := rows.max()) >= self._vocabulary:
             raise Fault(
                 Exit.DATA,
-                f"{self._source!s}: token {largest} is beyond the vocabulary of {self._vocabulary}; "
-                f"is it a file of {self._dtype}? meta.json beside it may say dtype and vocabulary",
+                f"{self._source!s}: token {largest} is outside the vocabulary of {self._vocabulary}; "
+                f"is the dtype {self._dtype}? meta.json in the folder may set dtype and vocabulary",
             )
         tokens = torch.from_numpy(rows.astype(np.int64))
         return tokens[:, :-1], tokens[:, 1:]
@@ -69,7 +69,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class TokenFiles:
-    """Training and test set, and how many different tokens there are."""
+    """Training set, test set, and the number of different tokens."""
 
     train: Windows
     test: Windows
@@ -77,7 +77,7 @@ class TokenFiles:
 
 
 def open_files(folder: Path, length: int) -> TokenFiles:
-    """Return what a folder holds. Raises Fault(65) when a file is missing or too short."""
+    """Open the files of a folder. Raises Fault(65) when one is missing or too short."""
     dtype, vocabulary = _meta(folder / "meta.json")
     sets = {}
     for name in ("train.bin", "val.bin"):
@@ -88,7 +88,7 @@ def open_files(folder: Path, length: int) -> TokenFiles:
         except OSError:
             size = None
         if size is None:
-            raise Fault(Exit.DATA, f"TRAINER_DATA={folder}: {name} is not there or cannot be read")
+            raise Fault(Exit.DATA, f"TRAINER_DATA={folder}: {name} is missing or cannot be read")
         if size < needed or size % np.dtype(dtype).itemsize:
             raise Fault(
                 Exit.DATA,
@@ -100,7 +100,7 @@ def open_files(folder: Path, length: int) -> TokenFiles:
 
 
 def of_bytes(length: int, *, size: int = 1_000_000) -> TokenFiles:
-    """Return the standard library's source, a byte a token: real text, on every machine.
+    """Return the standard library's source, with one token per byte; every machine has it.
 
     The last tenth of its `size` bytes is the test set.
     """
@@ -121,7 +121,7 @@ def _meta(file: Path) -> tuple[str, int]:
         found = json.loads(file.read_text(encoding="utf-8"))
         dtype, vocabulary = found.get("dtype", "uint16"), found.get("vocabulary", _GPT2_VOCABULARY)
     except (OSError, ValueError, AttributeError) as error:
-        raise Fault(Exit.DATA, f"{file}: is no JSON object: {error}") from error
+        raise Fault(Exit.DATA, f"{file}: not a JSON object: {error}") from error
     if dtype not in _DTYPES or type(vocabulary) is not int or not 2 <= vocabulary < 2**31:
         raise Fault(
             Exit.DATA,

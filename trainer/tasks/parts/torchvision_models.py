@@ -21,7 +21,7 @@ def build(name: str, *, classes: int) -> nn.Module:
         raise Fault(
             Exit.CONFIG,
             f"TRAINER_MODEL={name!r}: torchvision has no classification model of that name; "
-            f"close to it: {', '.join(near)}",
+            f"similar names: {', '.join(near)}",
         )
     extra: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):  # a second head would give a second output

@@ -120,5 +120,5 @@ def test_a_list_that_cannot_be_kept_costs_a_warning(
 ) -> None:
     (root.parent / "kept").mkdir()
     assert below(listing(root), root) == IN_ORDER
-    assert "the list of files is made again at each start" in caplog.text
+    assert "the list of files cannot be saved and is made again at each start" in caplog.text
     assert sorted(path.name for path in root.parent.iterdir()) == ["kept", "train"]

@@ -179,5 +179,7 @@ def test_samples_of_unequal_shape_need_a_collate(workers: int) -> None:
     with pytest.raises(Fault) as caught:
         list(loader(iter([Samples(torch.tensor([1, 0]), torch.ones(2))])))
     assert caught.value.code == Exit.CONFIG
-    assert str(caught.value).startswith("the samples 1, 0 ... make no batch: RuntimeError: ")
+    assert str(caught.value).startswith(
+        "the samples 1, 0 ... cannot be made into a batch: RuntimeError: "
+    )
     assert str(caught.value).endswith("a method collate(samples) of the data, a Sentences")

@@ -34,7 +34,7 @@ class Rows:
 @pytest.mark.parametrize(
     ("data", "free", "why"),
     [
-        (SMALL, 4 * SIZE, "is kept on meta: 0.0 MiB, of 0 MiB free it may take 25%"),
+        (SMALL, 4 * SIZE, "is kept on meta: 0.0 MiB; limit: 25% of 0 MiB free"),
         (SMALL, 4 * SIZE - 1, "is read from the host: 0.0 MiB"),
         (Rows(SMALL.inputs), 2**40, "is read from the host: a Rows is not plain tensors"),
         (SMALL, None, None),

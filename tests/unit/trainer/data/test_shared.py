@@ -76,7 +76,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(pid: int, descriptor: int) -> None:
-    with pytest.raises(Fault, match="not this user's memory here") as caught:
+    with pytest.raises(Fault, match="offered memory that is not this user's") as caught:
         shared._map(shared._Offer("0", pid, descriptor))  # noqa: SLF001
     assert caught.value.code == Exit.CODE
 

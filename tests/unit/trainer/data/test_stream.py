@@ -89,7 +89,7 @@ def test_a_state_that_holds_an_object_is_65() -> None:
     [
         (
             Count(5),
-            "the stream Count: epoch 0 ended after 5 samples, and its len() is 8; every rank",
+            "the stream Count: epoch 0 ended after 5 samples, but its len() is 8; the dataset",
         ),
         (Count(raises=3), "the stream Count: raised ValueError: oops at sample 3 of epoch 0"),
     ],

@@ -129,7 +129,7 @@ def test_a_pickle_that_wants_to_run_something_is_refused(
     batch = tmp_path / "cifar-10-batches-py/data_batch_2"
     batch.write_bytes(pickle.dumps({b"data": Evil(), b"labels": []}))
     with pytest.raises(
-        Fault, match="data_batch_2: cannot be read: it asks for posix.system"
+        Fault, match="data_batch_2: cannot be read: it refers to posix.system"
     ) as caught:
         tasks.load(Settings(task="cifar10", data=tmp_path)).data(train=True)
     assert caught.value.code == Exit.DATA
@@ -324,7 +324,7 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
 
 
 def test_folders_that_do_not_fit_are_65(tmp_path: Path) -> None:
-    with pytest.raises(Fault, match=r"train/ has 0 subfolders; .* wants train/CLASS/"):
+    with pytest.raises(Fault, match=r"train/ has 0 subfolders; .* needs train/CLASS/"):
         tasks.load(Settings(task="imagefolder", data=tmp_path))
     photos(tmp_path)
     (tmp_path / "val/digit-2").rename(tmp_path / "val/digit-7")
@@ -334,7 +334,7 @@ def test_folders_that_do_not_fit_are_65(tmp_path: Path) -> None:
 
 
 def test_a_model_that_torchvision_has_not_is_64_with_what_is_close() -> None:
-    with pytest.raises(Fault, match="close to it: resnet18") as caught:
+    with pytest.raises(Fault, match="similar names: resnet18") as caught:
         torchvision_models.build("resnet81", classes=3)
     assert caught.value.code == Exit.CONFIG
 

@@ -64,9 +64,9 @@ def test_a_set_is_pickled_as_the_name_of_its_file(tmp_path: Path) -> None:
         ('{"dtype": "float32"}', 500, "dtype='float32', vocabulary=50304: dtype is one of uint8"),
         ('{"vocabulary": true}', 500, "vocabulary=True"),
         ('{"vocabulary": 1}', 500, "vocabulary=1"),
-        ("[]", 500, "meta.json: is no JSON object"),
-        ("{", 500, "meta.json: is no JSON object"),
-        ('{"vocabulary": 100}', 500, "token 128 is beyond the vocabulary of 100"),
+        ("[]", 500, "meta.json: not a JSON object"),
+        ("{", 500, "meta.json: not a JSON object"),
+        ('{"vocabulary": 100}', 500, "token 128 is outside the vocabulary of 100"),
     ],
 )
 def test_bad_files_are_65(meta: str | None, count: int, says: str, tmp_path: Path) -> None:

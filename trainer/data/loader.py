@@ -208,8 +208,8 @@ class _Reader:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise Fault(
                 Exit.CONFIG,
-                f"the samples {indices} ... cannot be made into a batch: {reason}; for samples of "
-                f"unequal shape the data, a {type(self._data).__name__}, needs a collate(samples)",
+                f"the samples {indices} ... cannot be made into a batch: {reason}; for unequal "
+                f"shapes the data, a {type(self._data).__name__}, needs a method collate(samples)",
             ) from None
         stream = self._data if isinstance(self._data, Stream) else None
         return batch, unreadable, stream.state() if stream and stream.has_state else {}

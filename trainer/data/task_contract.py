@@ -81,7 +81,7 @@ def check_data(data: Any, name: str, *, train: bool) -> None:
     if isinstance(data, IterableDataset) and not hasattr(data, "__len__"):
         raise _wrong(
             name,
-            f"{method} returned {kind}, an IterableDataset without a length; add "
+            f"{method} returned {kind}, an IterableDataset without a length; add to it "
             "`def __len__(self): return N`, the samples of an epoch",
         )
     if not hasattr(data, "__len__"):

@@ -182,4 +182,4 @@ def test_samples_of_unequal_shape_need_a_collate(workers: int) -> None:
     assert str(caught.value).startswith(
         "the samples 1, 0 ... cannot be made into a batch: RuntimeError: "
     )
-    assert str(caught.value).endswith("a method collate(samples) of the data, a Sentences")
+    assert str(caught.value).endswith("the data, a Sentences, needs a method collate(samples)")

@@ -81,7 +81,7 @@ def test_bad_files_are_65(meta: str | None, count: int, says: str, tmp_path: Pat
 
 def test_a_missing_file_is_65(tmp_path: Path) -> None:
     (written(tmp_path) / "val.bin").unlink()
-    with pytest.raises(Fault, match="val.bin is not there") as caught:
+    with pytest.raises(Fault, match="val.bin is missing") as caught:
         tasks.load(Settings(task="tokens", data=tmp_path))
     assert caught.value.code == Exit.DATA
 

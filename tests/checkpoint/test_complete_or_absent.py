@@ -108,7 +108,7 @@ def test_a_damaged_one_is_named_skipped_and_kept(
     older, newest = save(tmp_path, 1), save(tmp_path, 2)
     damage(Path(newest))
     assert the(found(tmp_path)).where == older
-    assert f"checkpoint {newest} is damaged and left alone" in caplog.text
+    assert f"checkpoint {newest} is damaged; it is skipped and kept" in caplog.text
     assert Path(newest).exists()
     damage(Path(older))
     with pytest.raises(Fault, match="all 2 checkpoints are damaged") as caught:
@@ -122,7 +122,7 @@ def test_a_renamed_one_is_not_taken_for_another_step(
     older, newest = save(tmp_path, 1), save(tmp_path, 2)
     Path(newest).rename(tmp_path / "step-00000099")
     assert the(found(tmp_path)).where == older
-    assert "muster.json is that of step 2" in caplog.text
+    assert "muster.json belongs to step 2" in caplog.text
 
 
 def test_a_damaged_one_makes_way_for_the_same_step_and_is_kept(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_what_else_a_run_registers_is_saved_and_may_be_missing(
     assert counter.state["count"] == 5
     assert counter.state["sums"][0].tolist() == [5.0, 5.0]
     assert new.state["count"] == 7
-    assert "holds no new: it starts anew" in caplog.text
+    assert "has no new: its initial state is used" in caplog.text
 
 
 def test_what_only_a_pickle_could_hold_is_refused(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ REFUSED: list[tuple[int, dict[str, str], str]] = [
     (
         8,
         {"task": "charlm-gpt", "mode": "tp"},
-        "the 4 heads of its model do not divide over tp=8; tp=4 would do",
+        "the 4 heads of its model do not divide over tp=8; use tp=4",
     ),
     (
         4,

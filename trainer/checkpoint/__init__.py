@@ -1,10 +1,10 @@
-"""Checkpoints: folders that exist only once they are complete, loadable by any mode and world size.
+"""Checkpoints: folders that exist only when they are complete. Any mode and world size can load them.
 
-`saver` saves while the training goes on: `state` collects the state, `staging` copies it, `write` writes
-it to a `store` (a folder, or a URL: `remote`), `retention` removes old ones. `find` finds the newest one
-that is undamaged, and `read` loads it. `manifest` is the format.
+`saver` saves while training continues: `state` collects the state, `staging` copies it, `write` writes
+it to a `store` (a folder, or a URL: `remote`), `retention` removes old checkpoints. `find` finds the
+newest undamaged checkpoint, and `read` loads it. `manifest` is the format.
 
-A checkpoint is a file from each rank that wrote (`rank-00000.data`: the tensors' bytes, one after the
-other) and `muster.json`: the run's progress, the place of each tensor, and sizes and checksums of the
-files and of itself. It is bytes and JSON. No pickle is read, so a checkpoint cannot carry code.
+A checkpoint has one file from each rank that wrote (`rank-00000.data`: the bytes of its tensors, one
+after the other) and `muster.json`: the run's progress, the place of each tensor, the sizes and checksums
+of the files, and its own checksum. No pickle is read, so a checkpoint cannot carry code.
 """

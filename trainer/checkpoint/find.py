@@ -1,4 +1,4 @@
-"""Find the newest undamaged checkpoint, all ranks together."""
+"""Find the newest undamaged checkpoint. All ranks take part."""
 
 import logging
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
     """Return the checkpoint to resume from, the same on every rank, or None to start at step 0.
 
     `resume` is the setting: auto, never, or a path or URL. Each rank compares the checksums of its
-    share of the files. Raises Fault(65) when the named checkpoint is damaged, all checkpoints are, or
-    the newest has a newer format.
+    share of the files. Raises Fault(65) when the named checkpoint is damaged, all checkpoints are
+    damaged, or the newest has a newer format.
     """
     if resume not in ("auto", "never"):
         elsewhere, name = split(resume)
@@ -47,7 +47,7 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
                 store.sweep()
                 names = store.names()
             elif aside := store.set_aside():
-                log.info("starting over; the checkpoints of the run before are in %s", aside)
+                log.info("starting over; the checkpoints of the previous run are in %s", aside)
         except OSError as error:
             reason = error.strerror or error
             problem = f"checkpoints {store.where('')}: {reason}"
@@ -77,14 +77,16 @@ def _newest_complete(names: list[str], store: Store, runtime: Runtime) -> Found 
         if isinstance(found, Found):
             return found
         if runtime.is_main:
-            log.warning("checkpoint %s is damaged and left alone: %s", store.where(name), found)
+            log.warning(
+                "checkpoint %s is damaged; it is skipped and kept: %s", store.where(name), found
+            )
     return None
 
 
 def _examine(store: Store, name: str, *, runtime: Runtime) -> Found | str:
-    """Return a checkpoint, or what is damaged in it.
+    """Return a checkpoint, or a text that says what is damaged in it.
 
-    All ranks call it together, each compares its share of the files, and all get the same answer.
+    All ranks call it together. Each compares its share of the files, and all get the same answer.
     """
     answer = _examine_share(store, name, runtime.rank, runtime.world_size)
     mine = isinstance(answer, Fault), None if isinstance(answer, Manifest) else str(answer)
@@ -98,7 +100,7 @@ def _examine(store: Store, name: str, *, runtime: Runtime) -> Found | str:
 
 
 def is_shared(store: Store, *, runtime: Runtime) -> bool:
-    """Return whether all ranks see the same checkpoints: always true of a URL.
+    """Return whether all ranks see the same checkpoints. For a URL this is always true.
 
     Raises Fault(71) when the folder cannot be written to.
     """
@@ -120,7 +122,7 @@ def is_shared(store: Store, *, runtime: Runtime) -> bool:
 
 
 def complete(checkpoint: str) -> Found:
-    """Return the checkpoint at a path or URL, examined by this process alone. Raises Fault(65)."""
+    """Return the checkpoint at a path or URL; only this process examines it. Raises Fault(65)."""
     store, name = split(checkpoint)
     answer = _examine_share(store, name, 0, 1)
     if isinstance(answer, Fault):

@@ -1,7 +1,8 @@
 """The format of `muster.json`, a checkpoint's manifest, and its checksum.
 
 The file is {"checksum": ..., "checkpoint": {...}}; the checksum is over the canonical JSON of
-"checkpoint". Later formats keep this, so that a reader can distinguish a newer format from damage.
+"checkpoint". Later formats keep this structure, so that a reader can distinguish a newer format from
+damage.
 """
 
 import json
@@ -22,7 +23,9 @@ from trainer.config.exits import Exit, Fault
 
 FORMAT = 2  # 2: progress has steps and identity
 MANIFEST_FILE = "muster.json"
-MOST_BYTES = 256 << 20  # of a manifest: ten thousand ranks' chunks of a thousand tensors take less
+MOST_BYTES = (
+    256 << 20
+)  # of a manifest: a thousand tensors in chunks of ten thousand ranks need less
 DTYPES = {
     str(kind).removeprefix("torch."): kind
     for kind in vars(torch).values()
@@ -42,10 +45,11 @@ class Damage(Exception):
 class Progress:
     """How far a run is, and which run it is.
 
-    `steps`: how many it was to have. `identity`: what decides its result, by name; empty in format 1.
+    `steps`: the number of steps of the whole run. `identity`: what decides its result, by name; empty in
+    format 1.
 
-    Random states are not saved: random numbers are a function of (seed, step, rank), the data order of
-    (seed, epoch, position), the learning rate of the step.
+    Random states are not saved. Random numbers are a function of (seed, step, rank), the order of the
+    data is a function of (seed, epoch, position), and the learning rate is a function of the step.
     """
 
     step: int
@@ -62,7 +66,7 @@ class _Part(BaseModel):
 
 
 class File(_Part):
-    """A data file: its bytes, their checksum by zlib.crc32, and by the key, if there is one."""
+    """A data file: its number of bytes, its zlib.crc32, and its signature if there is a key."""
 
     size: _Count
     crc32: _Count
@@ -70,7 +74,7 @@ class File(_Part):
 
 
 class Chunk(_Part):
-    """A rectangle of a tensor: `sizes` from `offsets` on, row-major from byte `start` of `file`."""
+    """A block of a tensor: of `sizes`, at `offsets`; stored row-major from byte `start` of `file`."""
 
     offsets: _Shape
     sizes: _Shape
@@ -89,8 +93,8 @@ class Tensor(_Part):
 class Manifest(_Part):
     """A checkpoint: how far the run was, and where each tensor is.
 
-    `values` has the rest of the state, by the same flat names; `metric` is the score of an evaluation at
-    this step, larger is better.
+    `values` has the rest of the state, also by flat names. `metric` is the score of an evaluation at
+    this step; larger is better.
     """
 
     format: int
@@ -115,13 +119,13 @@ def name_of(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step of a checkpoint's name, None if it is not one."""
+    """Return the step in a checkpoint's name; None if it is no such name."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Return those of `names` that are a checkpoint's, oldest first."""
+    """Return the names of checkpoints among `names`, oldest first."""
     steps = {name: step for name in names if (step := step_of(name)) is not None}
     return sorted(steps, key=steps.__getitem__)
 
@@ -153,7 +157,7 @@ def decode(text: bytes, name: str) -> Manifest:
                 if key
                 else f"{MANIFEST_FILE} is signed; {KEY} is needed to read it"
                 if signed
-                else f"{MANIFEST_FILE} does not have its checksum"
+                else f"{MANIFEST_FILE} does not match its checksum"
             )
         if body["format"] > FORMAT:
             raise Fault(
@@ -173,13 +177,13 @@ def decode(text: bytes, name: str) -> Manifest:
 
 
 def checksum(body: Mapping[str, Any], key: bytes = b"") -> str:
-    """Return the checksum of `body`, in this and every later format."""
+    """Return the checksum of `body`; it is the same in this and all later formats."""
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return keyed(key, canonical.encode()).hexdigest()
 
 
 def keyed(key: bytes, text: bytes = b"") -> blake2b:
-    """Return a checksum that only a holder of `key` can make (RFC 7693); anybody, if it is empty."""
+    """Return a checksum that only a holder of `key` can make (RFC 7693); anybody, if `key` is empty."""
     return blake2b(text, key=key, digest_size=16)
 
 
@@ -193,9 +197,9 @@ def _check(manifest: Manifest, name: str) -> None:
     step = step_of(name)
     progress = manifest.progress
     if step is not None and step != progress.step:
-        raise Damage(f"{MANIFEST_FILE} is that of step {progress.step}")
+        raise Damage(f"{MANIFEST_FILE} belongs to step {progress.step}")
     if progress.steps is not None and progress.step > progress.steps:
-        raise Damage(f"{MANIFEST_FILE} is of step {progress.step} of {progress.steps}")
+        raise Damage(f"{MANIFEST_FILE} says step {progress.step} of {progress.steps}")
     for key, tensor in manifest.tensors.items():
         if tensor.dtype not in DTYPES:
             raise Damage(f"{MANIFEST_FILE}: {key} has the unknown type {tensor.dtype}")
@@ -209,4 +213,4 @@ def _check(manifest: Manifest, name: str) -> None:
                 )
             )
             if file is None or end > file.size or not inside:
-                raise Damage(f"{MANIFEST_FILE}: {key} lies outside of {chunk.file}")
+                raise Damage(f"{MANIFEST_FILE}: {key} is outside of {chunk.file}")

@@ -1,6 +1,6 @@
 """Read tensors of a checkpoint, whole or in part, without torch.distributed.checkpoint.
 
-The whole ones are for an export, which would spend a third of its time on that import.
+The export reads whole tensors this way; it would spend a third of its time on that import.
 
 weights = {key: whole(found, key) for key in found.manifest.tensors}
 """
@@ -32,7 +32,7 @@ def whole(found: Found, key: str) -> torch.Tensor:
 def read_part(
     file: BinaryIO, tensor: Tensor, chunk: Chunk, offsets: Sequence[int], sizes: Sequence[int]
 ) -> torch.Tensor:
-    """Return the part of a chunk with `sizes`, from `offsets` on; read only its rows."""
+    """Return the part of a chunk with `sizes`, at `offsets`; read only its rows."""
     dtype = DTYPES[tensor.dtype]
     first, count = (offsets[0], sizes[0]) if sizes else (0, 1)  # a scalar is one row
     row = math.prod(chunk.sizes[1:]) * dtype.itemsize

@@ -1,6 +1,6 @@
-"""Load a checkpoint, all ranks together: torch.distributed.checkpoint (DCP) plans, this reads.
+"""Load a checkpoint, all ranks together: torch.distributed.checkpoint (DCP) plans, this module reads.
 
-DCP decides which slices of which chunks a rank needs, so any mode and world size can load them.
+DCP decides which slices of which chunks a rank needs, so any mode and world size can load a checkpoint.
 """
 
 import logging
@@ -47,20 +47,20 @@ def load(
 ) -> None:
     """Load a checkpoint into the run. Raises Fault(65) when it does not fit the model.
 
-    A part of `extra` that is not in the checkpoint keeps its initial state, with a message; so does the
-    optimiser without `optimizer_state`.
+    A part of `extra` that is not in the checkpoint keeps its initial state, and a message says so. If
+    `optimizer_state` is false, this also applies to the optimiser.
     """
     state = capture(module, optimizer, extra)
     if not optimizer_state:
         state["optimizer"] = {}
         if runtime.is_main:
-            log.warning("checkpoint %s is of another optimiser: its state starts anew", found.where)
+            log.warning("checkpoint %s has another optimiser's state: not loaded", found.where)
     saved = (*found.manifest.tensors, *found.manifest.values)
     for name in list(state["extra"]):
         if not any(key.startswith(f"extra.{name}.") for key in saved):
             del state["extra"][name]
             if runtime.is_main:
-                log.warning("checkpoint %s holds no %s: it starts anew", found.where, name)
+                log.warning("checkpoint %s has no %s: its initial state is used", found.where, name)
     try:
         dcp.load(
             state,
@@ -80,7 +80,7 @@ def load(
 
 
 class _Planner(DefaultLoadPlanner):
-    """DCP's own planner, but a value that is no tensor comes from JSON."""
+    """DCP's own planner, except that values that are not tensors come from JSON."""
 
     def set_value(self, key: str, value: Any) -> None:
         """Replace the value of `key` in the nested state; a tuple stays a tuple."""

@@ -1,8 +1,8 @@
 """Checkpoints at a URL: any object store that fsspec supports (s3://, gs://, memory://).
 
-An object store cannot rename a folder in one operation. So a checkpoint is written in its final place,
-and counts as one once its manifest exists, which is written last. fsspec comes with torch; S3 needs the
-extra `s3`.
+An object store cannot rename a folder in one operation. So a checkpoint is written in its final place.
+Its manifest is written last, and only a folder with a manifest counts as a checkpoint. fsspec comes with
+torch; S3 needs the extra `s3`.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from fsspec.core import url_to_fs
 from trainer.checkpoint.manifest import MANIFEST_FILE, in_order
 from trainer.config.exits import Exit, Fault
 
-# Errors of these packages are raised as they are; those of a storage library become OSError.
+# Errors of these packages are raised unchanged; those of a storage library become OSError.
 _OURS = {"builtins", "torch", "trainer"}
 
 
 class Remote:
-    """Checkpoints below a URL; the methods are those of `trainer.checkpoint.store.Local`."""
+    """Checkpoints below a URL. The methods are the same as in `trainer.checkpoint.store.Local`."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -55,7 +55,7 @@ class Remote:
 
     def begin(self, name: str) -> str:
         with _as_os_error():
-            if self._exists(name, MANIFEST_FILE):  # a damaged one of the same step is kept
+            if self._exists(name, MANIFEST_FILE):  # a damaged checkpoint of the same step is kept
                 self._move(self._path(name), f"{self._path(name)}.replaced")
             elif self._fs.exists(self._path(name)):
                 self._fs.rm(self._path(name), recursive=True)
@@ -95,7 +95,7 @@ class Remote:
             return bool(self._fs.exists(self._path(*parts)))
 
     def _folders(self) -> list[str]:
-        """Return the folders with a name of a checkpoint, complete or not, oldest first."""
+        """Return the folders that have a checkpoint's name, complete or not, oldest first."""
         with _as_os_error():
             if not self._fs.exists(self._root):
                 return []

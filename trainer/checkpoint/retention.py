@@ -1,4 +1,4 @@
-"""Remove old checkpoints; keep the last ones, one of every N steps, and the best by the metric."""
+"""Remove old checkpoints. Keep the newest, the first of every N steps, and the best by the metric."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from trainer.config.exits import Fault
 
 @dataclass(frozen=True)
 class Keep:
-    """Keep the `last` newest, the `best` best, and the first of every `every` steps (0: none)."""
+    """Keep the newest `last`, the best `best`, and the first of every `every` steps (0: none)."""
 
     last: int
     every: int = 0
@@ -18,7 +18,7 @@ class Keep:
 
 
 def remove_old(store: Store, keep: Keep) -> None:
-    """Remove the checkpoints that `keep` does not name; what cannot be read stays and does not count."""
+    """Remove the checkpoints that `keep` does not name. An unreadable one stays and does not count."""
     metrics: dict[int, float | None] = {}
     for name in store.names():
         try:
@@ -32,9 +32,9 @@ def remove_old(store: Store, keep: Keep) -> None:
 
 
 def removable(metrics: Mapping[int, float | None], keep: Keep) -> list[int]:
-    """Return the steps of the checkpoints to remove, given each one's step and metric.
+    """Return the steps of the checkpoints to remove, given the step and metric of each checkpoint.
 
-    Depends on nothing else, so it is the same after a restart.
+    The result depends on nothing else, so it is the same after a restart.
     """
     steps = sorted(metrics)
     scored = sorted(((m, step) for step, m in metrics.items() if m is not None), reverse=True)

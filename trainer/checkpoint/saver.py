@@ -1,9 +1,9 @@
-"""Save while the training goes on.
+"""Save while training continues.
 
-The state is copied to host memory while the next step computes. Only that step's update waits for the
-copy, because nothing before it changes a parameter. The memory is kept for the next copy, so a rank
-needs host memory for one more copy of its state. A thread then writes it. The thread's collectives have
-a process group of their own, because those of the training run at the same time.
+The state is copied to host memory while the next step computes. Only the update of that step waits for
+the copy, because nothing before the update changes a parameter. The memory is reused for the next copy,
+so a rank needs host memory for one more copy of its state. A thread then writes the copy. The thread's
+collectives use a separate process group, because training uses its own at the same time.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ from trainer.checkpoint.write import Label, Refused, write
 from trainer.config.exits import Exit, Fault
 from trainer.distributed.runtime import Runtime
 
-# A save may take this long to finish after an error has ended the training.
+# Seconds that a save may take to finish after an error has ended the training.
 _LAST_SECONDS = 10
 
-# True of a world of one, and no reason to warn; set once, because all threads share the filters.
+# With one rank this is expected. The filter is set once, because all threads share the filters.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """How a save ended; only the main rank knows `bytes`. With a `refusal` there is no checkpoint.
+    """The result of a save; only the main rank knows `bytes`. With a `refusal` there is no checkpoint.
 
-    `blocked_s` is how long the training waited for it, `seconds` how long it took.
+    `blocked_s`: how long training waited for the save. `seconds`: how long the save took.
     """
 
     step: int
@@ -70,10 +70,10 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         optimizer.register_step_pre_hook(lambda *_: self.wait_for_copy())
 
     def begin(self, state: State, label: Label, *, since: float) -> None:
-        """Start to copy and write `state`; `since` is when the training began to wait (monotonic).
+        """Start to copy and write `state`; `since` is when training began to wait (monotonic).
 
-        Call `wait` for the previous save before. No tensor of `state` may change until `wait_for_copy`,
-        which every update of a watched optimiser calls.
+        First call `wait` for the previous save. No tensor of `state` may change before `wait_for_copy`
+        returns; every update of a watched optimiser calls it.
         """
         self._staging.wait_for(state)
         self._copied.clear()
@@ -107,13 +107,13 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
                 refusal = error
             seconds = time.monotonic() - since
             self._ended = Saved(step, where, self._blocked, seconds, size, refusal)
-        except Exception as error:  # noqa: BLE001  # raised where it is waited for
+        except Exception as error:  # noqa: BLE001  # `ended` raises it
             self._ended = error
 
     def ended(self) -> Saved | None:
-        """Return how the save ended, once; None while it is being written or when there was none.
+        """Return the result of the save, once; None if there is none or it is still being written.
 
-        Raises the writer's error, unless storage refused.
+        Raises the writer's error, unless it is a refusal of the storage.
         """
         if self._thread is None or self._thread.is_alive():
             return None
@@ -138,6 +138,6 @@ class Saver(contextlib.AbstractContextManager["Saver"]):
         )
 
     def __exit__(self, *_: object) -> None:
-        """Let a save in progress finish after a failure; the failed run does not use its result."""
+        """Let a save in progress finish after a failure. Its result is not used."""
         if self._thread is not None:
             self._thread.join(_LAST_SECONDS)

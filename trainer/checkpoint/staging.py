@@ -1,7 +1,7 @@
-"""Copy a state's tensors to host memory while the training goes on.
+"""Copy a state's tensors to host memory while training continues.
 
-DCP's own stager copies storages, which holds Python's lock as long as a copy takes, and deep-copies the
-description of a sharded tensor. This one copies a rank's own shards only; DCP plans with the state.
+DCP's own stager copies storages, which holds Python's lock during the copy, and it deep-copies the
+description of a sharded tensor. This module copies only a rank's own shards; DCP plans with the state.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ Copies = Mapping[Path, Tensor]
 
 
 class Staging:
-    """Host memory for one copy of a state, reused for the next, and pinned where there is a GPU.
+    """Host memory for one copy of a state. It is reused for the next copy, and pinned if there is a GPU.
 
     Each device with a part of the state has a stream for the copy; mode mp uses several devices.
     """
@@ -30,7 +30,7 @@ class Staging:
         self._kept: dict[Path, Tensor] = {}
 
     def wait_for(self, state: Mapping[str, Any]) -> None:
-        """Wait for the updates still queued on the devices; the copy's streams do not wait for them."""
+        """Wait for the updates that the devices have queued; the streams of the copy do not wait."""
         for device in {local_part(tensor).device for _, tensor in _tensors(state, ())}:
             if device.type != "cpu":
                 torch.accelerator.current_stream(device).synchronize()
@@ -38,12 +38,12 @@ class Staging:
     def copy(self, state: Mapping[str, Any]) -> Copies:
         """Return copies of the tensors in nested dicts and lists, by their paths.
 
-        They stay as they are until the next call.
+        The copies do not change until the next call.
         """
         found: defaultdict[torch.device | None, dict[Path, Tensor]] = defaultdict(dict)
         for path, tensor in _tensors(state, ()):
             part = local_part(tensor).detach()
-            # This thread has set no device, and pinned memory belongs to one.
+            # This thread has no current device, but pinned memory belongs to a device.
             found[self._own if part.device.type == "cpu" else part.device][path] = part
         with torch.no_grad():
             for device, parts in found.items():

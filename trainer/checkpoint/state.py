@@ -1,4 +1,4 @@
-"""The contents of a checkpoint: model, optimiser, and what else a run saves under a name."""
+"""The contents of a checkpoint: model, optimiser, and other named parts of a run."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -19,23 +19,23 @@ from trainer.distributed.tensors import local_part
 
 State = dict[str, Any]
 
-# Flat names, parameter by parameter, so that any mode can load what any other saved.
+# Flat names, parameter by parameter, so that any mode can load a checkpoint of any other mode.
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def capture(module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Stateful]) -> State:
-    """Return the state as nested dicts; its tensors are the run's own, until its next update.
+    """Return the state as nested dicts. Its tensors are those of the run, which the next update changes.
 
     Buffers are copies, because a forward pass changes them (the statistics of a BatchNorm). `extra` has
     the loss scaler, averaged weights, an outer optimiser: objects with state_dict() and
-    load_state_dict(), of tensors, numbers, strings and lists, that change only in or after the
-    optimiser's update.
+    load_state_dict(). Their states have tensors, numbers, strings and lists, and change only in or after
+    the optimiser's update.
     """
     optimiser: State = {}
     if any(group["params"] for group in optimizer.param_groups):
         with _without_empty_groups(optimizer):
             model, optimiser = get_state_dict(module, optimizer, options=_OPTIONS)
-    else:  # ddp-zero1 on more ranks than tensors, which torch treats as an error
+    else:  # ddp-zero1 with more ranks than tensors; torch would raise an error
         model = get_model_state_dict(module, options=_OPTIONS)
     buffers = {local_part(b).untyped_storage().data_ptr() for b in module.buffers()}
     for name, value in model.items():
@@ -48,7 +48,7 @@ def capture(module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Statefu
 def restore(
     state: State, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Stateful]
 ) -> None:
-    """Load a state of the form of `capture` into model, optimiser and the parts of `extra` it has."""
+    """Load a state that `capture` made into model, optimiser and the parts of `extra` that it has."""
     if state["optimizer"]:
         with _without_empty_groups(optimizer):
             set_state_dict(
@@ -66,7 +66,7 @@ def restore(
 
 @contextlib.contextmanager
 def _without_empty_groups(optimizer: Optimizer) -> Iterator[None]:
-    """Hide the groups of which this rank has no parameter: torch 2.15 takes the first of each."""
+    """Hide groups without parameters on this rank: torch 2.15 reads each group's first parameter."""
     groups = optimizer.param_groups
     optimizer.param_groups = [group for group in groups if group["params"]]
     try:

@@ -1,6 +1,6 @@
-"""The place of checkpoints: a local folder, or a URL (`trainer/checkpoint/remote.py`).
+"""Where checkpoints are stored: a local folder, or a URL (`trainer/checkpoint/remote.py`).
 
-Both have the same methods, and promise that every checkpoint that `names` lists was complete once.
+Both have the same methods. Every checkpoint that `names` lists was written completely.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ Store: TypeAlias = "Local | Remote"
 
 
 class Local:
-    """Checkpoints in a folder of this machine, or of a file system that it mounts.
+    """Checkpoints in a folder of this machine or of a mounted file system.
 
     `folder` is a name below `root`. Every method may raise OSError.
     """
@@ -46,7 +46,7 @@ class Local:
         return in_order(path.name for path in self.root.glob("step-*"))
 
     def open(self, folder: str, file: str) -> BinaryIO:
-        """Open a regular file to read it: one that a stranger put there could be an endless device."""
+        """Open a regular file to read. Anything else is refused, e.g. a device that never ends."""
         return open_regular(self.root / folder / file)
 
     @contextlib.contextmanager
@@ -66,7 +66,7 @@ class Local:
         return shutil.disk_usage(self.root).free
 
     def create_marker(self) -> str:
-        """Create an empty file and return its name: a node that sees it has the same folder."""
+        """Create an empty file and return its name. A node that sees it has the same folder."""
         self.root.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix=".shared-", dir=self.root, delete=False) as file:
             return Path(file.name).name
@@ -86,7 +86,7 @@ class Local:
         """Make the contents of `folder` the checkpoint `name`. Its manifest was written last."""
         target = self.root / name
         _flush(self.root / folder)
-        if target.exists():  # a damaged one of the same step is kept, for inspection
+        if target.exists():  # a damaged checkpoint of the same step is kept, for inspection
             target.rename(_free_name(target.with_name(f"{name}.replaced")))
         (self.root / folder).rename(target)
         _flush(self.root)
@@ -98,8 +98,8 @@ class Local:
         self._unlock()
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint and the damaged ones it replaced. Interrupted, it leaves no half."""
-        # Renamed first: a half removed checkpoint must not look like a damaged one.
+        """Remove a checkpoint and the damaged ones it replaced."""
+        # Renamed first: a half-removed checkpoint must not look like a damaged one.
         removed = self.root / f".{name}.removed"
         (self.root / name).rename(removed)
         shutil.rmtree(removed)
@@ -107,7 +107,7 @@ class Local:
             shutil.rmtree(replaced)
 
     def sweep(self) -> None:
-        """Remove the folders of attempts whose process is gone."""
+        """Remove the folders of attempts whose process has ended."""
         for path in self.root.glob(".step-*"):
             with contextlib.suppress(OSError), _opened(path) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails: it is being written
@@ -160,7 +160,7 @@ def store_at(place: str | Path) -> Store:
 
 
 def split(checkpoint: str) -> tuple[Store, str]:
-    """Return the store that a checkpoint's path or URL lies in, and its name there."""
+    """Return the store of a checkpoint's path or URL, and its name in the store."""
     parent, _, name = checkpoint.rstrip("/").rpartition("/")
     return store_at(parent or "."), name
 
@@ -177,7 +177,7 @@ def difference(store: Store, folder: str, name: str, expected: File) -> str | No
             if signature:
                 signature.update(block)
     if checksum != expected.crc32:
-        return f"{name} does not have the checksum in {MANIFEST_FILE}"
+        return f"{name} does not match its checksum in {MANIFEST_FILE}"
     if signature and not compare_digest(signature.hexdigest(), expected.signature):
         return f"{name} was not signed with this {KEY}"
     return None

@@ -1,6 +1,6 @@
-"""Write a checkpoint, all ranks together: torch.distributed.checkpoint (DCP) plans, this stores.
+"""Write a checkpoint, all ranks together: torch.distributed.checkpoint (DCP) plans, this module writes.
 
-DCP decides which rank writes which part, and gathers the failures of all ranks. Its own storage is not
+DCP decides which rank writes which part, and gathers the failures of all ranks. DCP's own storage is not
 used, because its files are pickles.
 """
 
@@ -55,7 +55,7 @@ class Label:
 
 
 class Refused(Exception):
-    """Storage did not take a checkpoint: it is full, failing, or gone. Another attempt may succeed."""
+    """The storage refused a checkpoint: it is full, failing, or gone. Another attempt may succeed."""
 
 
 def write(
@@ -70,8 +70,8 @@ def write(
     """Write `state` as the checkpoint of its step and return its bytes (0 on other ranks than 0).
 
     The values of tensors are taken from `copies`, if given. All ranks of `group` call it together and
-    raise alike: Refused when storage failed, RuntimeError for any other failure. Nothing of a failed
-    attempt is left.
+    raise the same: Refused when storage failed, RuntimeError for any other failure. A failed attempt
+    leaves no files.
     """
     writer = _Writer(store, label, keep)
     try:
@@ -89,7 +89,7 @@ def write(
 
 
 def _reason(error: CheckpointException, where: str) -> Exception:
-    """Return the error to raise: Refused if the failures of all ranks are those of storage."""
+    """Return the error to raise: Refused if all failures are failures of storage."""
     failures = {rank: failure[0] for rank, failure in error.failures.items()}
     rank, first = min(failures.items())
     text = f"checkpoint {where}: cannot be written: rank {rank}: "
@@ -100,11 +100,11 @@ def _reason(error: CheckpointException, where: str) -> Exception:
 
 
 class _Planner(DefaultSavePlanner):
-    """DCP's own planner, but a value that is no tensor becomes JSON instead of a pickle."""
+    """DCP's own planner, except that values that are not tensors become JSON instead of pickles."""
 
     def __init__(self, copies: Copies | None) -> None:
-        # Of a replicated tensor rank 0's is saved: DDP uses rank 0's running statistics, so a run that
-        # resumed with those of another rank would differ.
+        # Save rank 0's copy of a replicated tensor. DDP uses rank 0's running statistics, so a run that
+        # resumed with another rank's statistics would give other results.
         super().__init__(dedup_save_to_lowest_rank=True)
         self._copies = copies
 
@@ -127,7 +127,7 @@ class _Planner(DefaultSavePlanner):
 
 
 class _Writer(StorageWriter):
-    """DCP's storage: one data file per rank; the coordinator writes the manifest and commits."""
+    """DCP's storage: one data file per rank; rank 0 writes the manifest and commits."""
 
     def __init__(self, store: Store, label: Label, keep: Keep) -> None:
         self._store, self._label, self._keep = store, label, keep
@@ -213,7 +213,7 @@ class _Writer(StorageWriter):
             remove_old(self._store, self._keep)
 
     def discard(self) -> None:
-        """Remove what a failed attempt left; only the rank that created it has anything to remove."""
+        """Remove the folder of a failed attempt, on the rank that created it."""
         if self._folder is not None:
             self._store.discard(self._folder)
 

@@ -1,1 +1,1 @@
-"""What is set and agreed on: settings, modes, exit codes. The renderer imports it too, so no torch."""
+"""Settings, modes and exit codes. The renderer imports them too, so this package imports no torch."""

@@ -1,10 +1,12 @@
-"""The built-in tasks, read out of their files without running them, so without torch.
+"""The built-in tasks. Their files are parsed, not run, so this needs no torch.
 
-A task's file says in its docstring's first line what it learns, in DEFAULTS which settings it wants
-unless others are set, and in MEASURED what came of them. SPLITS: what the axis tp has to divide of its
-model, by name. CUTS: the pieces of its model, for stages. Either may be a dict by TRAINER_MODEL.
-NEEDS_DATA: nothing is trained without TRAINER_DATA. OWN_SETTINGS: it has some, in own_settings.py. The
-renderer plans with the same.
+The first line of a task's docstring says what it learns. These constants of its file are read:
+
+DEFAULTS: the task's own defaults of settings. MEASURED: the result with these defaults.
+SPLITS: what the axis tp must divide in its model, by name. CUTS: the number of pieces of its model, for
+stages. Either may be a dict by TRAINER_MODEL.
+NEEDS_DATA: the task cannot train without TRAINER_DATA. OWN_SETTINGS: it has its own settings, in
+own_settings.py. The renderer plans with the same constants.
 """
 
 import ast
@@ -30,14 +32,14 @@ class Entry:
     own_settings: bool = False
 
     def divisible(self, model: str | None) -> dict[str, int]:
-        """Return what tp has to divide; empty where the model cannot be split."""
+        """Return what tp has to divide; empty if the model cannot be split."""
         if not any(isinstance(value, dict) for value in self.splits.values()):
             return self.splits
         found: dict[str, int] = self.splits.get(model or self.defaults["model"], {})
         return found
 
     def pieces(self, model: str | None) -> int | None:
-        """Return how many pieces the model has; 0 where it cannot be cut, None where it is not known."""
+        """Return how many pieces the model has; 0 if it cannot be cut, None if it is not known."""
         if isinstance(self.cuts, dict):
             return self.cuts.get(model or self.defaults["model"], 0)
         return self.cuts

@@ -1,7 +1,7 @@
-"""The contract of a container: torchrun's own PET_* variables, read into this node's place in the job.
+"""The contract of a container: torchrun's PET_* variables, which say what this node is in the job.
 
-Every launcher sets these variables, so both `torchrun -m trainer` and `python -m trainer.launch` work
-with each. Imports no torch.
+Every launcher sets these variables, so `torchrun -m trainer` and `python -m trainer.launch` both work
+with every launcher. Imports no torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,10 +15,11 @@ _LAST_PORT = 65535
 
 @dataclass(frozen=True)
 class Contract:
-    """This node's place in the job. `port` 0 is any free port, for a job of one node.
+    """What this node is in the job. `port` 0 is any free port, for a job of one node.
 
-    A job of fixed size meets at its master, and `node_rank` is known. In an elastic one the rendezvous
-    assigns ranks, between `min_nodes` and `max_nodes`. `rendezvous_id` is unique per attempt.
+    In a job of fixed size `node_rank` is set, and `address` is that of node 0. In an elastic job, of
+    `min_nodes` to `max_nodes`, the rendezvous assigns the node's rank. `rendezvous_id` is unique per
+    attempt.
     """
 
     min_nodes: int
@@ -84,7 +85,7 @@ def _nodes(environment: Mapping[str, str]) -> tuple[int, int]:
         if 1 <= low_count <= high_count:
             return low_count, high_count
     raise Fault(
-        Exit.CONFIG, f"PET_NNODES={text!r}: must be a number of nodes, or MIN:MAX, from 1 on"
+        Exit.CONFIG, f"PET_NNODES={text!r}: must be a number of nodes, or MIN:MAX, at least 1"
     )
 
 
@@ -107,7 +108,7 @@ def _endpoint(environment: Mapping[str, str], *, elastic: bool, nodes: int) -> t
     address = environment.get("PET_MASTER_ADDR") or ""
     if not address and nodes > 1:
         raise Fault(Exit.CONFIG, f"PET_MASTER_ADDR is not set, but there are {nodes} nodes")
-    default, least = (DEFAULT_PORT, 1) if nodes > 1 else (0, 0)  # several must agree on a port
+    default, least = (DEFAULT_PORT, 1) if nodes > 1 else (0, 0)  # several nodes must use one port
     number = _integer(environment, "PET_MASTER_PORT", default=default, least=least, most=_LAST_PORT)
     return address or "127.0.0.1", number
 

@@ -26,9 +26,9 @@ def report_fault(fault: Fault, error: BaseException | None) -> int:
     """
     torch = sys.modules.get("torch")
     if error is not None and torch is not None and torch.accelerator.is_available():
-        # What the failed code holds is kept until the process ends: once a kernel has failed, the GPU
-        # does not free a tensor either, and torch would abort the process, with -6 for a code. Without a
-        # GPU nothing is kept: connections are held as well, and their end tells the other ranks at once.
+        # Keep all objects of the failed code until the process ends. After a failed kernel the GPU
+        # cannot free a tensor, and torch would abort the process with -6. Without a GPU keep nothing:
+        # the failed code may hold connections, and other ranks see the failure when these close.
         sys.last_value = error
     trace = ""
     if error is not None and fault.code == Exit.CODE:
@@ -37,7 +37,7 @@ def report_fault(fault: Fault, error: BaseException | None) -> int:
         details = {"py_callstack": trace, "timestamp": str(int(time.time()))}
         report = {"message": str(fault), "errorCode": int(fault.code), "extraInfo": details}
         with contextlib.suppress(OSError):  # a full disk must not change the exit code
-            new = Path(f"{file}.new")  # a rank that is killed meanwhile leaves no half of it
+            new = Path(f"{file}.new")  # a rank that is killed now leaves no half-written file
             new.write_text(json.dumps({"message": report}), encoding="utf-8")
             new.replace(file)
     if "MUSTER_LAUNCHER" not in os.environ:  # trainer.launch reports it, once for all its ranks
@@ -65,7 +65,7 @@ def exit_process(code: int) -> NoReturn:
 
 def exit_at_once(code: int) -> NoReturn:
     """End the process without Python's shutdown, which waits for threads and process groups."""
-    # Loader workers, which an atexit function would end.
+    # Loader workers: the atexit function that would end them is not run here.
     for child in multiprocessing.active_children():
         child.kill()
     _end(code)

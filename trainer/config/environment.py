@@ -1,6 +1,6 @@
 """Reads the settings from TRAINER_* variables, or from the job file's `trainer:` block.
 
-The block has the same keys in lower camel case. `parse` checks both, so the trainer accepts every value
+The block has the same names in lower camel case. `parse` checks both, so the trainer accepts every value
 that the renderer has accepted. Imports neither torch nor kubernetes.
 
     TRAINER_MODE=ddp TRAINER_GLOBAL_BATCH=128 torchrun --nproc-per-node 2 -m trainer
@@ -18,11 +18,11 @@ from trainer.config.modes import MODES
 from trainer.config.settings import Settings
 
 PREFIX = "TRAINER_"
-# Signs checkpoints; a secret, so it is no setting, which events show.
+# Signs checkpoints. It is a secret, so it is not a setting: events show the settings.
 KEY = "TRAINER_CHECKPOINT_KEY"
-OWN = "task_"  # begins the names of the settings that a task of one's own has
+OWN = "task_"  # the prefix of the names of a task's own settings
 
-# The name of a setting where the user has set it: "TRAINER_LR" or "trainer.lr".
+# The name of a setting as the user has written it: "TRAINER_LR" or "trainer.lr".
 Label = Callable[[str], str]
 
 
@@ -54,7 +54,7 @@ def parse(values: Mapping[str, str], *, label: Label) -> Settings:
                 raise Fault(
                     Exit.CONFIG,
                     f"{label(name)}: {label('task')}={task!r} has no settings of its own; "
-                    f"{', '.join(having)} has, and a task of yours, package.module:Class, may",
+                    f"only {', '.join(having)} and your own tasks, package.module:Class, can have some",
                 )
         if name not in Settings.model_fields and not name.startswith(OWN):
             close = difflib.get_close_matches(name, Settings.model_fields, n=1)
@@ -76,7 +76,7 @@ def parse(values: Mapping[str, str], *, label: Label) -> Settings:
 def environment_of(settings: Settings) -> dict[str, str]:
     """Return the TRAINER_* variables from which `from_environment` reads these settings.
 
-    Only those that were set, in the order of the model.
+    Only the settings that were set, in the order of the model.
     """
     return {
         variable(name): str(getattr(settings, name))
@@ -102,7 +102,7 @@ def _check_names(settings: Settings, label: Label) -> None:
 
 
 def _check_health_timeout(settings: Settings, label: Label) -> None:
-    """The liveness time-out must exceed every time-out that reports a cause."""
+    """Raise Fault(64) if the liveness timeout does not exceed every timeout that reports a cause."""
     if 0 < settings.health_limit <= settings.longest_wait:
         waits = ("rendezvous_timeout", "collective_timeout", "checkpoint_timeout")
         longest = max(waits, key=lambda name: int(getattr(settings, name)))

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-# Each asks a process to stop in order, with 143.
+# Each asks a process to stop cleanly, with 143.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PROFILE_SIGNAL = signal.SIGUSR2  # profiles the next steps; ignored outside of the steps
+PROFILE_SIGNAL = signal.SIGUSR2  # profiles the next steps; ignored when no step runs
 
 
 class Action(str, Enum):  # noqa: UP042  # the launcher runs on Python 3.10, which has no StrEnum
@@ -29,7 +29,7 @@ class Action(str, Enum):  # noqa: UP042  # the launcher runs on Python 3.10, whi
 
 
 class Exit(IntEnum):
-    """Every exit code; 64 to 71 follow BSD's sysexits where they fit."""
+    """Every exit code; 64 to 71 follow BSD's sysexits where these fit."""
 
     DONE = 0
     CONFIG = 64
@@ -58,8 +58,8 @@ MEANINGS: dict[Exit, Meaning] = {
     Exit.DATA: Meaning(
         "bad data or checkpoint (unreadable, wrong shape, all checkpoints corrupt)", Action.FAIL
     ),
-    # The node that caused it ends with another code, which is counted. Counting all others too would
-    # use up one retry per node for a single lost pod. A launcher that restarts all nodes together
+    # The node that caused it ends with another code, which is counted. If all other nodes also counted,
+    # a single lost pod would use up one retry per node. A launcher that restarts all nodes together
     # counts them once, so that a rendezvous that always fails is not retried forever.
     Exit.PEER: Meaning("a peer or the rendezvous is unavailable", Action.RETRY_PEER),
     Exit.CODE: Meaning(
@@ -76,8 +76,8 @@ MEANINGS: dict[Exit, Meaning] = {
     ),
 }
 
-# The first of these among the codes of several ranks is the code for all: causes before consequences.
-# Ranks that lose a peer end with 69, which is a consequence where another rank has another code.
+# If ranks end with different codes, the first of these is the code for all: causes before consequences.
+# For example, ranks that lose a peer end with 69, which is only a consequence of the peer's own code.
 _CAUSES_FIRST = (
     Exit.CONFIG,
     Exit.DATA,

@@ -1,6 +1,6 @@
-"""Which settings decide what a run computes: by these a checkpoint is compared before a run goes on.
+"""Which settings decide a run's result. They are compared with a checkpoint's before a run resumes.
 
-A figure is reported only under the settings that made it. A new setting decides until it is named here.
+So a result is reported with the settings that made it. A new setting decides until it is listed here.
 
     differences(saved=identity(settings), now=identity(changed))    # {"lr": (0.03, 0.0001)}
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 from trainer.config.settings import Settings
 
-# They matter in a mode of its own numerics only. The other modes give the result of one process, so a
-# run may change between them.
+# They decide only in these modes, whose results differ from one process. All other modes give the result
+# of one process, so a run may change between them.
 DECIDE_IN_MODE = {
     "localsgd": ("local_steps", "local_state", "outer_lr", "outer_momentum"),
     "hogwild": ("processes",),
@@ -20,7 +20,7 @@ DECIDE_IN_MODE = {
 
 DO_NOT_DECIDE = {
     "mode",  # see DECIDE_IN_MODE
-    "epochs",  # more of the same is a longer run
+    "epochs",  # more epochs make a longer run, not another one
     "steps",
     "mesh",
     "micro_batch",
@@ -75,7 +75,7 @@ _LIKE_ONE_PROCESS = "any that equals one process"
 
 
 def identity(settings: Settings) -> dict[str, Any]:
-    """Return what decides the run's result, as values of JSON."""
+    """Return the settings that decide the run's result, as JSON values."""
     in_modes = {name for names in DECIDE_IN_MODE.values() for name in names}
     of_others = in_modes - {*DECIDE_IN_MODE.get(settings.mode, ())}
     values = settings.model_dump(include=Settings.model_fields.keys() - of_others - DO_NOT_DECIDE)
@@ -84,7 +84,7 @@ def identity(settings: Settings) -> dict[str, Any]:
 
 
 def differences(*, saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return what both know and is not the same: then and now, by name."""
+    """Return what is in both and differs, by name: the saved value and the one of now."""
     return {
         name: (saved[name], now[name]) for name in now if name in saved and saved[name] != now[name]
     }

@@ -1,4 +1,4 @@
-"""The prefixes of a node's output lines: written by `python -m trainer.launch`, read by `python -m k8s`.
+"""The prefixes of a node's output lines: `trainer.launch` writes them, `python -m k8s` reads them.
 
 rank_of("[rank 3] loading")   # 3
 """
@@ -15,7 +15,7 @@ EVAL_FIELDS = frozenset({"event", "time", "step", "loss", "metric", "samples", "
 
 
 def rank_prefix(rank: int) -> str:
-    """Return what is put before the lines of a rank, in a job of several ranks."""
+    """Return the prefix of a rank's lines, in a job of several ranks."""
     return f"[rank {rank}] "
 
 

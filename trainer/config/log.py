@@ -1,4 +1,4 @@
-"""Human-readable messages go to stderr, a line each: `logging.getLogger("trainer").info("resumed")`.
+"""Messages for people go to stderr, one line each: `logging.getLogger("trainer").info("resumed")`.
 
 Entry points call `log_to_stderr` once. Standard output carries JSON events only.
 """
@@ -7,7 +7,7 @@ import logging
 
 from trainer.config.printable import printable
 
-# The loggers of this project; the name stands before each line.
+# The loggers of this project; each line begins with the name.
 NAMES = ("trainer", "launch", "k8s")
 
 
@@ -18,12 +18,12 @@ class _Formatter(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Show messages of ours from INFO on, and warnings of libraries, on stderr.
+    """Show our messages from level INFO, and warnings of libraries, on stderr.
 
-    A task that configures the root logger gets all of them in its own format instead.
+    If a task configures the root logger, all of them go there in its format.
     """
-    # A handler of ours on the root logger would make a task's `logging.basicConfig` do nothing, one on
-    # our loggers would print each line twice. Python uses the last resort where no other handler is.
+    # If the root logger had a handler of ours, a task's `logging.basicConfig` would do nothing. If our
+    # loggers had one, each line would appear twice. Python uses the last resort if there is no handler.
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.INFO)
         logging.lastResort.setFormatter(_Formatter("%(name)s: %(message)s"))

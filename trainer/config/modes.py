@@ -1,7 +1,7 @@
-"""The modes by name, with every fact about them that needs no torch; the renderer uses them too.
+"""The modes by name, with all facts about them that need no torch. The renderer uses them too.
 
 A mode is one file in `trainer/strategies/` (underscores for hyphens) and one row here. No other file
-decides anything by a mode's name.
+depends on a mode's name.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ DATA_AXES = ("dp_replicate", "dp_shard")
 
 @dataclass(frozen=True)
 class Refusal:
-    """A setting that a mode cannot work with: at `value`, or at any value that switches it on."""
+    """A setting that a mode refuses: at `value`, or, if that is None, at any value that is true."""
 
     setting: str
     reason: str
@@ -31,17 +31,18 @@ class Mode:
 
     `axes`: the axes of the mesh that it can use.
     `whole`: the axis that takes all ranks when no mesh is set. A mode without it runs in one process,
-    or needs its mesh written out.
+    or requires a mesh.
     `staged`: it cuts the model into stages and puts each on its device; other modes get a model that is
     on the rank's device.
     `sharded`: its ranks hold shards of the parameters; TRAINER_RESHARD and TRAINER_CPU_OFFLOAD apply.
     `refuses`: settings that it cannot work with. They do not matter where the mesh has one rank.
-    `auto_by_mesh`: `auto` may choose it for a mesh whose axes it can use; fewer axes come first.
-    `auto_by_memory`: `auto` may choose it where the memory of a device is known; rows above come first.
+    `auto_by_mesh`: `auto` may choose it for a mesh whose axes it can use; it prefers fewer axes.
+    `auto_by_memory`: `auto` may choose it when the memory of a device is known; it tries earlier rows
+    first.
     `processes`: it starts TRAINER_PROCESSES processes that share the weights, and each takes the step
     of `single`; the dry run takes one such step and multiplies.
-    `sends_every`: the setting with the number of steps after which it sends (None: it sends in each
-    step); the dry run spreads what `Strategy.settle` sends over them.
+    `sends_every`: the setting with the number of steps between two sends (None: it sends in each
+    step); the dry run divides what `Strategy.synchronize` sends by that number.
     """
 
     summary: str
@@ -56,34 +57,34 @@ class Mode:
     sends_every: str | None = None
 
 
-_COMPILED_ONCE = "its replicas would all run what was compiled for the first; ddp would do"
-_AS_BUILT = "it sends the model to its processes as the task built it; single would do"
-_IN_PIECES = "its step is more than one process computes by itself; true compiles its blocks"
-_OWN_WEIGHTS = "its ranks have different weights between two averagings; ddp would do"
+_COMPILED_ONCE = "its replicas would all run the code compiled for the first one; use ddp"
+_AS_BUILT = "it sends the model to its processes as the task built it; use single"
+_IN_PIECES = "its step cannot be compiled as a whole; use true, which compiles each block"
+_OWN_WEIGHTS = "its ranks have different weights until they are averaged; use ddp"
 
 MODES: dict[str, Mode] = {
     "single": Mode("one process, one device"),
     "dp": Mode(
-        "nn.DataParallel: one process, a replica per visible GPU, loss on the first",
+        "nn.DataParallel: one process, a replica per visible GPU, loss on the first GPU",
         refuses=(Refusal("compile", _COMPILED_ONCE),),
     ),
     "dp-balanced": Mode(
-        "nn.DataParallel with the loss inside the replica",
+        "nn.DataParallel that computes the loss in each replica",
         refuses=(Refusal("compile", _COMPILED_ONCE),),
     ),
     "hogwild": Mode(
-        "processes that update the same weights in shared memory, asynchronously (CPU)",
+        "processes update the same weights in shared memory, asynchronously (CPU)",
         processes=True,
         refuses=(
             Refusal("activation_checkpointing", _AS_BUILT),
             Refusal("compile", _AS_BUILT),
             Refusal(
-                "precision", "it has no common step to scale the loss for; bf16 would do", "fp16"
+                "precision", "it has no common step, so no common loss scale; use bf16", "fp16"
             ),
         ),
     ),
     "ddp": Mode(
-        "a replica per rank, gradients averaged while they are computed",
+        "a replica per rank; gradients are averaged during the backward pass",
         axes=("dp_replicate",),
         whole="dp_replicate",
         auto_by_mesh=True,
@@ -97,7 +98,7 @@ MODES: dict[str, Mode] = {
         refuses=(Refusal("compile", _IN_PIECES, "step"),),
     ),
     "localsgd": Mode(
-        "each rank by itself, weights averaged every few steps (local SGD, DiLoCo)",
+        "each rank trains by itself; weights are averaged every few steps (local SGD, DiLoCo)",
         axes=("dp_replicate",),
         whole="dp_replicate",
         sends_every="local_steps",
@@ -125,13 +126,13 @@ MODES: dict[str, Mode] = {
         refuses=(Refusal("compile", _IN_PIECES, "step"),),
     ),
     "mp": Mode(
-        "one process: the layers in stages over its devices, balanced by measured cost",
+        "one process: stages of the model on several devices, balanced by measured cost",
         staged=True,
         refuses=(Refusal("compile", _IN_PIECES, "step"),),
     ),
     "pp": Mode(
-        "a pipeline: the layers in stages over ranks, micro-batches flowing through; "
-        "each stage replicated, sharded or split where the mesh says so",
+        "a pipeline: stages of the model on different ranks; micro-batches flow through them; "
+        "other axes of the mesh replicate, shard or split each stage",
         axes=("pp", "dp_replicate", "dp_shard", "tp"),
         whole="pp",
         staged=True,
@@ -139,8 +140,8 @@ MODES: dict[str, Mode] = {
         refuses=(Refusal("compile", _IN_PIECES, "step"),),
     ),
     "tp": Mode(
-        "each layer's weights split over ranks (DTensor), the rest of the mesh sharded or "
-        "replicated",
+        "each layer's weights split over ranks (DTensor); other axes of the mesh shard or "
+        "replicate them",
         axes=("dp_replicate", "dp_shard", "tp"),
         whole="tp",
         auto_by_mesh=True,

@@ -1,4 +1,4 @@
-"""The settings that a task of one's own has: a pydantic model named Settings in its class.
+"""A task's own settings: a pydantic model named Settings in its class.
 
     class Circles:
         class Settings(BaseModel):
@@ -9,7 +9,7 @@
 
 own = own_settings(Circles, settings)
 
-Those of a built-in task are here, because the renderer checks them without torch.
+The own settings of built-in tasks are here, because the renderer checks them without torch.
 """
 
 import difflib
@@ -24,7 +24,7 @@ from trainer.config.settings import Settings
 
 
 class ImageFolder(BaseModel):
-    """What torchvision's reference recipe adds to the training of imagefolder."""
+    """Options of imagefolder that torchvision's reference recipe uses."""
 
     augment: Literal["window", "crop", "rand", "trivial"] = "window"
     mixup: float = Field(0.0, ge=0)
@@ -35,7 +35,7 @@ class ImageFolder(BaseModel):
 
 
 class HuggingFace(BaseModel):
-    """How huggingface makes its model and its samples. `head`: a class of transformers."""
+    """Model and samples of huggingface. `head`: a class of the package transformers."""
 
     head: str = Field("AutoModelForCausalLM", pattern=r"^AutoModelFor\w+$")
     tokenizer: str | None = None
@@ -43,7 +43,7 @@ class HuggingFace(BaseModel):
 
 
 class Tokens(BaseModel):
-    """What tokens makes after an evaluation. `tokenizer`: a file of the package tokenizers."""
+    """The text that tokens generates in an evaluation. `tokenizer`: a file of the package tokenizers."""
 
     DO_NOT_DECIDE: ClassVar = ("sample", "tokenizer")
 
@@ -59,15 +59,15 @@ BUILT_IN: dict[str, type[BaseModel]] = {
 
 
 def own_settings(kind: object, settings: Settings) -> BaseModel | None:
-    """Return the settings of a task's class, checked; None when it declares none.
+    """Return the checked own settings of a task's class; None if it declares none.
 
-    Raises Fault(64) for the first that is unknown, missing or wrong.
+    Raises Fault(64) for the first setting that is unknown, missing or wrong.
     """
     return _checked(getattr(kind, "Settings", None), settings, variable)
 
 
 def check_built_in(settings: Settings, *, label: Label) -> None:
-    """Raise Fault(64) when a setting of a built-in task's own is unknown or wrong."""
+    """Raise Fault(64) when one of a built-in task's own settings is unknown or wrong."""
     if settings.task in BUILT_IN:
         _checked(BUILT_IN[settings.task], settings, label)
 
@@ -81,13 +81,13 @@ def _checked(declared: object, settings: Settings, label: Label) -> BaseModel | 
         for name in given:
             raise Fault(
                 Exit.CONFIG,
-                f"{own_label(name)}: task {settings.task} has no settings of its own; a pydantic model "
-                "named Settings in its class declares them",
+                f"{own_label(name)}: task {settings.task} has no settings of its own; declare them in a "
+                "pydantic model named Settings in its class",
             )
         return None
     if not isinstance(declared, type) or not issubclass(declared, BaseModel):
         raise Fault(
-            Exit.CONFIG, f"task {settings.task}: its Settings are no pydantic model: {declared!r}"
+            Exit.CONFIG, f"task {settings.task}: its Settings is not a pydantic model: {declared!r}"
         )
     known = list(declared.model_fields)
     for name in given:
@@ -113,5 +113,5 @@ def _checked(declared: object, settings: Settings, label: Label) -> BaseModel | 
 
 
 def in_words(own: BaseModel) -> str:
-    """Return the settings with their values, as they are set."""
+    """Return the settings with their values, in the form of variables."""
     return ", ".join(f"{variable(OWN + name)}={value}" for name, value in own.model_dump().items())

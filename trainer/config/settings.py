@@ -25,7 +25,7 @@ def _steps(text: str) -> str:
 class Settings(BaseModel):
     """The settings of a run. Each description is shown by --help, in the schema and in the README.
 
-    What is more, `own`, are texts for a task of one's own; `parse` allows no others.
+    Extra fields, `own`, are the texts of a task's own settings; `parse` allows no other extra fields.
     """
 
     model_config = ConfigDict(
@@ -42,7 +42,8 @@ class Settings(BaseModel):
     mode: _Text = Field("auto", description="parallel training mode; auto chooses one")
     mesh: str = Field(
         "",
-        description="sizes of the device mesh, e.g. dp_replicate=4; their product is the world size",
+        description="sizes of the device mesh, e.g. dp_replicate=4; their product is the world size "
+        "(default: set by the mode)",
     )
     epochs: int = Field(30, ge=0, description="passes over the training data")
     steps: int | None = Field(None, ge=0, description="optimiser steps; overrides epochs")
@@ -50,11 +51,11 @@ class Settings(BaseModel):
     micro_batch: int | None = Field(
         None,
         ge=1,
-        description="samples per forward pass on a rank; the rest is accumulated (default: one pass)",
+        description="samples per forward pass of a rank; gradients are accumulated (default: one pass)",
     )
     optimizer: Literal["sgd", "adamw", "adamw-fused", "muon"] = Field(
         "sgd",
-        description="optimiser: sgd, adamw, adamw-fused (one kernel for the update), or muon (of "
+        description="optimiser: sgd, adamw, adamw-fused (one kernel for the update), or muon (for "
         "matrices; adamw for the rest)",
     )
     lr: float = Field(0.03, gt=0, description="peak learning rate")
@@ -81,8 +82,8 @@ class Settings(BaseModel):
     )
     compile: bool | Literal["step"] = Field(
         False,
-        description="compile each block with torch.compile; step: gradient, clipping and update as one "
-        "graph (single and ddp)",
+        description="true: compile each block with torch.compile; step: compile gradient, clipping and "
+        "update together (single and ddp)",
     )
     channels_last: bool = Field(
         False, description="store images in channels-last format, which GPUs prefer"
@@ -99,8 +100,8 @@ class Settings(BaseModel):
     nonfinite_allowance: int = Field(
         5,
         ge=1,
-        description="non-finite steps in a row to skip before going back to a checkpoint; the second "
-        "time is exit 72",
+        description="skip up to N non-finite steps in a row, then go back to a checkpoint; if that does "
+        "not help, exit 72",
     )
     bucket_mb: float = Field(
         25, gt=0, description="ddp: bucket size of the gradient all-reduce in MB"
@@ -116,11 +117,9 @@ class Settings(BaseModel):
         False, description="compute BatchNorm statistics over the samples of all ranks"
     )
     processes: int | None = Field(
-        None, ge=1, description="hogwild: number of processes (default: number of threads of torch)"
+        None, ge=1, description="hogwild: number of processes (default: torch.get_num_threads())"
     )
-    local_steps: int = Field(
-        8, ge=1, description="localsgd: steps between two averages of the weights"
-    )
+    local_steps: int = Field(8, ge=1, description="localsgd: average the weights every N steps")
     local_state: Literal["average", "reset"] = Field(
         "average",
         description="localsgd: average or reset the optimiser state when the weights are averaged",
@@ -128,7 +127,7 @@ class Settings(BaseModel):
     outer_lr: float | None = Field(
         None,
         gt=0,
-        description="localsgd: rate of the outer optimiser (DiLoCo: 0.7); unset: plain averages",
+        description="localsgd: learning rate of the outer optimiser (DiLoCo: 0.7); unset: none",
     )
     outer_momentum: float = Field(
         0.9, ge=0, lt=1, description="localsgd: Nesterov momentum of the outer optimiser"
@@ -142,8 +141,8 @@ class Settings(BaseModel):
     stages: int | None = Field(
         None,
         ge=1,
-        description="mp, pp: parts of the model (default: mp, one per GPU or 2 on a CPU; pp, as the "
-        "schedule needs)",
+        description="mp, pp: number of stages (default: mp, one per GPU, at least 2; pp, the schedule's "
+        "minimum)",
     )
     reshard: bool = Field(
         True, description="fsdp, hsdp: free gathered parameters between forward and backward pass"
@@ -162,10 +161,10 @@ class Settings(BaseModel):
     )
     init: Path | None = Field(
         None,
-        description="weights to begin with: a .safetensors file, a folder of them, or a state dict",
+        description="initial weights: a .safetensors file, a folder of them, or a state dict",
     )
     init_skip: str = Field(
-        "", description="tensors that init leaves at their random values, e.g. fc.*,head.*"
+        "", description="tensors that are not loaded from init, e.g. fc.*,head.*"
     )
     freeze: str = Field("", description="parameters that are not trained, e.g. conv1.*,layer1.*")
     data: Path | None = Field(
@@ -187,15 +186,17 @@ class Settings(BaseModel):
         200, ge=0, description="seqclass: truncate backpropagation after N words; 0 disables"
     )
     prefetch: int = Field(2, ge=1, description="batches that each worker process loads ahead")
-    bad_samples: int = Field(0, ge=0, description="unreadable samples to skip; one more is exit 65")
+    bad_samples: int = Field(
+        0, ge=0, description="skip up to N unreadable samples; one more ends the run (exit 65)"
+    )
     out: Path | None = Field(
         None,
         description="run folder, for metrics.jsonl, checkpoints/ and logs/ (default: runs/TASK)",
     )
     resume: _Text = Field(
         "auto",
-        description="auto: from the newest complete checkpoint; never: start over; a checkpoint's path: "
-        "from that; force, or force:PATH: also if other settings made it",
+        description="auto: resume from the newest complete checkpoint; never: start over; a path: "
+        "resume from that checkpoint; force or force:PATH: even if other settings made it",
     )
     checkpoint_steps: int = Field(
         100,
@@ -215,10 +216,10 @@ class Settings(BaseModel):
     checkpoint_keep_best: int = Field(
         0,
         ge=0,
-        description="number of best checkpoints to keep; above 0, every evaluation saves one",
+        description="number of best checkpoints to keep; if above 0, every evaluation saves one",
     )
     checkpoint_timeout: int = Field(
-        1800, ge=1, description="seconds to write a checkpoint before the run ends (exit 71)"
+        1800, ge=1, description="time limit in seconds to write a checkpoint (exit 71)"
     )
     eval_steps: int | None = Field(
         None, ge=0, description="evaluate every N steps; 0: only at the end (default: every epoch)"
@@ -226,7 +227,7 @@ class Settings(BaseModel):
     dry_run: int | None = Field(
         None,
         ge=1,
-        description="world size to build without training, to see the memory of each rank",
+        description="world size of a dry run: it prints the memory of each rank and does not train",
     )
     device_memory: float | None = Field(
         None,
@@ -247,52 +248,53 @@ class Settings(BaseModel):
     tensorboard: bool = Field(False, description="write TensorBoard files to OUT/tensorboard")
     tracker: Literal["none", "mlflow", "wandb", "trackio"] = Field(
         "none",
-        description="send the figures to mlflow, wandb or trackio, whose package the image then needs",
+        description="send the metrics to mlflow, wandb or trackio; the image needs its package",
     )
     profile: Annotated[str, AfterValidator(_steps)] = Field(
         "",
-        description="profile the steps FIRST:LAST on every rank, into OUT/profile; opens in Perfetto",
+        description="profile the steps FIRST:LAST on every rank; the files in OUT/profile open in "
+        "Perfetto",
     )
     preflight: Literal["auto", "off"] = Field(
         "auto",
         description="auto: test machines, devices and links before training (exit 71); or off",
     )
     devices: int = Field(
-        0, ge=0, description="accelerators that preflight requires of each machine"
+        0, ge=0, description="accelerators that preflight requires on each machine"
     )
     rendezvous_timeout: int = Field(
-        600, ge=1, description="seconds to wait for the master and for all nodes (exit 69)"
+        600, ge=1, description="seconds to wait for node 0 and for all other nodes (exit 69)"
     )
     last_call: int = Field(
         5,
         ge=0,
-        description="elastic: seconds to wait for more than the minimum of nodes at the start",
+        description="elastic: seconds that the first round waits for one more node",
     )
     peer_timeout: float = Field(
         3,
         ge=0.5,
-        description="seconds without a heartbeat after which a node is lost (exit 69; elastic: continue "
-        "without it)",
+        description="seconds without a heartbeat after which a node counts as lost (exit 69; elastic: "
+        "continue without it)",
     )
     peer_losses: int = Field(
         10,
         ge=0,
-        description="peer losses in a row without a new checkpoint that end with 69; one more is a "
-        "failure, exit 70",
+        description="peer losses in a row, without a new checkpoint, that end with 69; the next ends "
+        "with 70",
     )
     collective_timeout: int = Field(
         300, ge=1, description="seconds to wait for a collective before the rank ends (exit 69)"
     )
     health: Path | None = Field(
         None,
-        description="local folder for liveness files, for python -m trainer.health; set in the image "
-        "and in pods",
+        description="local folder of the liveness files that python -m trainer.health reads; set in the "
+        "image and in pods",
     )
     health_timeout: int | None = Field(
         None,
         ge=0,
-        description="seconds without progress until it is stuck; 0: never (default: twice the longest "
-        "time-out)",
+        description="seconds without progress after which the liveness probe fails; 0: never (default: "
+        "twice the longest timeout)",
     )
 
     @property
@@ -307,7 +309,7 @@ class Settings(BaseModel):
 
     @property
     def health_limit(self) -> int:
-        """`health_timeout`, or by default twice the longest time-out of a wait; 0: never."""
+        """`health_timeout`, or by default twice the longest timeout of a wait; 0: never."""
         return 2 * self.longest_wait if self.health_timeout is None else self.health_timeout
 
     @property

@@ -1,1 +1,1 @@
-"""What a job of this size comes to: mesh, mode, memory, schedule. Imports no torch."""
+"""Compute mesh, mode, memory and schedule for a number of ranks. Imports no torch."""

@@ -1,7 +1,7 @@
-"""`auto` where the memory of a device is known: the first mode whose dry run fits.
+"""Mode `auto` when the memory of a device is known: the first mode whose dry run fits.
 
-The launcher decides once per node and gives the result to its ranks in MUSTER_MODE, so that a restart
-does not decide again; under torchrun the ranks do it. In both cases all ranks take rank 0's decision.
+The launcher decides once per node and gives the result to its ranks in MUSTER_MODE, so a restart does
+not decide again. Under torchrun the ranks decide. In both cases all ranks use rank 0's decision.
 """
 
 import json
@@ -20,10 +20,10 @@ from trainer.plan.sizing import Sizing, by_memory, size
 VARIABLE = "MUSTER_MODE"
 SECONDS = 120  # for all dry runs of a decision together
 
-# A fraction of a device's memory: the rest is for what is not tensors (context, kernels, fragments).
+# A fraction of a device's memory. The rest is not for tensors (context, kernels, fragments).
 USABLE = 0.9
 
-# NVIDIA's, AMD's and WSL's. Asking a driver would need torch, and a second or more.
+# Of NVIDIA, AMD and WSL. To ask a driver would need torch, and a second or more.
 _DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dxg")
 
 
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
 
 
 class Store(Protocol):
-    """What is used of torch's store."""
+    """The methods of torch's store that are used here."""
 
     def set(self, key: str, value: str, /) -> None: ...
 
@@ -41,7 +41,7 @@ class Store(Protocol):
 
 
 def is_open(settings: Settings, sizing: Sizing) -> bool:
-    """Return whether `auto` is free to choose by memory: several ranks, and no mesh is set."""
+    """Return whether `auto` may choose by memory: there are several ranks, and no mesh is set."""
     return settings.mode == "auto" and not settings.mesh and sizing.mode == by_memory()[0]
 
 
@@ -52,7 +52,7 @@ def choose(
     device_bytes: int | None = None,
     seconds: float = SECONDS,
 ) -> Choice:
-    """Choose by dry runs in another process; the usual mode where they give no result."""
+    """Choose by dry runs in another process; return the usual mode if they give no result."""
     try:
         ranks = sizing.world_size
         found = memory.dry_run(settings, ranks, seconds=seconds, device_bytes=device_bytes)
@@ -62,10 +62,10 @@ def choose(
 
 
 def choose_on_node(settings: Settings, sizings: Sequence[Sizing]) -> Choice | None:
-    """Choose for the node's ranks, in the launcher; None where there is nothing to choose.
+    """Choose for the node's ranks, in the launcher; None if there is nothing to choose.
 
-    `sizings` are the worlds that an elastic job may have, the smallest first. It decides for all: a rank
-    needs most memory there.
+    `sizings` are for the world sizes that an elastic job may have, the smallest first. The smallest
+    decides for all, because its ranks need most memory.
     """
     sizing = next((one for one in sizings if is_open(settings, one)), None)
     if sizing is None or settings.dry_run is not None:
@@ -77,7 +77,7 @@ def choose_on_node(settings: Settings, sizings: Sequence[Sizing]) -> Choice | No
 
 
 def as_variable(choice: Choice) -> dict[str, str]:
-    """Return the environment variable with which a rank takes `choice`."""
+    """Return the environment variable that gives `choice` to a rank."""
     return {VARIABLE: json.dumps(choice)}
 
 
@@ -90,9 +90,9 @@ def agree(
     device_bytes: int | None,
     uneven: bool,
 ) -> Sizing:
-    """Return `sizing` in the mode that rank 0 takes from the launcher, or chooses itself.
+    """Return `sizing` in the mode that rank 0 gets from the launcher, or chooses itself.
 
-    The other ranks wait for it, as long as the store's time-out allows.
+    The other ranks wait for rank 0, up to the timeout of the store.
     """
     if not is_open(settings, sizing):
         return sizing
@@ -100,7 +100,7 @@ def agree(
         choice = Choice(sizing.mode, sizing.reason)
         given = os.environ.get(VARIABLE)
         if not given and (settings.device_memory or device_bytes):
-            seconds = min(SECONDS, settings.collective_timeout / 2)  # the others wait for it
+            seconds = min(SECONDS, settings.collective_timeout / 2)  # the other ranks wait
             choice = choose(settings, sizing, device_bytes=device_bytes, seconds=seconds)
         store.set("mode", given or json.dumps(choice))
     choice = Choice(*json.loads(store.get("mode")))

@@ -1,21 +1,22 @@
 """Equal work for every rank: divide a batch of unequal samples so that the sums are nearly equal.
 
-The result is the same on every rank, so they need not communicate. Imports no torch.
+The result is the same on every rank, so the ranks do not communicate. Imports no torch.
 """
 
 import heapq
 from bisect import bisect_left
 from collections.abc import Sequence
 
-_CLOSE = 0.01  # of the mean: the time that ranks wait for the slowest one is then noise
+_CLOSE = 0.01  # of the mean: then the wait for the slowest rank is negligible
 
 
 def balance(sizes: Sequence[float], parts: int) -> list[list[int]]:
-    """Divide `sizes` into `parts` of equally many; return the indices of each part, the largest first.
+    """Divide `sizes` into `parts` of equal length; return the indices of each part, the largest first.
 
-    The largest comes first, into the part with the smallest sum that is not full (Graham, 1969). Then
-    samples are swapped between the heaviest part and another as long as that helps: a part with a very
-    long sample needs short ones for its other places. `parts` must divide the number of sizes.
+    Samples are assigned from the largest to the smallest, each to the part with the smallest sum that
+    is not full (Graham, 1969). Then samples are swapped between the heaviest part and others as long as
+    that helps: a part with a very long sample otherwise lacks short ones. `parts` must divide the number
+    of sizes.
     """
     if len(sizes) % parts:
         raise ValueError(f"{len(sizes)} samples cannot be divided into {parts} equal parts")
@@ -35,7 +36,7 @@ def balance(sizes: Sequence[float], parts: int) -> list[list[int]]:
 
 
 def _swap(sizes: Sequence[float], divided: list[list[int]], sums: list[float]) -> bool:
-    """Swap one sample of the heaviest part for a smaller one of another; return whether one helped."""
+    """Swap a sample of the heaviest part for a smaller one of another; return whether a swap helped."""
     parts = sorted(range(len(sums)), key=lambda part: (sums[part], part))
     heavy, close = parts[-1], _CLOSE * sum(sums) / len(sums)
     for light in parts[:-1]:

@@ -6,14 +6,14 @@ from math import ceil
 from trainer.config.environment import Label
 from trainer.config.exits import Exit, Fault
 
-_TRIED = 100_000  # micro-batches of a size that may fit: a job file may say any
+_TRIED = 100_000  # sizes of micro-batches that are tried; a job file may have any number
 
 
 @dataclass(frozen=True)
 class Batches:
     """Samples: `global_batch` = `micro` x `accumulation` x `replicas`.
 
-    The product is larger where shares are uneven: what is missing is filled up at weight 0.
+    If the shares are uneven, the product is larger: missing samples are padded with weight 0.
     """
 
     global_batch: int
@@ -32,7 +32,7 @@ def divide_batch(
         raise Fault(
             Exit.CONFIG,
             f"{label('global_batch')}={global_batch}: does not divide over {replicas} "
-            f"data-parallel ranks; {near} would",
+            f"data-parallel ranks; use {near}",
         )
     per_replica = global_batch // replicas
     micro = micro_batch or per_replica
@@ -42,13 +42,13 @@ def divide_batch(
         raise Fault(
             Exit.CONFIG,
             f"{label('micro_batch')}={micro}: does not divide the {per_replica} samples that each of "
-            f"{replicas} data-parallel ranks has per step; {fitting} would",
+            f"{replicas} data-parallel ranks has per step; use {fitting}",
         )
     return Batches(global_batch, micro, per_replica // micro, replicas)
 
 
 def spread_batch(global_batch: int, micro_batch: int | None, replicas: int) -> Batches:
-    """Split the global batch into equally shaped shares, of which the last ones may not be full."""
+    """Split the global batch into shares of the same shape; the last ones may not be full."""
     share = ceil(global_batch / replicas)
     micro = min(micro_batch or share, share)
     return Batches(global_batch, micro, ceil(share / micro), replicas)

@@ -1,6 +1,6 @@
-"""How much memory a rank will need: asked from a dry run in a process of its own.
+"""How much memory a rank will need: measured by a dry run in a separate process.
 
-It works for any task that can be imported here, and this process needs no torch:
+It works for any task that can be imported here. The calling process needs no torch:
 
     memory.dry_run(settings, 8, seconds=60).worst.peak
 
@@ -25,8 +25,8 @@ class Need:
     """What one rank needs, in bytes.
 
     `average`: the moving average of the weights. `activations`: what the forward pass keeps for the
-    backward pass. `peak`: the most that is in memory at once in a step, everything counted. `sent`: what
-    leaves the rank per step, by collective; the mean step where not every step sends the same.
+    backward pass. `peak`: the total that is in memory at the peak of a step. `sent`: what the rank sends
+    per step, by collective; the mean over the steps if not all send the same.
     """
 
     rank: int
@@ -41,7 +41,7 @@ class Need:
 
 @dataclass(frozen=True)
 class DryRun:
-    """The mode with its reason, and what its ranks need: one entry for each stage of a pipeline."""
+    """The mode with its reason, and what its ranks need: one entry for each rank of a pipeline."""
 
     mode: str
     reason: str
@@ -61,10 +61,10 @@ def dry_run(
     device_bytes: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> DryRun:
-    """Take a step of `world_size` ranks without memory, in a process of its own.
+    """Simulate a step of `world_size` ranks in a separate process, without allocating its memory.
 
-    `device_bytes` stands for TRAINER_DEVICE_MEMORY where that is not set; `environment` is added to this
-    process's own. Raises Fault with one line when there is no result within `seconds`.
+    `device_bytes` is used if TRAINER_DEVICE_MEMORY is not set. `environment` is added to this process's
+    environment. Raises Fault with one line when there is no result within `seconds`.
     """
     with tempfile.TemporaryDirectory() as folder:
         changes: dict[str, Any] = {
@@ -91,7 +91,7 @@ def dry_run(
     for line in done.stdout.splitlines():
         try:
             event = json.loads(line)
-        except ValueError:  # the task prints as well
+        except ValueError:  # the task may print too
             continue
         if isinstance(event, dict) and event.get("event") == "dry_run":
             mode, reason = event["mode"], event["reason"]

@@ -11,8 +11,8 @@ from trainer.config.modes import AXES, DATA_AXES, MODES
 def mesh_sizes(text: str, mode: str, world_size: int, *, label: Label) -> dict[str, int]:
     """Return the size of every axis of the mesh.
 
-    Without `text` the mode's axis `whole` takes all ranks. Raises Fault(64) when the text does not
-    parse, names an axis that the mode does not use, or the product is not the world size.
+    Without `text` the mode's axis `whole` takes all ranks. Raises Fault(64) when the text cannot be
+    parsed, names an axis that the mode does not use, or its product is not the world size.
     """
     usable, whole = MODES[mode].axes, MODES[mode].whole
     sizes = parse_mesh(text, label) if text else _default_mesh(mode, world_size, label)
@@ -24,7 +24,7 @@ def mesh_sizes(text: str, mode: str, world_size: int, *, label: Label) -> dict[s
                 f"it uses {', '.join(usable) or 'none'}",
             )
     if prod(sizes.values()) != world_size:
-        remedy = f"; {whole}={world_size} would do" if whole else ""
+        remedy = f"; use {whole}={world_size}" if whole else ""
         raise Fault(
             Exit.CONFIG,
             f"{label('mesh')}={text!r}: multiplies to {prod(sizes.values())}, but the world size is "

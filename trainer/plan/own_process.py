@@ -1,6 +1,6 @@
-"""A command of the trainer in a process of its own, with given settings and a time bound.
+"""Run a command of the trainer in a separate process, with given settings and a time limit.
 
-The process here needs no torch.
+The calling process needs no torch.
 
     done = run("trainer.check", "circles:Circles", settings=settings, seconds=60)
 """
@@ -15,7 +15,7 @@ from trainer.config.environment import PREFIX, environment_of
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
-# It is one process, whatever this one is; a mode chosen for this one is not for that one.
+# The command is one process, even if this process is one of many ranks, and chooses its own mode.
 _PREFIXES = (PREFIX, "MUSTER_", "TORCHELASTIC_")
 _NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -28,10 +28,10 @@ def run(
     environment: Mapping[str, str] | None = None,
     folder: str | None = None,
 ) -> "subprocess.CompletedProcess[str]":
-    """Return how `python -m MODULE [ARGUMENT...]` ended, with its output.
+    """Run `python -m MODULE [ARGUMENT...]` and return its exit code and output.
 
-    `environment` is added to this process's own. Raises Fault when it does not start, or not end within
-    `seconds`; `what` names it there.
+    `environment` is added to this process's environment. Raises Fault when the command does not start,
+    or does not end within `seconds`; `what` is its name in that message.
     """
     inherited = {
         name: value

@@ -1,4 +1,4 @@
-"""Cut a chain of costs into contiguous stages so that the most expensive stage costs least."""
+"""Cut a chain of costs into contiguous stages; the most expensive stage is as cheap as possible."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -36,7 +36,7 @@ def partition(costs: Sequence[float], parts: int) -> list[range]:
 def shares(sizes: Sequence[float], operations: Sequence[float]) -> list[float]:
     """Return each piece's share of the total cost: the mean of its shares of bytes and of operations.
 
-    Time and memory then have the same weight; without counted operations bytes decide.
+    So time and memory have the same weight. If no operations were counted, bytes decide.
     """
     size, work = sum(sizes), sum(operations)
     if not work:

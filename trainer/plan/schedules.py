@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from trainer.config.environment import Label
 from trainer.config.exits import Exit, Fault
 
-# Micro-batches for each rank of the pipeline, where there is a choice: filling and draining then takes
-# at most a fifth of a step (Huang et al., 2019, call it negligible from here).
+# Micro-batches for each rank of the pipeline, if none are set: then filling and draining takes at most a
+# fifth of a step (Huang et al., 2019, call it negligible from this number on).
 _PER_RANK = 4
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`kind` is torch's class; a rank holds `least` stages, or any larger number (`more`).
+    """`kind` is torch's class; a rank holds `least` stages, or, with `more`, any larger number too.
 
-    `v`: the first rank holds the last stage as well. `rounds`: the micro-batches run in equal groups of
-    at least one for each rank.
+    `v`: the first rank also holds the last stage. `rounds`: the micro-batches run in groups of equal
+    size, with at least one for each rank.
     """
 
     kind: str
@@ -38,7 +38,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def count_stages(name: str, ranks: int, stages: int | None, *, label: Label) -> int:
-    """Return into how many stages the model is cut. Raises Fault(64) when `stages` is not possible."""
+    """Return the number of stages of the model. Raises Fault(64) when `stages` is not possible."""
     schedule = SCHEDULES[name]
     usual = schedule.least * ranks
     if stages is None:
@@ -49,7 +49,7 @@ def count_stages(name: str, ranks: int, stages: int | None, *, label: Label) -> 
         raise Fault(
             Exit.CONFIG,
             f"{label('stages')}={stages}: {label('pipeline_schedule')}={name} needs {needed}; "
-            f"{usual} would do",
+            f"use {usual}",
         )
     return stages
 
@@ -67,9 +67,9 @@ def holder(name: str, stage: int, ranks: int, stages: int) -> int:
 
 
 def can_run(name: str, ranks: int, count: int) -> bool:
-    """Return whether the schedule can run `count` micro-batches a step, and gives every rank work.
+    """Return whether the schedule can run `count` micro-batches per step with work for every rank.
 
-    gpipe runs any number.
+    gpipe can run any number.
     """
     if name == "gpipe":
         return True
@@ -79,9 +79,9 @@ def can_run(name: str, ranks: int, count: int) -> bool:
 
 
 def default_micro_batch(name: str, ranks: int, samples: int) -> int:
-    """Return the micro-batch for `samples` of a step where none is set.
+    """Return the micro-batch size for the `samples` of a step when none is set.
 
-    It is the largest that gives the schedule four micro-batches for each rank, or as many as it can.
+    It is the largest size that makes four micro-batches for each rank, or as many as possible.
     """
     if ranks == 1:
         return samples
@@ -91,21 +91,21 @@ def default_micro_batch(name: str, ranks: int, samples: int) -> int:
 
 
 def check_micro_batch(name: str, ranks: int, samples: int, micro: int, *, label: Label) -> None:
-    """Raise Fault(64) when the schedule cannot run `samples` of a step in micro-batches of `micro`."""
+    """Raise Fault(64) when the schedule cannot run a step's `samples` in micro-batches of `micro`."""
     count = samples // micro
     if can_run(name, ranks, count):
         return
     would = [samples // n for n in _divisors(samples) if can_run(name, ranks, n)]
     remedy = (
-        f"{label('micro_batch')}={would[0]} would do"
+        f"use {label('micro_batch')}={would[0]}"
         if would
-        else f"a {label('global_batch')} that leaves it at least {ranks} samples would do"
+        else f"set {label('global_batch')} so that each pipeline has at least {ranks} samples"
     )
     raise Fault(
         Exit.CONFIG,
-        f"{label('micro_batch')}={micro}: makes {count} micro-batches of the {samples} samples a step "
-        f"of each pipeline, which {label('pipeline_schedule')}={name} cannot run on {ranks} ranks; "
-        f"{remedy}",
+        f"{label('micro_batch')}={micro}: makes {count} micro-batches of the {samples} samples that "
+        f"each pipeline has per step; {label('pipeline_schedule')}={name} cannot run on {ranks} ranks "
+        f"with this number; {remedy}",
     )
 
 

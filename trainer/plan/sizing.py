@@ -1,7 +1,6 @@
-"""The arithmetic of a run: mode, mesh, batches; the same on every rank, in launcher and renderer.
+"""Compute mode, mesh and batches of a run. All ranks, the launcher and the renderer get the same result.
 
-It imports no torch. Data goes one way here: mode, mesh (`mesh.py`), pipeline (`schedules.py`), batches
-(`batches.py`).
+The order is mode, mesh (`mesh.py`), pipeline (`schedules.py`), batches (`batches.py`). Imports no torch.
 """
 
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from trainer.plan.mesh import mesh_sizes, parse_mesh
 class Sizing:
     """How a number of ranks trains: the mode and the reason for it, mesh sizes, batches.
 
-    `stages`: into how many the model is cut. None where the number of devices decides, or it is not cut.
+    `stages`: the number of stages of the model. None if it is not cut, or the number of devices decides.
     """
 
     world_size: int
@@ -36,8 +35,8 @@ class Sizing:
 def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = False) -> Sizing:
     """Return mode, mesh and batches for `world_size` ranks. Raises Fault(64) when they do not fit.
 
-    `uneven`: the ranks' shares of the batch may differ, as in an elastic job, where nobody has chosen
-    the number of ranks.
+    `uneven`: the ranks' shares of the batch may differ, as in an elastic job, whose number of ranks
+    changes.
     """
     mode, reason = _choose_mode(settings, world_size, label=label)
     mesh = mesh_sizes(settings.mesh, mode, world_size, label=label)
@@ -54,7 +53,7 @@ def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = Fa
         raise Fault(
             Exit.CONFIG,
             f"{label('optimizer')}='muon': not with mode {mode} and {cut[0]}={mesh[cut[0]]}: it "
-            "orthogonalises whole matrices, and each rank has a part of them; ddp-zero1 would do",
+            "orthogonalises whole matrices, but each rank has only a part of them; use ddp-zero1",
         )
     replicas = prod(mesh[axis] for axis in DATA_AXES)
     total, micro, stages = settings.global_batch, settings.micro_batch, None
@@ -74,17 +73,17 @@ def size(settings: Settings, world_size: int, *, label: Label, uneven: bool = Fa
         batches = divide_batch(total, micro, replicas, label=label)
     _check_task(settings, mode, mesh, stages or 2)
     if settings.static_graph and batches.accumulation > 1 and mode in ("ddp", "ddp-zero1"):
-        # Its reducer fails in the first backward pass under no_sync, torch 2.15: an internal assert.
+        # DDP's reducer fails in the first backward pass under no_sync: an internal assert (torch 2.15).
         raise Fault(
             Exit.CONFIG,
-            f"{label('static_graph')}=true: not supported with gradient accumulation; without "
-            f"{label('micro_batch')}={micro} it is",
+            f"{label('static_graph')}=true: not supported with gradient accumulation; remove "
+            f"{label('micro_batch')}={micro}",
         )
     return Sizing(world_size, mode, reason, mesh, batches, stages)
 
 
 def _check_task(settings: Settings, mode: str, mesh: dict[str, int], stages: int) -> None:
-    """Raise Fault(64) when a built-in task's model cannot be split so, or cut into `stages`."""
+    """Raise Fault(64) when a built-in task's model cannot be split over tp or cut into `stages`."""
     task, model = settings.task, settings.model
     if task not in task_names():
         return
@@ -109,25 +108,25 @@ def _check_task(settings: Settings, mode: str, mesh: dict[str, int], stages: int
         if pieces is not None and pieces < stages:
             raise Fault(
                 Exit.CONFIG,
-                f"task {named}: the {pieces} pieces of its model cannot make {stages} stages; at most "
-                f"{pieces} can be",
+                f"task {named}: the {pieces} pieces of its model cannot make {stages} stages; use at "
+                f"most {pieces}",
             )
 
 
 def check_divisible(divisible: Mapping[str, int], tp: int, *, task: str) -> None:
-    """Raise Fault(64) when the axis tp does not divide what it splits of a model."""
+    """Raise Fault(64) when the size of the axis tp does not divide what it splits in a model."""
     for name, number in divisible.items():
         if number % tp:
             fitting = max(n for n in range(1, tp) if number % n == 0)
             raise Fault(
                 Exit.CONFIG,
                 f"task {task}: the {number} {name} of its model do not divide over tp={tp}; "
-                f"tp={fitting} would do",
+                f"use tp={fitting}",
             )
 
 
 def _choose_mode(settings: Settings, world_size: int, *, label: Label) -> tuple[str, str]:
-    """Return the mode and the reason: the one that is set, or for `auto` by mesh and world size."""
+    """Return the mode and the reason: the mode that is set, or for `auto` by mesh and world size."""
     if settings.mode != "auto":
         return settings.mode, "as set"
     if settings.mesh:
@@ -145,5 +144,5 @@ def _choose_mode(settings: Settings, world_size: int, *, label: Label) -> tuple[
 
 
 def by_memory() -> list[str]:
-    """Return the modes that `auto` may choose by memory, the one that sends least first."""
+    """Return the modes that `auto` may choose by memory; the mode that sends least comes first."""
     return [name for name, mode in MODES.items() if mode.auto_by_memory]

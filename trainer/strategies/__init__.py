@@ -1,8 +1,8 @@
-"""The modes of parallel training, a file each. The shortest is `single.py`.
+"""The modes of parallel training, one file each. The shortest is `single.py`.
 
-A mode's file offers `build(model, context) -> Strategy`, and its row in `trainer/config/modes.py` has
-what is known of it without torch. A strategy answers five questions: which module is trained, what
-updates it, how a step's gradients are computed, how they are clipped, and what evaluates.
+A mode's file has `build(model, context) -> Strategy`. Its row in `trainer/config/modes.py` has the facts
+that need no torch. A strategy answers five questions: which module is trained, what updates it, how a
+step's gradients are computed, how they are clipped, and how outputs are computed in evaluation.
 
     strategy = strategies.build("ddp", model, context)
 """
@@ -30,9 +30,9 @@ from trainer.distributed.torch_private import multiply_all
 
 
 def build(mode: str, model: nn.Module, context: "Context") -> "Strategy":
-    """Return the strategy of `mode` for `model`: on the rank's device, or on the CPU if staged.
+    """Return the strategy of `mode` for `model`, which is on the rank's device, or on the CPU if staged.
 
-    A world of one has no other ranks: a mode with axes of the mesh is `single` there.
+    With one rank, a mode that uses axes of the mesh is the same as `single`.
     """
     if MODES[mode].axes and context.runtime.mesh is None:
         move(model, context.runtime.device)
@@ -44,15 +44,15 @@ def build(mode: str, model: nn.Module, context: "Context") -> "Strategy":
 
 @dataclass(frozen=True)
 class Context:
-    """The arguments of a mode's `build`, the model apart."""
+    """The arguments of a mode's `build`, except the model."""
 
     settings: Settings
     runtime: Runtime
-    # Outputs and targets to one loss per sample, shape (n,).
+    # loss(outputs, targets): returns one loss per sample, shape (n,).
     loss: Callable[[Tensor, Nested], Tensor]
     # Returns a micro-batch, for its shape and type.
     example: Callable[[], Batch]
-    # What the task decides by itself.
+    # The task's own optimiser, parameter groups and schedule.
     own: Own = NOTHING
 
     @property
@@ -63,14 +63,14 @@ class Context:
         return self.runtime.mesh
 
 
-# whole_step(micro_batches, weight): a step with clipping and update, which is left out if the norm is
-# not finite. Returns this rank's sum of losses and the norm, as `step` and `clip` do.
+# whole_step(micro_batches, weight): a step with clipping and update. If the norm is not finite, it does
+# not update. Returns this rank's sum of losses and the norm, as `step` and `clip` do.
 WholeStep = Callable[[Sequence[Batch], float], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A mode at work: five answers, and what only some modes need."""
+    """How a mode trains: the five answers, and fields that only some modes need."""
 
     # Holds the parameters. It is saved in checkpoints.
     module: nn.Module
@@ -79,24 +79,24 @@ class Strategy:
     # step(micro_batches, weight): leaves in the parameters the gradient of the global batch's mean loss
     # and returns this rank's sum of losses. `weight` is the global batch's sum of sample weights.
     step: Callable[[Sequence[Batch], float], Tensor]
-    # clip(norm): scales the gradients to a global norm of at most `norm` (0: does not scale) and returns
-    # the norm before, the same on every rank: the update is left out everywhere if it is not finite.
+    # clip(norm): scales the gradients to a global norm of at most `norm` (0: does not scale). Returns
+    # the norm before. It is the same on every rank, so all ranks skip the update if it is not finite.
     clip: Callable[[float], Tensor]
-    # forward(inputs): the model's outputs in evaluation. None where another rank has the outputs.
+    # forward(inputs): the model's outputs in evaluation. None if another rank has the outputs.
     forward: Callable[[Nested], Tensor | None]
-    # With TRAINER_COMPILE=step, where it can be compiled: does what `step`, `clip` and the optimiser do.
+    # With TRAINER_COMPILE=step, if the mode supports it: does what `step`, `clip` and the optimiser do.
     whole_step: WholeStep | None = None
-    # Where the optimiser is itself distributed: the part of it that this rank saves.
+    # If the optimiser is itself distributed: the part of it that this rank saves.
     saved_optimizer: torch.optim.Optimizer | None = None
-    # Called before weights are saved or evaluated: makes them the same on every rank, with all steps in.
+    # Called before weights are saved or evaluated: completes all steps, makes all ranks' weights equal.
     synchronize: Callable[[], None] = lambda: None
     # Saved and loaded with the optimiser, each part under its name.
     extra: Mapping[str, Stateful] = field(default_factory=dict)
-    # Modules that hold parts of `module` and are not within it: the stages of a pipeline.
+    # Modules that hold parts of `module` but are not its submodules: the stages of a pipeline.
     stages: Sequence[nn.Module] = ()
     # Called last, also when the run fails.
     close: Callable[[], None] = lambda: None
-    # What the mode has chosen by itself, for the launch event.
+    # What the mode has chosen, for the launch event.
     notes: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -120,7 +120,7 @@ def accumulate(
                 outputs = module(batch.inputs)
             loss = summed_loss(outputs, batch, context)
             seen = loss.detach()
-            # What backward begins with is the scale, and nan for a loss that is not finite.
+            # backward starts with the scale; with nan if the loss is not finite.
             loss.backward(seen.new_full((), scale).add_(seen, alpha=0))
         losses.append(seen)
     return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
@@ -140,8 +140,8 @@ def inference(module: nn.Module, context: Context) -> Callable[[Nested], Tensor]
 def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
     """Return the sum of a micro-batch's losses, each times its sample's weight, shape ().
 
-    A sum that is not finite makes its gradient nan, even where the loss itself would have a finite
-    one. All ranks see by the gradient that the step is to be skipped.
+    If the sum is not finite, its gradient is nan, even if the loss alone would have a finite gradient.
+    So all ranks see in the gradient that they must skip the step.
     """
     total = summed_loss(outputs, batch, context)
     return total * (1 + 0 * total.detach())
@@ -153,7 +153,7 @@ def summed_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
     if batch.whole:
         return losses.sum()
-    # where, not a product: nothing computed from padding may reach the sum, not even as 0 * inf.
+    # torch.where, not a product: a loss of padding must not reach the sum, and 0 * inf is nan.
     return torch.where(batch.weights > 0, losses * batch.weights, 0.0).sum()
 
 
@@ -163,7 +163,7 @@ def clip(
     """Clip gradients to a global norm of at most `norm` (0: do not clip) and return the norm before.
 
     A gradient may be whole on every rank, or sharded over some axes of a mesh and replicated over the
-    others; every element counts once. Where this rank has only a stage of the model, `group` has the
+    other axes; every element counts once. If this rank has only a stage of the model, `group` has the
     ranks with the other stages.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -180,7 +180,7 @@ def global_norm(
 ) -> Tensor:
     """Return the 2-norm of all the gradients, shape (), the same on every rank.
 
-    It has the type of `like`, a parameter, and without gradients its device.
+    It has the dtype of the parameter `like`, at least float32, and without gradients also its device.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     if (
@@ -188,8 +188,8 @@ def global_norm(
         and group is None
         and all(one.dtype == dtype and not isinstance(one, DTensor) for one in gradients)
     ):
-        return nn.utils.get_total_norm(gradients)  # all of it is here
-    # By mesh, and the axes of it that shard: squares of one kind are summed with one call for each axis.
+        return nn.utils.get_total_norm(gradients)  # this rank has all gradients whole
+    # By mesh and its sharding axes: the squares of one kind are summed with one call for each axis.
     kinds: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
     for gradient in gradients:
         mesh: DeviceMesh | None = None
@@ -208,7 +208,7 @@ def global_norm(
             for axis in axes:
                 dist.all_reduce(square, group=mesh.get_group(axis))
         squares.append(square)
-    if not squares:  # a stage of which nothing is trained
+    if not squares:  # a stage without trained parameters
         squares.append(torch.zeros((), dtype=torch.float64, device=like.device))
     total = torch.stack([square.to(squares[0].device) for square in squares]).sum()
     if group is not None:
@@ -217,7 +217,7 @@ def global_norm(
 
 
 def broadcast_buffers(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Give all ranks that see other samples the buffers of the first, such as running statistics."""
+    """Copy the first rank's buffers, such as running statistics, to the ranks that see other samples."""
     for axis in DATA_AXES:
         if mesh[axis].size() > 1:
             for buffer in module.buffers():

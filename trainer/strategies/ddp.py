@@ -1,4 +1,4 @@
-"""Distributed data parallel: a replica per rank, gradients averaged while they are computed.
+"""Distributed data parallel: a replica per rank; gradients are averaged during the backward pass.
 
 TRAINER_MODE=ddp torchrun --nproc-per-node 2 -m trainer
 """
@@ -46,7 +46,7 @@ def replicate(
         gradient_as_bucket_view=True,
         init_sync=runtime.backend != "fake",  # a dry run has no other ranks to send the weights to
         bucket_cap_mb=settings.bucket_mb,
-        # In a dry run it would look into the fake tensors.
+        # In a dry run this would read values of fake tensors.
         static_graph=settings.static_graph and runtime.backend != "fake",
     )
     if runtime.backend == "fake":
@@ -76,7 +76,7 @@ def replicate(
 
 @contextlib.contextmanager
 def _name_unused_parameters(model: nn.Module) -> Iterator[None]:
-    """Name the parameters that had no part in the loss; torch's error has numbers (pytorch 43259)."""
+    """Name the parameters that the loss did not use; torch's error has only numbers (pytorch 43259)."""
     try:
         yield
     except RuntimeError as error:
@@ -87,8 +87,8 @@ def _name_unused_parameters(model: nn.Module) -> Iterator[None]:
         unused = ", ".join(names[int(number)] for number in found[1].split()[:5])
         raise Fault(
             Exit.CONFIG,
-            f"no gradient for {unused}: under ddp every parameter must have its part in the loss of "
-            "every step, or requires_grad=False",
+            f"no gradient for {unused}: with ddp the loss of every step must depend on every parameter, "
+            "except those with requires_grad=False",
         ) from error
 
 
@@ -99,7 +99,8 @@ def _register_hook(
 
     `fp16` and `bf16` halve the bytes. `powersgd` sends two thin matrices for each gradient (Vogels et
     al., 2019) and keeps the error for the next step. It starts after the warm-up of the learning rate,
-    because gradients change fast before. Its memory is not in the checkpoint: a resumed run has none.
+    because gradients change fast during the warm-up. Its errors are not in the checkpoint, so a resumed
+    run starts without them.
     """
     if settings.comm_hook == "fp16":
         replica.register_comm_hook(group, default_hooks.fp16_compress_hook)
@@ -113,7 +114,7 @@ def _register_hook(
 
 
 def _count_in_dry_run(replica: DistributedDataParallel, group: dist.ProcessGroup) -> None:
-    """Reduce buckets in Python, where a dry run counts them; DDP's own C++ finds no other ranks."""
+    """Reduce buckets in Python, so that a dry run counts them. DDP's C++ code needs other ranks."""
 
     def all_reduce(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:
         dist.all_reduce(bucket.buffer(), group=group)
@@ -125,5 +126,5 @@ def _count_in_dry_run(replica: DistributedDataParallel, group: dist.ProcessGroup
 
 
 def _bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:
-    # DDP refuses torch's own by its name wherever NCCL is not built in, though gloo can do it.
+    # Without NCCL, DDP refuses torch's own hook by its name, although gloo can run it.
     return default_hooks.bf16_compress_hook(group, bucket)

@@ -1,7 +1,7 @@
 """Distributed data parallel with the optimiser's state sharded over the ranks.
 
-Every rank updates its share of the parameters and sends them to the others (ZeRO stage 1,
-Rajbhandari et al., 2020), by torch's ZeroRedundancyOptimizer.
+Every rank updates its share of the parameters and sends them to all other ranks (ZeRO stage 1,
+Rajbhandari et al., 2020). It uses torch's ZeroRedundancyOptimizer.
 
     TRAINER_MODE=ddp-zero1 torchrun --nproc-per-node 2 -m trainer
 """
@@ -18,9 +18,9 @@ from trainer.strategies import Context, Strategy, ddp
 def build(model: nn.Module, context: Context) -> Strategy:
     settings, own = context.settings, context.own
     kind, arguments = optim.constructor(settings, own)
-    called: Any = kind  # it need not be a class
+    called: Any = kind  # it may be a function
     group = context.mesh.get_group("dp_replicate")
     groups: Any = optim.groups_of(model, settings, own)
     optimizer = ZeroRedundancyOptimizer(groups, called, process_group=group, **arguments)
-    # Its own state dict would first gather every shard on one rank; each rank saves its own instead.
+    # ZeroRedundancyOptimizer's state dict first gathers all shards on one rank. Each rank saves its own.
     return ddp.replicate(model, context, optimizer=optimizer, saved_optimizer=optimizer.optim)

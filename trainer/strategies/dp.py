@@ -1,6 +1,6 @@
-"""nn.DataParallel: one process drives all visible GPUs, outputs and loss gather on the first.
+"""nn.DataParallel: one process uses all visible GPUs; the first GPU gathers the outputs and the loss.
 
-Kept for comparison: ddp is faster, and dp-balanced loads the first GPU less.
+For comparison only: ddp is faster, and dp-balanced needs less of the first GPU.
 
     TRAINER_MODE=dp python -m trainer
 """
@@ -21,9 +21,11 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
 
 def replicate(module: nn.Module, context: Context) -> nn.Module:
-    """Return the module with a replica on each visible GPU; as it is where there are less than two."""
+    """Return the module with a replica on each visible GPU; unchanged if there are fewer than two."""
     count = torch.cuda.device_count() if context.runtime.device.type == "cuda" else 0
     if count < 2:
-        log.warning("mode %s: %s GPUs here, so one replica", context.settings.mode, count)
+        log.warning(
+            "mode %s: only one replica, because %s GPUs are visible", context.settings.mode, count
+        )
         return module
     return nn.DataParallel(module)

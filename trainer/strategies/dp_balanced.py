@@ -1,7 +1,7 @@
-"""nn.DataParallel with the loss inside the replica: a scalar per GPU comes back, not its outputs.
+"""nn.DataParallel that computes the loss in each replica and gathers one scalar per GPU, no outputs.
 
-So the first GPU does not hold the outputs of the others. The scalars are sums, not means, so that an
-uneven split of the batch is weighted right.
+So the first GPU does not hold the outputs of all GPUs. The scalars are sums, not means, so an uneven
+split of the batch still gives the right mean.
 
     TRAINER_MODE=dp-balanced python -m trainer
 """

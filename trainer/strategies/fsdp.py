@@ -1,7 +1,7 @@
 """Fully sharded data parallel: parameters, gradients and optimiser state split over the ranks.
 
-Each block gathers its parameters just before it computes and frees them after (ZeRO stage 3,
-Rajbhandari et al., 2020), by torch's `fully_shard`. A mesh that also replicates makes it hsdp.
+Each block gathers its parameters just before it computes and frees them afterwards (ZeRO stage 3,
+Rajbhandari et al., 2020). It uses torch's `fully_shard`. With a mesh that also replicates, it is hsdp.
 
     TRAINER_MODE=fsdp torchrun --nproc-per-node 2 -m trainer
 """
@@ -31,7 +31,7 @@ from trainer.strategies import Context, Strategy, accumulate, broadcast_buffers,
 
 _TOGETHER = 2**18  # parameters of small blocks: 1 MiB in float32
 
-# Those that keep running statistics.
+# Norms that keep running statistics.
 _NORMS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
@@ -57,7 +57,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the axes for fully_shard: dp_shard, and dp_replicate before it where ranks replicate."""
+    """Return the axes for fully_shard: dp_shard, and dp_replicate before it if its size is above 1."""
     replicated = mesh["dp_replicate"].size() > 1
     return mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
 
@@ -88,11 +88,11 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
                 f"task {settings.task}: its parameter {name} is a scalar, which cannot be sharded; "
                 "give it shape (1,), or use mode ddp",
             )
-    # reduce_dtype is given: its default changed with torch 2.15, from param_dtype to the gradient's.
+    # reduce_dtype is set, because its default changed in torch 2.15 from param_dtype to the gradient's.
     precision = exact = MixedPrecisionPolicy()
     if dtype := half(settings):
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    # Running statistics stay float32, and a norm's weights must have their type.
+    # Running statistics stay float32, and a norm's weights must have the same dtype.
     norms = [m for m in model.modules() if dtype and isinstance(m, _NORMS) and m.affine]
     offload = OffloadPolicy()
     if settings.cpu_offload:
@@ -109,11 +109,12 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
 
 
 def _alone(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks that are gathered each by itself; all else is gathered for the whole model.
+    """Return the blocks that are gathered separately. All other parameters are gathered together.
 
-    All else has what several modules use, since fully_shard refuses it in two of them, and the smallest
-    blocks: to gather so little by itself costs more time than it saves memory. Not where parameters
-    have several types: what is gathered together must be of one.
+    Parameters that several modules share are gathered together, because fully_shard refuses them in two
+    modules. So are the smallest blocks, because a separate gather costs more time than it saves memory.
+    If parameters have several dtypes, small blocks are also gathered separately, because parameters that
+    are gathered together must have one dtype.
     """
     shared = tied(model)
     alone = [block for block in blocks(model) if shared.keys().isdisjoint(block.parameters())]

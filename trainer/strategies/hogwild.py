@@ -1,11 +1,11 @@
-"""Hogwild: several processes update one set of weights in shared memory, asynchronously and unlocked.
+"""Hogwild: several processes update one set of weights in shared memory, asynchronously, without locks.
 
-Each worker process has an optimiser of its own. It gets the next global batch, computes on the weights
-as they are at that moment, and writes its update into them while others do (Niu et al., 2011). This
-process sends out the batches in the order of the data: each is used once, and a checkpoint has an exact
-place. Before it evaluates or saves, it waits until every batch is in the weights, and averages the
-workers' momenta. The reported loss and gradient norm are the newest received, as many steps old as there
-are workers.
+Each worker process has its own optimiser. It gets the next global batch, computes with the current
+weights, and updates them while other workers do the same (Niu et al., 2011). The main process sends the
+batches in the order of the data. So each batch is used once, and a checkpoint has an exact position in
+the data. Before it evaluates or saves, the main process waits until all batches are in the weights, and
+averages the workers' momenta. The reported loss and gradient norm are the newest received; they are as
+many steps old as there are workers.
 
     TRAINER_MODE=hogwild TRAINER_PROCESSES=2 python -m trainer
 """
@@ -40,14 +40,14 @@ def build(model: nn.Module, context: Context) -> Strategy:
     if device.type != "cpu":
         raise Fault(
             Exit.CONFIG,
-            f"mode hogwild: shares its weights in the machine's memory, but this rank is on {device}; "
+            f"mode hogwild: shares its weights in host memory, but this rank is on {device}; "
             "set CUDA_VISIBLE_DEVICES= to hide the GPUs",
         )
     optimizer = optim.build(model, settings, context.own)
     workers = Workers(model, optimizer, context)
     return Strategy(
         module=model,
-        optimizer=optimizer,  # takes no step itself: it holds the mean state and the learning rate
+        optimizer=optimizer,  # does not update: it holds the mean state and the learning rate
         step=workers.send_batch,
         clip=lambda _: workers.take_norm(),
         forward=inference(model, context),
@@ -58,7 +58,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
 @dataclass(frozen=True)
 class _Work:
-    """A global batch for one worker, with all that its update depends on."""
+    """A global batch for one worker, with everything else that its update depends on."""
 
     micro_batches: Sequence[Batch]
     weight: float
@@ -89,9 +89,9 @@ class Workers:
 
     def send_batch(self, micro_batches: Sequence[Batch], _: float) -> Tensor:
         """Send a batch to an idle worker; return the newest loss, times the batch's weight."""
-        # Without the unreadable samples: a worker updates the weights before the loop could correct it.
+        # Unreadable samples do not count: a worker updates before the loop could correct the weight.
         weight = sum(float(batch.weights.double().sum()) for batch in micro_batches) or 1.0
-        # There are no gradients here: all this does is wait while a checkpoint's copy is made.
+        # There are no gradients here. This call only waits while a checkpoint is copied.
         self._optimizer.step()
         if not self._processes:
             self._start()
@@ -108,7 +108,7 @@ class Workers:
         return self._loss * weight
 
     def take_norm(self) -> Tensor:
-        """Return the newest norm. One that is not finite is returned, and so counted, only once."""
+        """Return the newest norm. If it is not finite, return it only once, so it is counted once."""
         norm = self._norm
         if not norm.isfinite():
             self._norm = torch.zeros(())
@@ -128,7 +128,7 @@ class Workers:
         self._send_state()
 
     def close(self) -> None:
-        """Kill the workers, busy ones too."""
+        """Kill the workers, also busy ones."""
         for process in self._processes:
             process.kill()
             process.join()
@@ -143,9 +143,9 @@ class Workers:
         log.info("mode hogwild: %s processes (%s), one thread each", count, reason)
         self._model.share_memory()
         spawn = mp.get_context("spawn")
-        # The signal of a stop reaches the workers too, but this process decides when they end. A signal
-        # that is blocked here is blocked in the workers.
-        resource_tracker.ensure_running()  # first: its own start unblocks these signals
+        # A signal to stop also reaches the workers, but this process decides when they end. Signals that
+        # are blocked here are also blocked in the workers.
+        resource_tracker.ensure_running()  # first, because its start unblocks these signals
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
             for _ in range(count):
@@ -154,7 +154,7 @@ class Workers:
                     target=_work, args=(self._model, self._context, there), daemon=True
                 )
                 process.start()
-                there.close()  # else this process would not notice when the worker ends
+                there.close()  # otherwise this process would not notice when the worker ends
                 self._processes.append(process)
                 self._pipes.append(here)
         finally:
@@ -175,7 +175,7 @@ class Workers:
         try:
             pipe.send_bytes(pickle.dumps(message))
         except OSError:
-            self._receive([pipe])  # raises what ended the worker
+            self._receive([pipe])  # raises the error that ended the worker
             raise
 
     def _receive_update(self) -> None:
@@ -212,9 +212,10 @@ class Workers:
 
 
 def _work(model: nn.Module, context: Context, pipe: Connection) -> None:
-    """Answer a batch with its update and "state" with the optimiser's; load any other state sent.
+    """Answer messages until the other end of the pipe is closed.
 
-    Ends when the other end of the pipe is closed.
+    To a batch the answer is the result of its update, to "state" the optimiser's state. Any other
+    message is a state to load.
     """
     torch.set_num_threads(1)
     try:
@@ -246,7 +247,7 @@ def _update(
     norm = clip(list(model.parameters()), context.settings.clip_norm)
     if norm.isfinite():
         optimizer.step()
-    else:  # take the batch out of the running statistics of a BatchNorm, which all workers share
+    else:  # remove the batch from the running statistics of BatchNorm, which all workers share
         for buffer, before in zip(model.buffers(), kept, strict=True):
             buffer.copy_(before)
     optimizer.zero_grad()
@@ -254,7 +255,7 @@ def _update(
 
 
 def _mean(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the mean of optimisers' states; a parameter without a gradient yet has no state."""
+    """Return the mean of optimiser states. A parameter that had no gradient yet has no state."""
     by_parameter: dict[int, list[dict[str, Tensor]]] = {}
     for state in states:
         for parameter, values in state["state"].items():

@@ -1,12 +1,12 @@
-"""Local SGD: each rank trains by itself, and every few steps all take the average of their weights.
+"""Local SGD: each rank trains by itself, and every few steps the weights are averaged over all ranks.
 
 Sends TRAINER_LOCAL_STEPS times less than ddp (Stich, 2019). With TRAINER_OUTER_LR the average is not the
 new weights but a direction: the change of the weights over a period is the gradient of an outer SGD with
 Nesterov momentum (DiLoCo, Douillard et al., 2023).
 
-A period also ends where weights are saved or evaluated, so that checkpoints hold the average and a
-resumed run continues as the saved one did. Each rank clips by the norm of its own gradients; the norm
-reported is the ranks' mean.
+A period also ends when weights are saved or evaluated. So checkpoints hold the average, and a resumed
+run gives the same result. Each rank clips by the norm of its own gradients; the reported norm is the
+mean over the ranks.
 
     TRAINER_MODE=localsgd TRAINER_LOCAL_STEPS=16 torchrun --nproc-per-node 2 -m trainer
 """
@@ -36,12 +36,12 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
         period.count_step()
-        # This rank's part of the global mean, times the ranks: the average of the updates is ddp's.
+        # This rank's part of the global mean, times the number of ranks: the averaged update is ddp's.
         return accumulate(model, micro_batches, context, scale=replicas / weight)
 
     def clip_own(norm: float) -> Tensor:
         mean = strategy.clip(norm) / replicas
-        # One number a step: every rank must know when one has no finite gradient.
+        # One number per step: every rank must know if the gradient of any rank is not finite.
         dist.all_reduce(mean, group=group)
         return mean
 
@@ -50,7 +50,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
 
 
 class OuterOptimizer:
-    """SGD over whole periods: moves the weights at the start of a period by their change since."""
+    """SGD over periods: its gradient is the change of the weights since the start of the period."""
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
         self._model = model
@@ -73,7 +73,7 @@ class OuterOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Replace the model's weights, now the ranks' average, by those after an outer step."""
+        """Take an outer step from the model's weights, now the ranks' average, and replace them."""
         for name, weight in self._model.named_parameters():
             self._start[name].grad = self._start[name] - weight
         self._optimizer.step()
@@ -105,7 +105,7 @@ class Period:
         self.steps = 0
 
     def count_step(self) -> None:
-        """Count a step that begins; after the last of a period, average first."""
+        """Count a step that begins. If the period is complete, first average."""
         if self.steps == self.settings.local_steps:
             self.end()
         if self.steps == 0 and self.outer:
@@ -114,7 +114,7 @@ class Period:
 
     @torch.no_grad()
     def end(self) -> None:
-        """Give all ranks the same weights and the same state of the optimiser."""
+        """Give all ranks the same weights and the same optimiser state."""
         if self.steps == 0:
             return
         _average(chain(self.model.parameters(), self.model.buffers()), self.group)
@@ -123,7 +123,7 @@ class Period:
         state = [item for part in self.optimizer.state.values() for item in part.items()]
         tensors = [(name, value) for name, value in state if isinstance(value, Tensor)]
         if self.settings.local_state == "average":
-            # Not AdamW's step count: it is the same everywhere, and on the CPU, where NCCL cannot send.
+            # Not AdamW's step count: all ranks have the same, and NCCL cannot send it from the CPU.
             _average((value for name, value in tensors if name != "step"), self.group)
         else:
             zero_all([value for _, value in tensors])

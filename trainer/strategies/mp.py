@@ -1,8 +1,8 @@
 """Model parallel: contiguous stages of the layers on the devices of one process.
 
-The stages are cut by measured cost (`trainer/models/stages.py`). Each device works through its own
-queue, so micro-batches overlap: a backward pass is queued once there are enough forward passes to keep
-every device busy. On the CPU nothing overlaps.
+The stages are cut by measured cost (`trainer/models/stages.py`). Each device has its own queue, so
+micro-batches overlap: a backward pass is queued when there are enough forward passes to keep every
+device busy. On the CPU nothing overlaps.
 
     TRAINER_MODE=mp python -m trainer
 """

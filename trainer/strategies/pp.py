@@ -1,9 +1,9 @@
-"""Pipeline parallel: contiguous stages of the layers over ranks, micro-batches flowing through them.
+"""Pipeline parallel: contiguous stages of the layers on several ranks; micro-batches flow through them.
 
-The stages are cut by measured cost (`trainer/models/stages.py`), the order of the passes is a schedule
-of torch.distributed.pipelining (`trainer/plan/schedules.py`). Where the mesh also has data axes, each
-stage is replicated (dp_replicate) or sharded (dp_shard) over them, and its gradients are averaged once
-a step. An axis tp splits each layer of a stage (`trainer/strategies/tp.py`).
+The stages are cut by measured cost (`trainer/models/stages.py`). A schedule of
+torch.distributed.pipelining orders the passes (`trainer/plan/schedules.py`). If the mesh also has data
+axes, each stage is replicated (dp_replicate) or sharded (dp_shard) over them, and its gradients are
+averaged once per step. An axis tp splits each layer of a stage (`trainer/strategies/tp.py`).
 
     TRAINER_MODE=pp torchrun --nproc-per-node 2 -m trainer
     TRAINER_MODE=pp TRAINER_MESH=pp=2,dp_shard=2 torchrun --nproc-per-node 4 -m trainer
@@ -47,7 +47,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
         for n in numbers
     }
     if sizes["dp_shard"] > 1:
-        # Gathered for every micro-batch again, the parameters would travel far more than they compute.
+        # Otherwise every micro-batch would gather the parameters again, which takes too much time.
         shared = settings.model_copy(update={"reshard": False})
         for stage in stages.values():
             fsdp.shard(stage, fsdp.data_mesh(mesh), shared)
@@ -68,8 +68,8 @@ def build(model: nn.Module, context: Context) -> Strategy:
 class _Pipeline:
     """This rank's stages, by number, and torch's schedule that runs them.
 
-    `_micro_batches`, `_scale` and `_losses` belong to the step in progress: the schedule calls the loss
-    with outputs only.
+    `_micro_batches`, `_scale` and `_losses` belong to the current step. They are attributes because the
+    schedule calls the loss with outputs only.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class _Pipeline:
         self._micro_batches: Sequence[Batch] = ()
         self._scale = 1.0
         self._losses: list[Tensor] = []
-        # The shapes are given: torch infers them by a trial run, which a running statistic would count.
+        # The shapes are given. To infer them, torch makes a trial run, which changes running statistics.
         ends = [
             PipelineStage(
                 stage,
@@ -104,16 +104,16 @@ class _Pipeline:
         )
 
     def step(self, micro_batches: Sequence[Batch], weight: float) -> Tensor:
-        """Compute the gradients of a step; return the sum of losses, 0 where another rank has them."""
+        """Compute the gradients of a step; return the sum of losses, 0 if another rank has them."""
         context, first, last = self._context, 0 in self._stages, self._count - 1 in self._stages
         self._micro_batches, self._losses = micro_batches, []
         # fsdp averages over the replicas, while the loss is a mean over the whole global batch.
         self._scale = (context.runtime.sizing.batches.replicas if self._sharded else 1) / weight
         if not self._sharded:  # as DDP does before a forward pass
             broadcast_buffers(self._model, context.mesh)
-        # The schedule splits its inputs into as many parts again.
+        # The schedule splits its inputs into the same number of parts again.
         inputs = (torch.cat([batch.inputs for batch in micro_batches]),) if first else ()
-        # Not used by our loss, but a schedule wants some of this length.
+        # Our loss does not use them, but a schedule needs targets of this length.
         targets = torch.cat([batch.weights for batch in micro_batches]) if last else None
         with tp.loss_context(context.settings):
             self._schedule.step(*inputs, target=targets, return_outputs=False)
@@ -124,7 +124,7 @@ class _Pipeline:
         return torch.stack(self._losses).sum() if last else torch.zeros(())
 
     def _loss(self, outputs: Tensor, _: Tensor) -> Tensor:
-        # Schedules compute the losses in the order of the micro-batches; torch's own rely on it too.
+        # Schedules compute the losses in the order of the micro-batches; torch's code relies on it too.
         batch = self._micro_batches[len(self._losses)]
         loss = weighted_loss(outputs, batch, self._context)
         self._losses.append(loss.detach())
@@ -133,16 +133,16 @@ class _Pipeline:
     def forward(self, inputs: Tensor) -> Tensor | None:
         """Pass a batch through all stages; return the outputs on the rank of the last stage.
 
-        Sends and receives itself: torch's zbv schedule cannot run without a backward pass (2.15).
-        A batch of fewer samples is filled up, since stages pass on tensors of one shape.
-        Raises Fault(64) for another shape, which only a task's `sample` may have.
+        It sends and receives by itself, because torch's zbv schedule cannot run without a backward pass
+        (torch 2.15). A smaller batch is padded, because stages pass tensors of one shape. Raises
+        Fault(64) for inputs of another shape, which only a task's `sample` may have.
         """
         most, *shape = self._borders[0].shape
         if not 0 < (count := len(inputs)) <= most or list(inputs.shape[1:]) != shape:
             raise Fault(
                 Exit.CONFIG,
-                f"task {self._context.settings.task}: sample() wants outputs for inputs of shape "
-                f"{tuple(inputs.shape)}; stages pass on at most {most} samples of {tuple(shape)}",
+                f"task {self._context.settings.task}: sample() calls the model with inputs of shape "
+                f"{tuple(inputs.shape)}; stages pass at most {most} samples of shape {tuple(shape)}",
             )
         if count < most:
             inputs = torch.cat([inputs, inputs[-1:].expand(most - count, *shape)])

@@ -1,9 +1,9 @@
-"""Tensor parallel: each layer's weights split over ranks that compute one micro-batch together.
+"""Tensor parallel: each layer's weights are split over ranks that compute one micro-batch together.
 
-Columns of a layer's first matrix and rows of its second (Shoeybi et al., 2019), norms on shares of
-the sequence (Korthikanti et al., 2022), by torch's DTensor. The model's `tensor_plan()` gives the style
-of each layer (`trainer/models/tensor_plan.py`). The mesh's data axes, if any, shard the rest of each
-weight (dp_shard) or replicate it (dp_replicate).
+A layer's first matrix is split by columns and its second by rows (Shoeybi et al., 2019). Norms compute
+on shares of the sequence (Korthikanti et al., 2022). The split uses torch's DTensor. The model's
+`tensor_plan()` gives the style of each layer (`trainer/models/tensor_plan.py`). Other data axes of the
+mesh shard each weight further (dp_shard) or replicate it (dp_replicate).
 
     TRAINER_TASK=charlm-gpt TRAINER_MODE=tp torchrun --nproc-per-node 2 -m trainer
     TRAINER_MODE=tp TRAINER_MESH=dp_shard=2,tp=2 torchrun --nproc-per-node 4 -m trainer
@@ -69,7 +69,7 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> None
     """Split the layers of `module` over the one-dimensional `mesh`, as the model's plan says.
 
     A stage of a pipeline has only some of the plan's modules. Raises Fault(64) when the model has no
-    plan or tied weights, or the number of ranks does not divide what it splits.
+    plan, has tied weights, or cannot be divided by the number of ranks.
     """
     tensor_plan = getattr(module, "tensor_plan", None)
     if tensor_plan is None:
@@ -125,7 +125,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def sum_partial_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Sum over the ranks a gradient of which each rank has a term, though its parameter is replicated.
+    """Sum a replicated parameter's gradient over the ranks, if each rank has only a term of the sum.
 
     A norm that computes on a share of the sequence leaves such gradients.
     """

@@ -21,7 +21,7 @@ SETTINGS = [
     ([f"name={LONG}"], f"name='{LONG}': makes the name {LONG}-0, 66 characters where 63 are allowed; a job name of at most 61 would do"),
     (["name=Digits"], "name='Digits': must be lower-case letters, digits and '-', start with a letter and not end with '-'; digits would do"),
     (["resources.gpu=8", "procsPerNode=9"], "procsPerNode=9: more ranks than the 8 of resources.gpu"),
-    (["trainer.globalBatch=65"], "trainer.globalBatch=65: does not divide over 2 data-parallel ranks; 64 or 66 would"),
+    (["trainer.globalBatch=65"], "trainer.globalBatch=65: does not divide over 2 data-parallel ranks; use 64 or 66"),
     (["trainer.globalBatch=64", "trainer.microBatch=5"], "trainer.microBatch=5: does not divide the 32 samples"),
     (["resources.memory=128Mi"], "resources.memory='128Mi': must be more than resources.shm, 256Mi, which is counted in it; 512Mi would do"),
     (["resources.memory=256Mi"], "resources.memory='256Mi': must be more than resources.shm"),
@@ -31,7 +31,7 @@ SETTINGS = [
     (["env=[{name: A, value: x}, {name: A, value: y}]"], "env[1].name='A': given twice, first in env[0]"),
     (["nodes=0"], "nodes=0: must be at least 1"),
     (["nodes=10001"], "nodes=10001: must be at most 10000"),
-    (["trainer.mesh=dp_replicate=4"], "trainer.mesh='dp_replicate=4': multiplies to 4, but the world size is 2; dp_replicate=2 would do"),
+    (["trainer.mesh=dp_replicate=4"], "trainer.mesh='dp_replicate=4': multiplies to 4, but the world size is 2; use dp_replicate=2"),
     # types
     (["nodes='2'"], "nodes='2': must be a whole number"),
     (["nodes=2.0"], "nodes=2.0: must be a whole number"),
@@ -145,7 +145,7 @@ SETTINGS = [
     (["nodes={min: 0, max: 2}"], "nodes.min=0: must be at least 1"),
     (["nodes={min: 3, max: 2}"], "nodes: max=2 is less than min=3"),
     (["nodes={min: 1, max: 2, avg: 1}"], "nodes.avg: no such key; choose min, max"),
-    (["nodes={min: 2, max: 4}", "trainer.mesh=dp_replicate=2"], "trainer.mesh='dp_replicate=2': multiplies to 2, but the world size is 3; dp_replicate=3 would do (with 3 of nodes' 2 to 4)"),
+    (["nodes={min: 2, max: 4}", "trainer.mesh=dp_replicate=2"], "trainer.mesh='dp_replicate=2': multiplies to 2, but the world size is 3; use dp_replicate=3 (with 3 of nodes' 2 to 4)"),
     # nccl
     (["nccl.presets=[fast]"], "nccl.presets[0]='fast': must be 'tcp', 'infiniband', 'roce', 'efa', 'patient' or 'debug'"),
     (["nccl.variables={HOME: a}"], "nccl.variables.HOME='HOME': not a variable of NCCL, libfabric or UCX; put it in env"),

@@ -73,9 +73,9 @@ def test_a_task_gets_its_settings_and_defaults() -> None:
         (
             f"{__name__}:Right",
             {"layers": "4"},
-            "task {task} has no settings of its own; a pydantic",
+            "task {task} has no settings of its own; declare them in a pydantic",
         ),
-        (f"{__name__}:SettingsOfNoKind", {}, "its Settings are no pydantic model: 'layers'"),
+        (f"{__name__}:SettingsOfNoKind", {}, "its Settings is not a pydantic model: 'layers'"),
         (
             "digits",
             {"layers": "4"},

@@ -70,10 +70,9 @@ def test_a_micro_batch_that_would_do_does(
     try:
         schedules.check_micro_batch(name, ranks, samples, micro, label=variable)
     except Fault as fault:
-        _, found, offer = str(fault).partition("; TRAINER_MICRO_BATCH=")
+        _, found, offer = str(fault).partition("; use TRAINER_MICRO_BATCH=")
         if found:
-            better = int(offer.removesuffix(" would do"))
-            schedules.check_micro_batch(name, ranks, samples, better, label=variable)
+            schedules.check_micro_batch(name, ranks, samples, int(offer), label=variable)
 
 
 REFUSED = [
@@ -81,19 +80,23 @@ REFUSED = [
     (
         {"PIPELINE_SCHEDULE": "zbv", "STAGES": "6"},
         2,
-        "TRAINER_PIPELINE_SCHEDULE=zbv needs 2 on each of 2 ranks; 4 would do",
+        "TRAINER_PIPELINE_SCHEDULE=zbv needs 2 on each of 2 ranks; use 4",
     ),
     (
         {"PIPELINE_SCHEDULE": "interleaved-1f1b", "STAGES": "2"},
         2,
-        "needs 2 or more on each of 2 ranks; 4 would do",
+        "needs 2 or more on each of 2 ranks; use 4",
     ),
     (
         {"MICRO_BATCH": "16"},
         4,
-        "TRAINER_PIPELINE_SCHEDULE=1f1b cannot run on 4 ranks; TRAINER_MICRO_BATCH=8 would do",
+        "=1f1b cannot run on 4 ranks with this number; use TRAINER_MICRO_BATCH=8",
     ),
-    ({"GLOBAL_BATCH": "3"}, 4, "a TRAINER_GLOBAL_BATCH that leaves it at least 4 samples would do"),
+    (
+        {"GLOBAL_BATCH": "3"},
+        4,
+        "set TRAINER_GLOBAL_BATCH so that each pipeline has at least 4 samples",
+    ),
     ({"PIPELINE_SCHEDULE": "2f2b"}, 2, "TRAINER_PIPELINE_SCHEDULE='2f2b': must be 'gpipe', '1f1b'"),
     ({"MESH": "pp=2,tp=2", "MODE": "ddp"}, 4, "mode ddp does not use the axis pp"),
 ]

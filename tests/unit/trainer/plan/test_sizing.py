@@ -43,27 +43,27 @@ def test_auto_takes_the_mode_that_the_mesh_stands_for(mesh: str, world: int, mod
 
 REFUSED = [
     ({"MODE": "single"}, 2, "TRAINER_MODE='single': runs in one process, but there are 2 ranks"),
-    ({"MESH": "dp_replicate=3"}, 2, "multiplies to 3, but the world size is 2; dp_replicate=2"),
+    ({"MESH": "dp_replicate=3"}, 2, "multiplies to 3, but the world size is 2; use dp_replicate=2"),
     (
         {"MODE": "single", "MESH": "dp_replicate=2"},
         1,
         "mode single does not use the axis dp_replicate",
     ),
     ({"MODE": "ddp", "MESH": "tp=2"}, 2, "mode ddp does not use the axis tp; it uses dp_replicate"),
-    ({"MESH": "tp=2"}, 4, "multiplies to 2, but the world size is 4; tp=4 would do"),
+    ({"MESH": "tp=2"}, 4, "multiplies to 2, but the world size is 4; use tp=4"),
     ({"MESH": "tp"}, 2, "'tp' is not AXIS=SIZE"),
     ({"MESH": "tp=0"}, 2, "'tp=0' is not AXIS=SIZE"),
     ({"MESH": "dp_replicate=1,dp_replicate=2"}, 2, "at most once"),
     ({"GLOBAL_BATCH": "65"}, 2, "TRAINER_GLOBAL_BATCH=65: does not divide over 2"),
-    ({"GLOBAL_BATCH": "65"}, 2, "64 or 66 would"),
-    ({"GLOBAL_BATCH": "3"}, 4, "ranks; 4 would"),
+    ({"GLOBAL_BATCH": "65"}, 2, "use 64 or 66"),
+    ({"GLOBAL_BATCH": "3"}, 4, "ranks; use 4"),
     (
         {"GLOBAL_BATCH": "64", "MICRO_BATCH": "12"},
         2,
         "TRAINER_MICRO_BATCH=12: does not divide the 32",
     ),
-    ({"GLOBAL_BATCH": "64", "MICRO_BATCH": "12"}, 2, "8 would"),
-    ({"MICRO_BATCH": "100"}, 2, "16 would"),
+    ({"GLOBAL_BATCH": "64", "MICRO_BATCH": "12"}, 2, "use 8"),
+    ({"MICRO_BATCH": "100"}, 2, "use 16"),
     ({"MODE": "dp", "COMPILE": "true"}, 1, "TRAINER_COMPILE=true: not with mode dp: its replicas"),
     ({"MODE": "dp-balanced", "COMPILE": "1"}, 1, "TRAINER_COMPILE=true: not with mode dp-balanced"),
     (
@@ -106,8 +106,8 @@ REFUSED = [
         {"STATIC_GRAPH": "true", "MICRO_BATCH": "8"},
         2,
         (
-            "TRAINER_STATIC_GRAPH=true: not supported with gradient accumulation; without "
-            "TRAINER_MICRO_BATCH=8 it is"
+            "TRAINER_STATIC_GRAPH=true: not supported with gradient accumulation; remove "
+            "TRAINER_MICRO_BATCH=8"
         ),
     ),
     (
@@ -166,7 +166,7 @@ def test_a_batch_that_would_do_does(global_batch: int, replicas: int) -> None:
     try:
         divide_batch(global_batch, None, replicas, label=variable)
     except Fault as fault:
-        for offer in str(fault).partition("ranks; ")[2].removesuffix(" would").split(" or "):
+        for offer in str(fault).partition("ranks; use ")[2].split(" or "):
             divide_batch(int(offer), None, replicas, label=variable)
 
 

@@ -115,7 +115,7 @@ def test_a_pipeline_refuses_what_its_stages_cannot_pass_on(start: Any) -> None:
     variables = {f"TRAINER_{name.upper()}": value for name, value in given.items()}
     ended = start("-m", "trainer.launch", PET_NPROC_PER_NODE="2", **variables).end()
     assert ended.code == Exit.CONFIG
-    assert "stages pass on at most 4 samples of (32,)" in ended.stderr
+    assert "stages pass at most 4 samples of shape (32,)" in ended.stderr
     assert not ended.of("step")
 
 

@@ -23,9 +23,7 @@ from trainer.config.exits import Exit, Fault
 
 FORMAT = 2  # 2: progress has steps and identity
 MANIFEST_FILE = "muster.json"
-MOST_BYTES = (
-    256 << 20
-)  # of a manifest: a thousand tensors in chunks of ten thousand ranks need less
+MOST_BYTES = 256 << 20  # of a manifest: a thousand tensors in chunks of 10,000 ranks need less
 DTYPES = {
     str(kind).removeprefix("torch."): kind
     for kind in vars(torch).values()

@@ -1,4 +1,4 @@
-"""Errors of one line; for a job file, an option or a request that is wrong, with exit code 64.
+"""Errors of one line, with exit code 64 if a job file, an option or a request is wrong.
 
 raise config_error(f"nodes={nodes}: must be at least 1")
 """

@@ -1,4 +1,4 @@
-"""What every part of the job file's model is made of: strict, frozen, in lower camel case.
+"""Base classes and field types of the job file's model: strict, frozen, in lower camel case.
 
 render.py --schema
 """
@@ -22,8 +22,8 @@ from k8s.base import names, quantity
 class Model(BaseModel):
     """A mapping of the job file. Unknown keys are refused."""
 
-    # Strict: YAML already has types, and `nodes: "2"` or `gpu: true` is a mistake.
-    # Deferred: the job file's own validator holds all of them; building each of them as well would
+    # Strict, because YAML already has types: `nodes: "2"` or `gpu: true` is a mistake.
+    # Deferred, because the job file's validator includes those of its parts; building each one too would
     # double the time of the process.
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, alias_generator=to_camel, defer_build=True
@@ -31,7 +31,7 @@ class Model(BaseModel):
 
 
 class OneOf(Model):
-    """A mapping with exactly one of the fields `one_of`, which are all of them unless it names some."""
+    """A mapping with exactly one of the fields in `one_of`; if that is empty, of all its fields."""
 
     one_of: ClassVar[tuple[str, ...]] = ()
 
@@ -47,7 +47,7 @@ class OneOf(Model):
 
 
 def number_as_text(value: Any) -> Any:
-    """Take a number for the text it was written as, such as a quantity or an argument."""
+    """Return a number, such as a quantity or an argument, as text; other values as they are."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     return value

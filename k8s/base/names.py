@@ -1,4 +1,4 @@
-"""Kubernetes' rules for names, labels and variables, as checks whose errors name what would work.
+"""Checks of Kubernetes' rules for names, labels and variables; their errors say what would work.
 
 Every check takes and returns the text, or raises ValueError. `k8s.jobfile.spec` puts them on its fields.
 """
@@ -6,11 +6,11 @@ Every check takes and returns the text, or raises ValueError. `k8s.jobfile.spec`
 import re
 from collections.abc import Callable
 
-LONGEST = 63  # of a DNS label: names of hosts and Services, values of labels
+LONGEST = 63  # characters of a DNS label (names of hosts and Services) and of a label's value
 
 
 def matching(form: str, message: str, *, longest: int | None = None) -> Callable[[str], str]:
-    """Return a check that refuses, with `message`, a text that is too long or is not of a form."""
+    """Return a check that refuses, with `message`, a text that is too long or does not match `form`."""
     pattern = re.compile(form)
 
     def check(text: str) -> str:
@@ -35,17 +35,17 @@ subdomain = matching(
     "must be at most 253 lower-case letters, digits, '-' and '.'",
     longest=253,
 )
-# A key of a ConfigMap or Secret, which is a file's name too.
+# A key of a ConfigMap or Secret, which is also the name of a file.
 data_key = matching(
     r"(?!\.$|\.\.)[-._a-zA-Z0-9]+",
-    "must be at most 253 letters, digits, '-', '_' and '.', and not '.' or begin with '..'",
+    "must be at most 253 letters, digits, '-', '_' and '.', and not be '.' or start with '..'",
     longest=253,
 )
 label_value = matching(
     f"({_WORD})?", f"must be at most {LONGEST} letters, digits, '-', '_' and '.'", longest=LONGEST
 )
-# An environment variable's name, as a shell can export it too.
-# YAML's parsers take a key of a mapping up to 1,024 characters, which compose's variables are.
+# An environment variable's name that a shell can also export. In a compose file it is a key of a
+# mapping, for which YAML parsers allow at most 1,024 characters.
 variable = matching(
     r"[A-Za-z_][A-Za-z0-9_]*",
     "must be at most 253 letters, digits and '_', and not start with a digit",
@@ -67,7 +67,7 @@ absolute_path = matching(
 def job_name(text: str) -> str:
     """Check a job's name: it becomes the name of a Service, so it starts with a letter.
 
-    The plan checks its length: it knows which names are made from it.
+    The plan checks the length, because it knows which names are made from this one.
     """
     form = r"[a-z]([-a-z0-9]*[a-z0-9])?"
     if not re.fullmatch(form, text):
@@ -92,7 +92,7 @@ def qualified(text: str) -> str:
 
 
 def device_resource(text: str) -> str:
-    """Check the name of an extended resource: it has a domain, and not Kubernetes' own."""
+    """Check the name of an extended resource: it has a domain, which is not Kubernetes' own."""
     domain, slash, _ = qualified(text).rpartition("/")
     if not slash or domain.endswith("kubernetes.io"):
         raise ValueError("must be the name of an extended resource, e.g. nvidia.com/gpu")

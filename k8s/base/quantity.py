@@ -16,7 +16,7 @@ _FORM = re.compile(
 )
 _LARGEST = 2**63 - 1
 
-# Suffixes that users write by mistake, and the right ones.
+# Suffixes that users write by mistake, with the correct ones.
 _MEANT = {"B": "no letter", "b": "no letter", "g": "G or Gi", "ki": "Ki", "mi": "Mi", "gi": "Gi"}
 _MEANT |= dict.fromkeys(("K", "KB", "Kb"), "k or Ki")
 _MEANT |= {letter + byte: f"{letter} or {letter}i" for letter in "MGT" for byte in "Bb"}
@@ -24,7 +24,7 @@ _MEANT |= {letter + "iB": f"{letter}i" for letter in "KMGT"}
 
 
 def parse(text: str) -> Decimal:
-    """Return the exact value of a quantity. Raises ValueError with what would work."""
+    """Return the exact value of a quantity. Raises ValueError, whose text says what would work."""
     found = _FORM.fullmatch(text)
     if not found:
         letters = re.sub(r"^[+-]?[0-9.]+", "", text)
@@ -41,7 +41,7 @@ def parse(text: str) -> Decimal:
 
 
 def cores(text: str) -> Decimal:
-    """Return a number of CPUs. Raises ValueError below a thousandth of one."""
+    """Return a number of CPUs. Raises ValueError if it is less than a thousandth."""
     value = parse(text)
     if value < Decimal("0.001"):
         raise ValueError("must be at least 1m, a thousandth of a core")
@@ -49,7 +49,7 @@ def cores(text: str) -> Decimal:
 
 
 def size(text: str) -> int:
-    """Return a number of bytes. Raises ValueError when it is not a whole, positive number."""
+    """Return a number of bytes. Raises ValueError if it is not a positive whole number."""
     value = parse(text)
     if value != value.to_integral_value():
         amount = text.removesuffix("m")

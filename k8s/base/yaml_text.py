@@ -1,4 +1,4 @@
-"""YAML that every parser reads in the same way, without anchors.
+"""Read YAML with limits, and write YAML without anchors that every parser reads in the same way.
 
 python -c "from k8s.base.yaml_text import dump; print(dump([{'a': 'no'}]))"
 """
@@ -18,14 +18,14 @@ from k8s.base.errors import config_error, in_one_line
 
 
 class _Dumper(yaml.CSafeDumper):
-    """PyYAML's, with strings as every parser reads them."""
+    """PyYAML's dumper, with strings that every parser reads as strings."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # PyYAML's signature
         return True
 
 
-# Plain words only. PyYAML itself writes y, 1e-05 or 0o7 without quotes, since it reads them as text; the
-# parser of kubectl reads a truth value and numbers, and the API then refuses them.
+# What is written without quotes. PyYAML would also write y, 1e-05 and 0o7 so, because it reads them as
+# text; kubectl's parser reads them as a boolean and as numbers, which the API then refuses.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@-]*(:[A-Za-z0-9_./@-]+)*|[0-9]+(\.[0-9]+)?[KMGTPE]i")
 _WORDS_FOR_OTHERS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
@@ -39,7 +39,7 @@ _Dumper.add_representer(str, _text)
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML as Kubernetes' own tools read it: a date is text, and a key given twice an error."""
+    """Reads YAML as Kubernetes' tools do: a date is text, and a duplicate key is an error."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # overrides PyYAML's own
         first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -47,7 +47,7 @@ class _Loader(yaml.CSafeLoader):
     }
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  # PyYAML's signature
-        """Make a node's value; PyYAML's own parts raise anything for `0x_` or `!!bool maybe`."""
+        """Make a node's value. For `0x_` or `!!bool maybe` PyYAML raises other errors than YAMLError."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):
@@ -71,14 +71,14 @@ class _Loader(yaml.CSafeLoader):
 
 
 def dump(objects: Sequence[Any]) -> str:
-    """Write objects as one stream, each a document of its own."""
+    """Write objects as one stream, each as one document."""
     return yaml.dump_all(
         objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31 - 1
     )
 
 
 def as_json(value: Any) -> str:
-    """Write JSON that is YAML too: YAML does not join the halves of a surrogate pair."""
+    """Write JSON that is also YAML: YAML does not join the halves of a surrogate pair."""
 
     def one_escape(pair: re.Match[str]) -> str:
         character: str = json.loads('"' + pair[0] + '"')
@@ -96,7 +96,7 @@ def read_text(path: Path, *, label: str) -> str:
     """Return the text of a file. Raises Fault(64), its text beginning with `label`."""
     try:
         with path.open("rb") as file:
-            # A pipe has no size. read() makes room for all that it is asked for.
+            # A pipe has no size. Ask for little more: read() allocates all that it is asked for.
             size = os.fstat(file.fileno()).st_size or _MOST_BYTES
             text = file.read(min(size, _MOST_BYTES) + 1)
         if len(text) > _MOST_BYTES:
@@ -109,7 +109,7 @@ def read_text(path: Path, *, label: str) -> str:
 
 
 def read(text: str, *, label: str) -> list[Any]:
-    """Read the documents that a user wrote, without empty ones. Raises Fault(64)."""
+    """Read the documents in a user's text, without empty ones. Raises Fault(64)."""
     found: list[Any] = []
     with _yaml_errors(label):
         check_size(text)
@@ -118,7 +118,7 @@ def read(text: str, *, label: str) -> list[Any]:
 
 
 def read_one(text: str, *, label: str) -> Any:
-    """Read the one document that a user wrote. Raises Fault(64)."""
+    """Read the one document in a user's text. Raises Fault(64)."""
     with _yaml_errors(label):
         check_size(text)
         return yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
@@ -134,7 +134,7 @@ def _yaml_errors(label: str) -> Iterator[None]:
         place = f"{label}:{mark.line + 1}:{mark.column + 1}" if mark else label
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
         if problem == "but found another document":
-            problem = "a second document begins here"
+            problem = "a second document starts here"
         raise config_error(f"{place}: not YAML: {in_one_line(problem)}") from None
     except RecursionError:
         raise config_error(f"{label}: nested too deeply, or refers to itself") from None
@@ -146,9 +146,9 @@ _MOST_BYTES = 16 << 20
 
 
 def check_size(text: str) -> None:
-    """Refuse a text that would take long to read: deep, or large, aliases counted as what they repeat.
+    """Refuse a text that is nested too deeply or too large; an alias counts as what it repeats.
 
-    Raises RecursionError, before the parser's own recursion, in C, ends the process, or YAMLError.
+    Raises RecursionError for depth, because the parser's recursion would end the process, or YAMLError.
     """
     total = 0
     # The anchor of each open collection, and the total before it.

@@ -1,4 +1,4 @@
-"""Operating jobs on a cluster: the verbs behind `python -m k8s`, by the official client.
+"""Operating jobs on a cluster: what the verbs of `python -m k8s` do, with the official client.
 
-Every request is bounded and tried again where that helps; a namespace is never guessed.
+Every request has a time limit and is retried where that helps. A namespace is never guessed.
 """

@@ -28,7 +28,7 @@ def suspend(cluster: Cluster, job: Job) -> None:
 
 
 def resume(cluster: Cluster, job: Job) -> None:
-    """Let a suspended or cancelled job go on. Raises Fault(64) for a job that has ended."""
+    """Continue a suspended or cancelled job. Raises Fault(64) for a job that has ended."""
     if job.state.phase is not Phase.CANCELLED:
         _check_not_ended(job, "resume")
     _annotate(cluster, job, None)
@@ -36,9 +36,9 @@ def resume(cluster: Cluster, job: Job) -> None:
 
 
 def cancel(cluster: Cluster, job: Job) -> None:
-    """Stop a job for good, and keep its objects: its pods get SIGTERM and save a checkpoint.
+    """Stop a job for good, but keep its objects. Its pods get SIGTERM and save a checkpoint.
 
-    Controllers cannot cancel, but all can suspend; an annotation then marks the job as ended.
+    Controllers cannot cancel, but all can suspend: an annotation marks the suspended job as ended.
     Raises Fault(64) for a job that has ended.
     """
     _check_not_ended(job, "cancel")
@@ -71,7 +71,10 @@ def _set_suspended(cluster: Cluster, job: Job, *, suspend: bool) -> None:
 
 
 def _set_workload_active(cluster: Cluster, job: Job, *, active: bool) -> None:
-    """Stop a queued job by its Workload: Kueue resumes an admitted job whose own field says suspend."""
+    """Stop or continue a queued job through its Workload.
+
+    Kueue would resume an admitted job that is suspended by its own field.
+    """
     labels = {"kueue.x-k8s.io/job-uid": job.root_object["metadata"]["uid"]}
     for version in KUEUE_VERSIONS:
         try:
@@ -82,23 +85,23 @@ def _set_workload_active(cluster: Cluster, job: Job, *, active: bool) -> None:
             objects.patch(cluster, workload, {"spec": {"active": active}})
         if not found:
             raise Fault(
-                Exit.PEER, f"job {job.name}: Kueue has made no Workload for it yet; try again"
+                Exit.PEER, f"job {job.name}: Kueue has not made its Workload yet; try again"
             )
         return
-    raise config_error(f"job {job.name} is for a queue of Kueue's, which is not served here")
+    raise config_error(f"job {job.name} is for a Kueue queue, but Kueue is not installed here")
 
 
 def scale(cluster: Cluster, job: Job, nodes: int) -> None:
-    """Give an elastic job another number of nodes.
+    """Change the number of nodes of an elastic job.
 
-    Raises Fault(64) for a job of fixed size, one that has ended, and a number out of its bounds.
+    Raises Fault(64) if the job has a fixed size or has ended, or if the number is out of its bounds.
     """
     _check_not_ended(job, "scale")
     bounds = job.kind.elastic(job.manifest)
     if bounds is None:
         raise config_error(
-            f"job {job.name} ({job.kind.launcher}) is of fixed size; nodes: {{min, max}} in the job "
-            "file makes an elastic one"
+            f"job {job.name} ({job.kind.launcher}) has a fixed size; nodes: {{min, max}} in the "
+            "job file makes it elastic"
         )
     least, most = bounds
     if not least <= nodes <= most:

@@ -25,7 +25,7 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was examined. `good` is None where it is neither good nor bad."""
+    """What was found about one part of the cluster. `good` is None if it is neither good nor bad."""
 
     about: str
     good: bool | None
@@ -33,7 +33,7 @@ class Finding:
 
 
 def examine(cluster: Cluster) -> Iterator[Finding]:
-    """Yield a finding for each part of the cluster; for one that may not be read, that it may not."""
+    """Yield a finding for each part of the cluster; if one may not be read, the finding says so."""
     yield _part(cluster, "kubernetes", _version)
     usable = []
     for kind in launchers.job_kinds():
@@ -51,7 +51,8 @@ def examine(cluster: Cluster) -> Iterator[Finding]:
     ]
     for about, part in parts:
         yield _part(cluster, about, part)
-    text = f"this cluster can run {', '.join(usable) or 'none; install the API of one'}"
+    runs = f"this cluster can run {', '.join(usable)}"
+    text = runs if usable else "this cluster can run no launcher; install the API of one"
     yield Finding("launchers", good=bool(usable), text=text)
 
 
@@ -64,7 +65,7 @@ def _part(cluster: Cluster, about: str, part: Callable[[Cluster], Finding]) -> F
 
 def _version(cluster: Cluster) -> Finding:
     answer = api.call(cluster, "GET", "/version")
-    # a cloud's minor is "31+"
+    # the minor version may be "31+" in a cloud
     major, minor = (
         int("".join(c for c in str(answer.get(part)) if c.isdecimal()) or 0)
         for part in ("major", "minor")
@@ -99,7 +100,7 @@ def _nodes(cluster: Cluster) -> Finding:
 def _runtimes(cluster: Cluster) -> Finding:
     items = objects.listed(cluster, "/apis/node.k8s.io/v1/runtimeclasses")
     names = ", ".join(item["metadata"]["name"] for item in items)
-    return Finding("runtime classes", good=None, text=names or "none; the default runs every pod")
+    return Finding("runtime classes", good=None, text=names or "none; every pod uses the default")
 
 
 def _storage(cluster: Cluster) -> Finding:
@@ -116,7 +117,7 @@ def _storage(cluster: Cluster) -> Finding:
         names.append(item["metadata"]["name"] + (f" ({', '.join(notes)})" if notes else ""))
     text = ", ".join(names) or "none"
     if not shared:
-        text += "; none known to be ReadWriteMany, which checkpoints of several nodes need"
+        text += "; none is known to be ReadWriteMany, which several nodes need for checkpoints"
     return Finding("storage classes", shared or None, text)
 
 
@@ -131,7 +132,7 @@ def _queues(cluster: Cluster) -> Finding:
             f"{item['metadata']['name']} ({item.get('spec', {}).get('clusterQueue')})"
             for item in items
         ]
-        return Finding("queues", good=None, text=f"Kueue's: {', '.join(queues) or 'none here'}")
+        return Finding("queues", good=None, text=f"of Kueue: {', '.join(queues) or 'none'}")
     raise fault
 
 
@@ -148,10 +149,10 @@ def _security(cluster: Cluster) -> Finding:
     path = f"/api/v1/namespaces/{cluster.namespace}"
     found = api.call(cluster, "GET", path).get("metadata") or {}
     level = (found.get("labels") or {}).get("pod-security.kubernetes.io/enforce")
-    text = f"enforced: {level or 'nothing'}; the pods of a job are made for restricted"
+    text = f"enforced: {level or 'nothing'}; a job's pods are made to meet restricted"
     return Finding("pod security", good=None, text=text)
 
 
 def _metrics(cluster: Cluster) -> Finding:
     objects.resource(cluster, *job_progress.METRICS)
-    return Finding("metrics", good=None, text="measured, for `top`")
+    return Finding("metrics", good=None, text="served; `top` shows them")

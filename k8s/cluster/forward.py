@@ -23,12 +23,12 @@ _OPENING = threading.Lock()  # the client library patches itself while it opens 
 
 
 def tensorboard(cluster: Cluster, name: str) -> str:
-    """Return the pod of a job's TensorBoard. Raises Fault(64) when it has none, 69 when none runs."""
+    """Return the pod of a job's TensorBoard. Raises Fault(64) if it has none, 69 if none is running."""
     labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": "tensorboard"}
     found = objects.find(cluster, "v1", "Pod", labels)
     if not found:
         raise config_error(
-            f"{cluster.where}: no TensorBoard of job {name!r}; add `tensorboard: {{}}` to the job file"
+            f"{cluster.where}: job {name!r} has no TensorBoard; add `tensorboard: {{}}` to its job file"
         )
     for pod in found:
         if pod.get("status", {}).get("phase") == "Running":
@@ -49,17 +49,17 @@ def forward(
     ready: Callable[[int], None],
     failed: Callable[[str], None],
 ) -> None:
-    """Forward connections to port `local` of this machine to a pod's port, until interrupted.
+    """Forward connections from port `local` of this machine to a pod's port, until interrupted.
 
-    Calls `ready` with the local port, which is any free one for 0, and `failed` with the error of a
-    connection that could not be forwarded. Raises Fault(64) when the port is taken.
+    Calls `ready` with the local port; if `local` is 0, that is any free port. Calls `failed` with the
+    error of each connection that could not be forwarded. Raises Fault(64) when the port is taken.
     """
     stopping = threading.Event()
     threads: list[threading.Thread] = []
     try:
         listener = socket.create_server(("127.0.0.1", local))
     except OSError as error:
-        raise config_error(f"--port {local}: {error.strerror}; 0 takes a free one") from None
+        raise config_error(f"--port {local}: {error.strerror}; use 0 for any free port") from None
     listener.settimeout(_INTERVAL)
     try:
         ready(listener.getsockname()[1])

@@ -20,7 +20,7 @@ from k8s.cluster.state import Pod
 from k8s.plan.job_kind import Api, JobKind, State
 from trainer.config.exits import Exit, Fault
 
-MANAGED = {"app.kubernetes.io/managed-by": "muster"}  # the label of every object of ours
+MANAGED = {"app.kubernetes.io/managed-by": "muster"}  # the label of every object that muster makes
 _COMPANION_KINDS: list[Api] = [  # what any launcher may render with the job
     ("v1", "Service"),
     ("v1", "ConfigMap"),
@@ -34,9 +34,9 @@ _COMPANION_KINDS: list[Api] = [  # what any launcher may render with the job
 
 @dataclass(frozen=True)
 class Job:
-    """A job of the cluster: its launcher's kind, its object, its state.
+    """A job in the cluster: its launcher's kind, its object, its state.
 
-    While an AppWrapper, `wrapper`, has not made the job yet, `manifest` is the template in it.
+    `wrapper` is its AppWrapper, if it has one. Until that has made the job, `manifest` is its template.
     """
 
     kind: JobKind
@@ -51,7 +51,7 @@ class Job:
 
     @property
     def code(self) -> dict[str, str]:
-        """The hash of the code that the job carries, and git's commit, as far as they are known."""
+        """The hash of the code that the job carries, and its git commit, as far as they are known."""
         found = self.root_object["metadata"].get("annotations") or {}
         names = {"sha256": "muster/code-sha256", "commit": "muster/code-commit"}
         return {key: str(found[name]) for key, name in names.items() if name in found}
@@ -74,12 +74,12 @@ def get_job(cluster: Cluster, name: str) -> Job:
         if job is not None:
             return job
     with contextlib.suppress(NotServed, Forbidden):
-        # a suspended AppWrapper has not made its job yet
+        # a suspended AppWrapper may not have made its job yet
         wrapper = objects.get(cluster, *wrapped_job.WRAPPER, name)
         if wrapper is not None and is_managed(wrapper):
             return job_from(cluster, wrapper)
-    seen = f" among what may be seen ({hidden})" if hidden else ""
-    raise config_error(f"{cluster.where}: no job {name!r} of muster's here{seen}; see `list`")
+    seen = f" among the kinds that you may read ({hidden})" if hidden else ""
+    raise config_error(f"{cluster.where}: no muster job {name!r} here{seen}; see `list`")
 
 
 def served_kinds(cluster: Cluster) -> Iterator[JobKind]:
@@ -93,9 +93,9 @@ def served_kinds(cluster: Cluster) -> Iterator[JobKind]:
 
 
 def find_job(cluster: Cluster, kind: JobKind, name: str) -> Job | None:
-    """Return the job `name` of one kind, None when there is none that muster has made."""
+    """Return the job `name` of one kind, or None if muster has made none."""
     found = objects.get(cluster, kind.api_version, kind.kind, name)
-    # Jobs that a JobSet or a TrainJob makes have other names, but somebody else's Job may have this one.
+    # The Jobs of a JobSet or a TrainJob have other names, but a Job of another tool may have this name.
     if found is None or not is_managed(found):
         return None
     owner = wrapped_job.owner(found)
@@ -122,7 +122,7 @@ def refresh(cluster: Cluster, job: Job) -> Job:
 
 def _not_deleted(cluster: Cluster, job: Job, root: Object | None) -> Job:
     if root is None:
-        raise config_error(f"{cluster.where}: job {job.name!r} was deleted meanwhile")
+        raise config_error(f"{cluster.where}: job {job.name!r} was deleted in the meantime")
     return job_from(cluster, root)
 
 
@@ -131,7 +131,7 @@ def is_managed(found: Object) -> bool:
 
 
 def list_jobs(cluster: Cluster) -> list[Job]:
-    """Return muster's jobs in the namespace, by name, of the kinds that the user may list.
+    """Return muster's jobs in the namespace, sorted by name, of the kinds that the user may list.
 
     Raises Forbidden when the user may list none of them, since an empty list would mean "no jobs".
     """
@@ -164,13 +164,13 @@ def pod_objects(cluster: Cluster, job: Job) -> list[Object]:
 
 
 def running_containers(cluster: Cluster, job: Job) -> dict[str, Object]:
-    """Return the trainer's container of each of the job's pods that run, by the pod's name.
+    """Return the trainer's container of each running pod of the job, by the pod's name.
 
     Raises Fault(64) for a job that has ended, Fault(69) when none of its pods runs.
     """
     if job.state.phase.ended:
         raise config_error(
-            f"{cluster.where}: job {job.name} has {job.state.phase}: no pod of it runs"
+            f"{cluster.where}: job {job.name} has {job.state.phase}: none of its pods runs"
         )
     found = [
         pod for pod in pod_objects(cluster, job) if state.pod(pod, job.kind).phase == "Running"
@@ -178,7 +178,7 @@ def running_containers(cluster: Cluster, job: Job) -> dict[str, Object]:
     if not found:
         raise Fault(
             Exit.PEER,
-            f"{cluster.where}: job {job.name} is {job.state.phase}: no pod of it runs; see `status`",
+            f"{cluster.where}: job {job.name} is {job.state.phase}: none of its pods runs; see `status`",
         )
     found.sort(key=lambda pod: str(pod["metadata"]["name"]))
     return {pod["metadata"]["name"]: state.trainer_container(pod) for pod in found}
@@ -194,7 +194,7 @@ def _to_second(timestamp: str | None) -> str:
 
 
 def pods(cluster: Cluster, job: Job) -> list[Pod]:
-    """Return the job's pods, by node."""
+    """Return the job's pods, sorted by node."""
     found = [state.pod(item, job.kind) for item in pod_objects(cluster, job)]
     return sorted(found, key=lambda pod: (pod.node is None, pod.node, pod.name))
 
@@ -213,7 +213,7 @@ def _time_of(event: Object) -> str:
 
 
 def warnings(cluster: Cluster, job: Job, pods: list[Pod]) -> list[str]:
-    """Return the warning events of the job and its pods, a line each, newest last."""
+    """Return the warning events of the job and its pods, one line each, newest last."""
     found = events(cluster, job, {pod.name for pod in pods}, fields="type=Warning")
     return [f"{e['involvedObject']['name']}: {e.get('reason')}: {e.get('message')}" for e in found]
 
@@ -250,7 +250,7 @@ def delete(cluster: Cluster, job: Job) -> list[str]:
         try:
             companions = objects.find(cluster, api_version, kind, labels)
         except (NotServed, Forbidden):
-            continue  # then the job has none
+            continue  # then the job has no object of this kind
         for found in companions:
             objects.delete(cluster, found)
             deleted.append(f"{kind}/{found['metadata']['name']}")

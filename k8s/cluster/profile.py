@@ -15,15 +15,15 @@ from trainer.config.exits import PROFILE_SIGNAL, Exit, Fault
 def profile(cluster: Cluster, job: Job) -> tuple[list[str], Exit]:
     """Send the signal; return a line for each pod, and 69 when one of them cannot be asked.
 
-    Raises Fault(64) for a job that has ended or runs a program of the user's own, and without the right.
+    Raises Fault(64) if the job has ended or runs the user's own program, or if the user may not exec.
     """
     asked = jobs.running_containers(cluster, job)
     if any(map(runs_own_program, asked.values())):
         raise config_error(
-            f"{cluster.where}: job {job.name} runs a program of its own; only our trainer can be "
-            "profiled so"
+            f"{cluster.where}: job {job.name} runs its own program; `profile` works only with "
+            "muster's trainer"
         )
-    # The first process of a container passes the signal on to the launcher, or is it.
+    # Process 1 of the container is the launcher, or passes the signal on to it.
     command = ["sh", "-c", f"kill -{PROFILE_SIGNAL.name.removeprefix('SIG')} 1"]
     found = execute_in_each(cluster, asked, command)
     lines, code = [], Exit.DONE

@@ -1,4 +1,4 @@
-"""The Role to run the verbs of `python -m k8s` on a job, and to change nothing else.
+"""The Role that allows the verbs of `python -m k8s` on a job, and no change to anything else.
 
 render.py job.yaml --launcher jobset --rbac user:jane | kubectl apply -f -
 """
@@ -25,15 +25,15 @@ def render(
 ) -> list[dict[str, Any]]:
     """Return a Role and its binding for every launcher, and a ClusterRole that only `doctor` needs.
 
-    The Roles are for the jobs' own objects, or, with `any_name`, for all objects of these kinds in the
-    namespace; with `executes` also to run anything in the pods there. Raises Fault(64) for a launcher
-    without a cluster, and for an invalid subject.
+    The Roles are for the jobs' own objects; with `any_name`, for all objects of these kinds in the
+    namespace. With `executes` they also allow any command in the pods there. Raises Fault(64) for a
+    launcher without a cluster, and for an invalid subject.
     """
     bound_to = _subject(subject)
     made: list[dict[str, Any]] = []
     for one in jobs:
         if one.launcher.job_kind is None:
-            raise config_error(f"--rbac: {one.launcher.name} runs without a cluster; leave one out")
+            raise config_error(f"--rbac: {one.launcher.name} runs without a cluster; leave it out")
         namespace = one.plan.identity.metadata.get("namespace")
         place = {"namespace": str(namespace)} if namespace else {}
         name = f"muster-{one.launcher.name}" + ("" if any_name else f"-{one.plan.name}")
@@ -63,8 +63,8 @@ def _pair(
     subject: dict[str, str],
 ) -> list[dict[str, Any]]:
     """Return a role and its binding to a subject."""
-    # One binding for each subject: with one name for all, the second would replace the first. The name
-    # of a binding may hold any character but / and %.
+    # Each subject has a binding with its own name: with one name, the second would replace the first. A
+    # binding's name may have any character but / and %.
     parts = (subject["kind"].lower(), subject.get("namespace"), subject["name"])
     bound = f"{name}:{re.sub('[/%]', '-', ':'.join(filter(None, parts)))}"
     api: dict[str, Any] = {"apiVersion": f"{_API}/v1"}
@@ -80,16 +80,16 @@ def _pair(
 
 
 def rules(kind: JobKind, job: Rendered, *, any_name: bool) -> Iterator[dict[str, Any]]:
-    """Yield the rules of the verbs' requests for a job kind: for one job, or for those of every name.
+    """Yield the rules for what the verbs request of a job kind: for one job, or for jobs of any name.
 
-    What is read has no names: a list has none. A server-side apply is patch and create, and the API
-    server asks for either with the object's name (patch.go of k8s.io/apiserver).
+    The rules for reading name no objects, because a list request has no name. A server-side apply needs
+    patch and create; the API server checks both with the object's name (patch.go of k8s.io/apiserver).
     """
     names = None if any_name else _names(kind, job)
     carried = any(one.template == "carried" for one in job.plan.extras)
 
     def changing(api_version: str, other: str, *verbs: str) -> Iterator[dict[str, Any]]:
-        # The names of what is carried hold its hash.
+        # The ConfigMap of a carried file has its hash in its name.
         if names is None or (carried and (api_version, other) == ("v1", "ConfigMap")):
             yield _rule(api_version, other, *verbs)
         elif of_kind := names.get((api_version, other)):
@@ -103,13 +103,13 @@ def rules(kind: JobKind, job: Rendered, *, any_name: bool) -> Iterator[dict[str,
     for api_version, other, verbs, _ in kind.rights:
         yield from changing(api_version, other, *verbs)
     if kind.suspend_field and (any_name or job.plan.scheduled.queue):
-        # Kueue needs it to queue a job, and makes its name up.
+        # Kueue makes it for a queued job, and chooses its name.
         yield _rule(control.KUEUE_VERSIONS[0], "Workload", "list", "patch")
     for api_version, other in companion_kinds(kind):
         yield _rule(api_version, other, "list")
         yield from changing(api_version, other, *_WRITE)
-    yield from changing("v1", "PersistentVolumeClaim", "create", "patch")  # which `delete` keeps
-    yield from changing("v1", "Secret", *_WRITE)  # the rendezvous'; none is read
+    yield from changing("v1", "PersistentVolumeClaim", "create", "patch")  # `delete` keeps it
+    yield from changing("v1", "Secret", *_WRITE)  # of the rendezvous; no Secret is read
     if not any_name and (folder := copy_code.find(job.objects)):
         pod = {"resourceNames": [folder.pod["metadata"]["name"]]}
         yield _rule("v1", "Pod", "get", "create", "patch", "delete") | pod
@@ -127,7 +127,7 @@ def rules(kind: JobKind, job: Rendered, *, any_name: bool) -> Iterator[dict[str,
 
 
 def _names(kind: JobKind, job: Rendered) -> dict[Api, list[str]]:
-    """Return the names, by kind, of the objects that a job is rendered with and that the verbs make."""
+    """Return the names, by kind, of the objects that are rendered with a job or that the verbs make."""
     found: dict[Api, list[str]] = {}
     for one in with_contents(job.objects):
         found.setdefault((one["apiVersion"], one["kind"]), []).append(one["metadata"]["name"])

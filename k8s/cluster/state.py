@@ -18,7 +18,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"  # label of a job in a queue of Kueue
 
 
 def with_notes(state: State, root: Object) -> State:
-    """Return a job's state with what the labels and annotations of its root object add to it."""
+    """Return a job's state, with what the labels and annotations of its root object add."""
     queue = (root["metadata"].get("labels") or {}).get(QUEUE)
     if state.phase is Phase.SUSPENDED and queue:
         state = replace(state, reason=f"waits in queue {queue} of Kueue")
@@ -32,7 +32,7 @@ def with_notes(state: State, root: Object) -> State:
 class Pod:
     """A pod, which is a node of the job. `codes` are the exit codes of its containers, newest last.
 
-    `container` is the trainer's, with `procs` ranks.
+    `container` is the name of the trainer's container, which runs `procs` ranks.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Pod:
 
     @property
     def ranks(self) -> range:
-        """The pod's ranks; empty where its node or their number is not known."""
+        """The pod's ranks; empty if its node or the number of its ranks is not known."""
         if self.node is None or self.procs is None:
             return range(0)
         return range(self.node * self.procs, (self.node + 1) * self.procs)
 
 
-# Reasons of a container that waits for another one of its pod, which then has the actual reason.
+# Reasons of a container that waits for another container of its pod: that one has the actual reason.
 _WAITS_FOR_OTHERS = ("PodInitializing", "ContainerCreating")
 
 
@@ -79,7 +79,7 @@ def pod(found: Object, kind: JobKind) -> Pod:
 
 
 def trainer_container(found: Object) -> Object:
-    """Return the trainer's container of a pod: the one that says how many ranks it has, or the first."""
+    """Return the trainer's container of a pod: the one with a number of ranks, else the first."""
     containers: list[Object] = found.get("spec", {}).get("containers") or [{}]
     return next((one for one in containers if _procs(one) is not None), containers[0])
 
@@ -90,17 +90,17 @@ def _procs(container: Object) -> int | None:
 
 
 def variables(container: Object) -> dict[str, str]:
-    """Return a container's variables that are written in it."""
+    """Return the environment variables whose values are in the container's manifest."""
     return {one["name"]: str(one.get("value", "")) for one in container.get("env", [])}
 
 
 def runs_own_program(container: Object) -> bool:
-    """Return whether a trainer's container runs a program of the user's own (`run` in the job file)."""
+    """Return whether a trainer's container runs the user's own program (`run` in the job file)."""
     return LAUNCHER in container.get("command", [])
 
 
 def mappings(found: Any) -> Iterator[Object]:
-    """Yield each mapping in manifests, outer ones first: a pod's template stands in other places."""
+    """Yield each mapping in manifests, outer ones first: each kind has its pod template elsewhere."""
     if isinstance(found, list):
         for one in found:
             yield from mappings(one)
@@ -111,20 +111,22 @@ def mappings(found: Any) -> Iterator[Object]:
 
 
 def _containers(status: Object) -> tuple[list[Object], list[Object]]:
-    """Return the status of each container of a pod, and the ends that count."""
+    """Return the status of each container of a pod, and the terminations that count."""
     first, then = (status.get(f"{part}Statuses") or [] for part in ("initContainer", "container"))
     ends = [
         end
         for container in [*first, *then]
         for name in ("lastState", "state")
         if (end := container.get(name, {}).get("terminated"))
-        and (container in then or end["exitCode"])  # an init container that is done does not count
+        and (
+            container in then or end["exitCode"]
+        )  # an init container that succeeded does not count
     ]
     return [*first, *then], ends
 
 
 def reason(found: Object) -> str:
-    """Return why a pod does not run, or why it ended: the first reason there is."""
+    """Return why a pod does not run, or why it ended: the first reason that is given."""
     status = found.get("status", {})
     containers, ends = _containers(status)
     conditions = {c["type"]: c for c in status.get("conditions") or []}
@@ -167,11 +169,13 @@ def unshifted(code: int) -> int:
 
 
 def find_job_manifest(manifests: Iterable[Object]) -> tuple[JobKind, Object]:
-    """Return the one job among `manifests`. Raises Fault(64) when there is none, or more."""
+    """Return the one job among `manifests`. Raises Fault(64) if there is none or more than one."""
     known = {(kind.api_version, kind.kind): kind for kind in launchers.job_kinds()}
     jobs = [m for m in manifests if (m.get("apiVersion"), m.get("kind")) in known]
     if len(jobs) != 1:
-        wanted = ", ".join(kind for _, kind in known)
-        raise config_error(f"{len(jobs)} jobs among the manifests; must be one of {wanted}")
+        wanted = " or ".join(kind for _, kind in known)
+        raise config_error(
+            f"{len(jobs)} jobs among the manifests; there must be one, of kind {wanted}"
+        )
     job = jobs[0]
     return known[job["apiVersion"], job["kind"]], job

@@ -1,6 +1,6 @@
 """A job in an AppWrapper: the job's manifest, and one state for both. Pure; see render/app_wrapper.py.
 
-The wrapper is suspended, cancelled and deleted, not the job: its controller would make the job anew.
+The verbs suspend, cancel and delete the wrapper, because its controller would make the job again.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def is_wrapper(manifest: Object) -> bool:
 
 
 def with_contents(manifests: Sequence[Object]) -> list[Object]:
-    """Return manifests, and after them the objects in those that are AppWrappers."""
+    """Return the manifests, and after them the objects inside the AppWrappers among them."""
     parts = [part for one in filter(is_wrapper, manifests) for part in one["spec"]["components"]]
     return [*manifests, *(part["template"] for part in parts)]
 
@@ -29,9 +29,9 @@ def owner(found: Object) -> str | None:
 
 
 def state(wrapper: Object, inner: State) -> State:
-    """Return the state of a wrapped job; `inner` is the job's own, pending while there is no job.
+    """Return the state of a wrapped job; `inner` is the job's own state, pending while there is no job.
 
-    A wrapper that has ended may have deleted its job; then its own conditions give the reason.
+    A wrapper that has ended may have deleted its job; then the wrapper's conditions give the reason.
     """
     status = wrapper.get("status") or {}
     phase = status.get("phase", "")

@@ -1,1 +1,1 @@
-"""Plans to manifests and scripts, and these to files."""
+"""Render plans as manifests and scripts, and write these to files."""

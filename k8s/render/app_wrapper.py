@@ -1,4 +1,4 @@
-"""An AppWrapper around a job's objects: queued as one, deleted as one.
+"""An AppWrapper around a job's objects: they are queued together and deleted together.
 
 render.py job.yaml --set appWrapper=true
 """
@@ -10,13 +10,13 @@ from k8s.plan.model import Plan
 from trainer.config.exits import Action, codes_for
 
 _ANNOTATION = "workload.codeflare.dev.appwrapper/"
-_KEPT = "5m"  # after a failure; without it the pods go at once, with their logs and exit codes
+_KEPT = "5m"  # after a failure; without it the pods, their logs and exit codes are deleted at once
 
 
 def wrap(objects: tuple[dict[str, Any], ...], plan: Plan, launcher: Launcher) -> dict[str, Any]:
     """Return the AppWrapper; the last object is the job, whose pods the queue counts."""
     annotations = {
-        # The job itself retries; an annotation of the job file's own wins.
+        # 0, because the job itself retries. Annotations of the job file take precedence.
         f"{_ANNOTATION}retryLimit": "0",
         f"{_ANNOTATION}deletionOnFailureGracePeriodDuration": _KEPT,
         f"{_ANNOTATION}terminalExitCodes": ",".join(map(str, codes_for(Action.FAIL))),

@@ -1,7 +1,7 @@
-"""A folder as an archive that travels with the job: the same bytes for the same files.
+"""Pack the folder that travels with a job as an archive: the same bytes for the same files.
 
-It holds what git tracks and new files that .gitignore does not name; outside of a repository all files
-but hidden ones, and less what .gitignore names. Empty folders are not kept, as in git.
+It has the files that git tracks, and new files that .gitignore does not name. Outside a repository it
+has all files except hidden ones and those that .gitignore names. Empty folders are not kept, as in git.
 
     render.py job.yaml --set code.path=. -o build
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from k8s.base.errors import config_error, in_one_line
 from trainer.commit import commit_of
 
-# Bytes when compressed, by code.via: a ConfigMap holds 1 MiB; what a claim has is read into memory.
+# Compressed bytes, by code.via. A ConfigMap holds 1 MiB; an archive on a claim is read into memory.
 LIMITS = {"configMap": 900 * 1024, "pvc": 256 * 1024**2}
 _LARGEST = 10  # files that a refusal lists
 _KEYS = ("*.pem", "*.key", ".env", ".env.*", "credentials", "credentials.json")
@@ -31,10 +31,10 @@ _TIMEOUT = 60  # seconds for git
 
 @dataclass(frozen=True)
 class Archive:
-    """The archive, the paths of the files in it, and of those left out since they look like keys.
+    """The archive, the paths of its files, and those of files left out because they look like keys.
 
-    `commit` is git's, with -dirty where files are new or have changed. It is not in the archive, which
-    is the same for the same files.
+    `commit` is git's, with -dirty if files are new or have changed. It is not in the archive, so that
+    this is the same for the same files.
     """
 
     content: bytes
@@ -50,7 +50,7 @@ def pack(folder: Path, *, label: str, via: str = "configMap") -> Archive:
         found = sorted(set(_list(folder)), key=os.fsencode)
         kept = [path for path in found if not _looks_like_a_key(path)]
         if not kept:
-            raise config_error(f"{label}: holds no files that would travel; see .gitignore")
+            raise config_error(f"{label}: has no files to pack; see .gitignore")
         content = _compress(folder, kept, label, via)
     except subprocess.SubprocessError as error:
         said = getattr(error, "stderr", None) or b""
@@ -79,7 +79,7 @@ def _list(folder: Path) -> Iterator[str]:
     if inside.strip() == b"true":
         yield from _of_git(folder, "-c", "-o", "--exclude-standard")
         return
-    # git itself reads .gitignore, by an index that is empty.
+    # git itself reads .gitignore here, with an empty index.
     with tempfile.TemporaryDirectory() as repository:
         _git(folder, "init", "--quiet", "--bare", repository)
         where = (f"--git-dir={repository}", f"--work-tree={folder}")
@@ -92,7 +92,7 @@ def _of_git(folder: Path, *options: str, where: tuple[str, ...] = ()) -> Iterato
     for name in _git(folder, *where, "ls-files", "-z", *options).split(b"\0"):
         path = os.fsdecode(name).rstrip("/")
         place = folder / path
-        if not path or not os.path.lexists(place):  # deleted, but not yet for git
+        if not path or not os.path.lexists(place):  # deleted, but still in git's index
             continue
         if place.is_dir() and not place.is_symlink():  # a repository in this one
             yield from (f"{path}/{below}" for below in _list(place))
@@ -101,7 +101,7 @@ def _of_git(folder: Path, *options: str, where: tuple[str, ...] = ()) -> Iterato
 
 
 def _git(folder: Path, *arguments: str, check: bool = True) -> bytes:
-    # A hook of git's sets variables that name another repository.
+    # In a git hook, variables are set that name another repository.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     return subprocess.run(
         ["git", *arguments],
@@ -114,13 +114,13 @@ def _git(folder: Path, *arguments: str, check: bool = True) -> bytes:
 
 
 def _all_files(folder: Path) -> Iterator[str]:
-    """Yield all files but hidden ones, where git is not installed."""
+    """Yield all files except hidden ones, if git is not installed."""
     for parent, folders, files in os.walk(folder):
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
         for name in [*files, *links]:
             path = (Path(parent) / name).relative_to(folder).as_posix()
             if name == ".gitignore":
-                raise config_error(f"code.path: {path} is git's, which is not installed here")
+                raise config_error(f"code.path: {path} needs git, which is not installed here")
             if not _is_hidden(path):
                 yield path
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -135,7 +135,7 @@ class _TooLarge(Exception):
 
 
 class _Limited(io.BytesIO):
-    """Refuses more than `limit`, so that a folder of gigabytes is not read to its end."""
+    """Refuses more than `limit` bytes, so that a folder of gigabytes is not read to its end."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class _Limited(io.BytesIO):
 def _compress(folder: Path, paths: list[str], label: str, via: str) -> bytes:
     made = _Limited(LIMITS[via])
     try:
-        # No time, and no name, in gzip's own header either.
+        # gzip's own header has no time and no name.
         with (
             gzip.GzipFile("", "wb", compresslevel=9, fileobj=made, mtime=0) as zipped,
             tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
@@ -163,7 +163,7 @@ def _compress(folder: Path, paths: list[str], label: str, via: str) -> bytes:
 
 
 def _add(archive: tarfile.TarFile, folder: Path, path: str, label: str) -> None:
-    """Add a file or link with nothing of this machine: no owner, no time, no mask."""
+    """Add a file or link without what differs between machines: owner, time, mask."""
     place = folder / path
     status = place.lstat()
     entry = tarfile.TarInfo(path)
@@ -172,13 +172,13 @@ def _add(archive: tarfile.TarFile, folder: Path, path: str, label: str) -> None:
         target = Path(os.path.realpath(place))
         if Path(entry.linkname).is_absolute() or not target.is_relative_to(folder):
             raise config_error(
-                f"{label}: {path} is a link to {entry.linkname}, out of the folder; make it a file, or "
+                f"{label}: {path} is a link to {entry.linkname}, outside the folder; make it a file, or "
                 "name it in .gitignore"
             )
         archive.addfile(entry)
         return
     if not stat.S_ISREG(status.st_mode):
-        raise config_error(f"{label}: {path} is no file; name it in .gitignore")
+        raise config_error(f"{label}: {path} is not a regular file; name it in .gitignore")
     entry.mode, entry.size = (0o755 if status.st_mode & 0o111 else 0o644), status.st_size
     with place.open("rb") as file:
         archive.addfile(entry, file)

@@ -1,4 +1,4 @@
-"""Write rendered jobs to files: first to temporary files, which are then moved, so none is half written.
+"""Write rendered jobs to files. Temporary files are written first and then moved: none is half written.
 
 render.py job.yaml --all -o build
 """
@@ -18,7 +18,7 @@ from k8s.render.manifests import Rendered
 def files(rendered: Rendered, *, split: bool) -> Iterator[tuple[str, str | bytes]]:
     """Yield (name below the folder, content): one for the launcher, or one for each object.
 
-    On a machine, where there is no ConfigMap, what travels with the job stands beside it.
+    On a machine there is no ConfigMap, so files that travel with the job are next to its script.
     """
     name = rendered.launcher.name
     yield from ((one.name, one.content) for one in rendered.plan.beside)
@@ -34,7 +34,7 @@ def files(rendered: Rendered, *, split: bool) -> Iterator[tuple[str, str | bytes
 
 
 def write(folder: Path, wanted: Sequence[tuple[str, str | bytes]]) -> None:
-    """Write contents to files in `folder`, all or none. Raises Fault(64)."""
+    """Write contents to files in `folder`: all or none. Raises Fault(64)."""
     moves: list[tuple[Path, Path]] = []
     with contextlib.ExitStack() as cleanup:
         try:

@@ -1,7 +1,7 @@
-"""The launcher as one file, a zipapp: any image with Python 3.10 runs it, without a package.
+"""The launcher as one file, a zipapp: it needs Python 3.10 and no package.
 
-It is the same for the same files, so that its hash is its version. Which files are in it follows from
-what trainer/launch.py imports.
+It is the same for the same files, so its hash is its version. It has the files that trainer/launch.py
+imports.
 
 python -c "from k8s.render.launch_zip import build; print(len(build()))"
 """
@@ -17,7 +17,7 @@ import trainer
 
 _ROOT = Path(trainer.__file__).parents[1]
 
-# What is started or read as a file of its own, beside what the launcher imports.
+# Modules that are started or read as separate files. What they import is added.
 _ROOTS = (
     "trainer.launch",
     "trainer.health",
@@ -33,7 +33,7 @@ if first := os.environ.pop("MUSTER_PYTHONPATH", ""):
     os.environ["PYTHONPATH"] = f"{first}:{rest}" if rest else first
 runpy.run_module("trainer.launch", run_name="__main__", alter_sys=True)
 """
-_OLDEST = (1980, 1, 1, 0, 0, 0)  # a zip file's first moment
+_OLDEST = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
 
 
 @cache
@@ -43,7 +43,7 @@ def build() -> bytes:
     with zipfile.ZipFile(made, "w") as archive:
         for name, text in sorted({"__main__.py": _MAIN.encode(), **_files()}.items()):
             entry = zipfile.ZipInfo(name, _OLDEST)
-            entry.create_system = 3  # Unix, wherever it is made
+            entry.create_system = 3  # Unix, on every system
             entry.external_attr = 0o100644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, text, compresslevel=9)
@@ -66,7 +66,7 @@ def _files() -> dict[str, bytes]:
 
 
 def _path(module: str) -> Path | None:
-    """Return the file of a module of ours; None for another's, and for a name in a module."""
+    """Return the file of a module in `trainer`; None for other modules, and for a name in a module."""
     if module.partition(".")[0] != "trainer":
         return None
     path = _ROOT.joinpath(*module.split("."))

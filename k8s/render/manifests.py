@@ -1,7 +1,7 @@
-"""Plans to text: Jinja templates in which no value can become syntax.
+"""Render plans as text with Jinja templates in which no value can become syntax.
 
 The environment serialises every value that a template writes with {{ }}: as JSON for YAML, quoted for a
-shell. Manifests are parsed and written anew, so they are valid YAML.
+shell. Manifests are parsed and written again, so they are valid YAML.
 
     render.py job.yaml --launcher job
 """
@@ -29,7 +29,7 @@ from trainer.config.exits import Action, codes_for
 
 @dataclass(frozen=True)
 class Rendered:
-    """A job for one launcher: its plan, and the `objects` of a cluster or the `script` of a machine."""
+    """A job for one launcher: its plan, and `objects` for a cluster or a `script` for a machine."""
 
     plan: Plan
     launcher: Launcher
@@ -38,14 +38,14 @@ class Rendered:
 
     @cached_property
     def text(self) -> str:
-        """The file. To write the objects takes as long as to make them, and not all who ask need it."""
+        """The text of the file. Writing it takes as long as rendering, and not every caller needs it."""
         return dump(self.objects) if self.objects else self.script
 
 
 def render(spec: JobSpec, launcher: Launcher, payload: Payload | None = None) -> Rendered:
     """Plan a job for a launcher and render it. Raises Fault(64).
 
-    Without a payload, the code that travels is looked for in the current folder.
+    Without a payload, `code.path` is relative to the current folder.
     """
     launchers.check_labels(spec)
     plan = make.make(spec, launcher, payload or make_payload(spec, Path()))
@@ -75,8 +75,8 @@ def render(spec: JobSpec, launcher: Launcher, payload: Payload | None = None) ->
     return Rendered(plan, launcher, objects)
 
 
-# Stands for the pod in a manifest's template: writing and parsing the pod again would take as long as
-# all else. No text of a job file holds this character.
+# Replaces the pod in a manifest's template, because writing and parsing the pod again would double the
+# time. No text of a job file can have this character.
 _PLACEHOLDER = "\0pod"
 
 
@@ -86,11 +86,11 @@ def _placed(value: Any, pod: dict[str, Any]) -> Any:
         return {key: _placed(item, pod) for key, item in value.items()}
     if isinstance(value, list):
         return [_placed(item, pod) for item in value]
-    return _placed(pod, {}) if value == _PLACEHOLDER else value  # which copies
+    return _placed(pod, {}) if value == _PLACEHOLDER else value  # _placed copies it
 
 
 def owned(rendered: Rendered, uid: str) -> Rendered:
-    """Make the job, the last object, the owner of the others: the cluster deletes them with it."""
+    """Make the job, the last object, the owner of the others: the cluster then deletes them with it."""
     if len(rendered.objects) < 2:
         return rendered
     *others, job = rendered.objects
@@ -104,7 +104,7 @@ def owned(rendered: Rendered, uid: str) -> Rendered:
 
 
 def annotated(rendered: Rendered, annotations: dict[str, str]) -> Rendered:
-    """Annotate the job, the last object, or the AppWrapper that holds it, and not the pods."""
+    """Annotate the last object, which is the job or its AppWrapper, but not the pods."""
     if not rendered.objects:
         return rendered
     *others, job = rendered.objects
@@ -134,7 +134,7 @@ def _environment(serialise: Callable[[Any], str]) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         auto_reload=False,
-        bytecode_cache=FileSystemBytecodeCache(),  # compiling takes a tenth of the process
+        bytecode_cache=FileSystemBytecodeCache(),  # compiling takes a tenth of the time
     )
     environment.filters["literal"] = _literal
     environment.filters["mounted"] = _mounted
@@ -150,7 +150,7 @@ def _shell(value: Any) -> str:
 
 
 def _mounted(mount: Mount) -> dict[str, Any]:
-    """Write where a container has a volume, as Kubernetes has it."""
+    """Return a mount as an entry of a container's volumeMounts."""
     made: dict[str, Any] = {"name": mount.name, "mountPath": mount.path}
     if mount.read_only:
         made["readOnly"] = True
@@ -160,5 +160,5 @@ def _mounted(mount: Mount) -> dict[str, Any]:
 
 
 def _literal(value: str) -> str:
-    """Keep the value of a container's variable as it is: Kubernetes expands $(NAME) and shortens $$."""
+    """Escape the value of a container's variable: Kubernetes would expand $(NAME) and shorten $$."""
     return value.replace("$", "$$")

@@ -1,4 +1,4 @@
-"""Try a job's task on two samples, as `python -m trainer.check` does, where torch is installed.
+"""Try a job's task on two samples with `python -m trainer.check`, if torch is installed.
 
 render.py k8s/jobs/08-own-task.yaml --check
 """
@@ -15,15 +15,17 @@ from trainer.config.exits import Exit, Fault
 from trainer.plan import own_process
 
 _SECONDS = 60
-_MISSING = "no module named"  # a module of the image, or of a repository, need not be here
+_MISSING = (
+    "no module named"  # a module of the image or of a git repository may be missing on this machine
+)
 
-_tried: dict[tuple[object, ...], str] = {}  # what came of it in this process
+_tried: dict[tuple[object, ...], str] = {}  # results of this process
 
 
 def try_task(rendered: Sequence[Rendered]) -> str:
-    """Return what came of it, to be put behind an ok. Raises Fault(64) when the task is wrong.
+    """Return the result as text to append to an ok. Raises Fault(64) if the task is wrong.
 
-    Nothing where only this machine runs the job: the run itself tries the task before its first step.
+    The text is empty for a job of one machine: the run itself tries the task before its first step.
     """
     plans = [one.plan for one in rendered if one.launcher.runs_in is RunsIn.POD]
     if not plans or plans[0].program:
@@ -34,14 +36,14 @@ def try_task(rendered: Sequence[Rendered]) -> str:
 
 
 def _reason(plan: Plan) -> str:
-    """Return why the task was not tried to the end; nothing when it was."""
+    """Return why the task was not tried to the end, or an empty text if it was."""
     data = plan.storage.data or plan.settings.data
     if data and not Path(data).exists():
-        return f"its data, {data}, is not here"
+        return f"its data, {data}, is not on this machine"
     if find_spec("torch") is None:
         return "torch is not installed here"
     settings = plan.settings
-    # What makes its model: the jobs of a matrix, which mostly differ in other things, try it once.
+    # What the model depends on. Most jobs of a matrix differ in other settings, so they try it once.
     made_of = (settings.task, settings.model, settings.precision, str(settings.own), data)
     if made_of not in _tried:
         _tried[made_of] = _try(plan)

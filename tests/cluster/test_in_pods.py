@@ -60,7 +60,7 @@ def test_changed_code_reaches_the_ranks_without_new_pods(
 
         until(lambda: first(1), START, lambda: verbs.status(name))
         pods = [one["name"] for one in verbs.status(name)["pods"]]
-        assert "runs this code already" in verbs.does("sync", name, str(tmp_path))
+        assert "already runs this code" in verbs.does("sync", name, str(tmp_path))
         (tmp_path / "value.py").write_text("LOSS = 2")
         began = time.time()
         *said, last = verbs.does("sync", name, str(tmp_path)).splitlines()

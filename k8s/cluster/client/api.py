@@ -1,4 +1,4 @@
-"""Requests to a cluster's API: a time limit, retries on 429 and 5xx, one line for an error.
+"""Requests to a cluster's API: with a time limit, retries on 429 and 5xx, and errors of one line.
 
 job = call(cluster, "GET", "/apis/batch/v1/namespaces/research/jobs/digits")
 """
@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 FIELD_MANAGER = "muster"
 _TRANSIENT = {429, 500, 502, 503, 504}
-# Kubernetes answers 500 to an apply with a field that it does not know; a retry would not help.
+# Kubernetes answers 500 to an apply with an unknown field; a retry would not help.
 _UNKNOWN_FIELD = "failed to create typed patch object"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0  # seconds between two attempts
 
@@ -38,9 +38,9 @@ class Cluster:
     timeout: float = 30.0
 
     def close(self) -> None:
-        """Close the sockets that wait for another request; a stream's reader closes the stream's own."""
+        """Close the idle sockets. The socket of a stream is closed by the stream's reader."""
         pools = self.client.rest_client.pool_manager.pools
-        for host in pools.keys():  # noqa: SIM118  # urllib3's container is no iterable
+        for host in pools.keys():  # noqa: SIM118  # urllib3's container is not iterable
             pools[host].close()
 
 
@@ -49,7 +49,7 @@ class Missing(Fault):
 
 
 class Gone(Fault):
-    """410: the server has dropped the version to start from; list anew."""
+    """410: the server has dropped the version to start from; list again."""
 
 
 class Refused(Fault):
@@ -57,7 +57,7 @@ class Refused(Fault):
 
 
 class Forbidden(Fault):
-    """The user has no right to a request."""
+    """The user may not make this request."""
 
 
 def call(
@@ -69,9 +69,9 @@ def call(
     body: object = None,
     content_type: str = "application/json",
 ) -> Object:
-    """Return the API's answer to a request; it must be safe to repeat.
+    """Return the API's answer to a request, which must be safe to repeat.
 
-    Raises Missing, Forbidden and Refused (64), and Fault(69) without a valid answer in time.
+    Raises Missing, Forbidden and Refused (64), and Fault(69) if no valid answer comes in time.
     """
     headers = {"Accept": "application/json", "Content-Type": content_type}
     options = {"header_params": headers, "body": body, "response_type": "object"}
@@ -92,7 +92,7 @@ def stream(
 ) -> urllib3.HTTPResponse:
     """Open a stream: a log or a watch. The caller closes it.
 
-    Reading it raises urllib3's HTTPError after `silence` seconds without a byte. Raises as `call` does.
+    A read raises urllib3's HTTPError after `silence` seconds without a byte. Raises what `call` raises.
     """
     options = {"_preload_content": False}
     answer: Any = _request(cluster, "GET", path, query, options, silence=silence)
@@ -152,13 +152,13 @@ def fault_of(cluster: Cluster, error: ApiException, request: str) -> Fault:
         return Gone(Exit.PEER, line)
     if error.status in _TRANSIENT and not reason.startswith(_UNKNOWN_FIELD):
         return Fault(Exit.PEER, f"the cluster cannot answer now: {line}")
-    # A quota and an admission webhook answer 403 as well; a Role does not help there.
+    # A quota or an admission webhook also answers 403; a Role does not help then.
     if error.status == 401 or (error.status == 403 and 'User "' in reason):
         return Forbidden(
             Exit.CONFIG,
             f"not allowed: {line}; `render.py JOB --rbac user:NAME` prints the Role that is needed",
         )
-    return Refused(Exit.CONFIG, f"the cluster refuses it: {line}")
+    return Refused(Exit.CONFIG, f"the cluster refuses the request: {line}")
 
 
 def _message(error: ApiException) -> str:

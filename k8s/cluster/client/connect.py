@@ -1,4 +1,4 @@
-"""Connect to a cluster and a namespace: by the kubeconfig's context, or from a pod of the cluster.
+"""Connect to a cluster and a namespace: with a kubeconfig's context, or from a pod in the cluster.
 
 cluster = connect(context=None, namespace="research")
 """
@@ -20,9 +20,9 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0) -> Cluster:
-    """Connect by the kubeconfig's context, or from a pod of the cluster where there is no kubeconfig.
+    """Connect with the kubeconfig's context or, if there is no kubeconfig, from a pod in the cluster.
 
-    Raises Fault(64) when there is neither, and when no namespace is given.
+    Raises Fault(64) if neither is possible, or if no namespace is given.
     """
     configuration = client.Configuration()
     _check_files()
@@ -49,7 +49,7 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
         raise config_error(f"{where} names no namespace; add --namespace NAME")
     token = configuration.get_api_key_with_prefix("authorization") or ""
     if not (token.isascii() and token.isprintable()):
-        raise config_error(f"{where}: its token has a character that no HTTP header can hold")
+        raise config_error(f"{where}: its token has a character that an HTTP header cannot have")
     if not configuration.verify_ssl:  # as the kubeconfig asks; urllib3 would warn at every request
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     configuration.retries = False  # api.py has its own, bounded by the timeout
@@ -57,7 +57,7 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
 
 
 def _check_files() -> None:
-    """Refuse a kubeconfig that would take long to read, with the place of an error. Raises Fault(64)."""
+    """Refuse a kubeconfig that is not YAML or would take long to read. Raises Fault(64)."""
     for name in kube_config.KUBE_CONFIG_DEFAULT_LOCATION.split(os.pathsep):
         path = Path(name).expanduser()
         if name and path.exists():

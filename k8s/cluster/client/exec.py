@@ -20,15 +20,15 @@ from k8s.base.errors import in_one_line
 from k8s.cluster.client.api import Cluster, Forbidden, Object, fault_of
 from trainer.config.exits import Exit, Fault
 
-_PIECE = 32 * 1024  # bytes of a message; an API server takes no large ones
-_SLOWEST = 1024**2  # bytes per second of input, for which the time limit is longer
+_PIECE = 32 * 1024  # bytes of a message; an API server refuses large ones
+_SLOWEST = 1024**2  # bytes of input per second: for more input the time limit is longer
 _AT_ONCE = 16  # pods
 _LONGEST = 1024**2  # bytes of output; a pod may write without end
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command has ended, with what it wrote to its output and its errors, in this order."""
+    """The exit code of a command and all that it wrote to standard output and standard error."""
 
     code: int
     output: str
@@ -40,7 +40,7 @@ def execute_in_each(
     command: Sequence[str],
     stdin: bytes = b"",
 ) -> dict[str, Ended | Fault]:
-    """Run a command in a container of each of several pods; return how it went, by the pod's name."""
+    """Run a command in a container of each pod; return the result or the fault by the pod's name."""
 
     def one(pod: str) -> Ended | Fault:
         try:
@@ -55,10 +55,10 @@ def execute_in_each(
 def execute(
     cluster: Cluster, pod: str, command: Sequence[str], *, container: str, stdin: bytes = b""
 ) -> Ended:
-    """Run a command and return how it has ended. The API cannot end its input: it knows the length.
+    """Run a command and return its result. The command must know the length of `stdin`.
 
-    Raises Forbidden (64) without the right to, and Fault(69) without an end in the cluster's timeout,
-    which is longer for much input.
+    The API cannot close standard input. Raises Forbidden (64) if the user may not exec, and Fault(69) if
+    the command does not end within the cluster's timeout, which is longer for much input.
     """
     ended: Future[Ended] = Future()
     limit = cluster.timeout + len(stdin) / _SLOWEST
@@ -69,7 +69,7 @@ def execute(
         except BaseException as error:  # noqa: BLE001  # raised below
             ended.set_exception(error)
 
-    # The client library has no time limit for a connection: a thread, which may be left behind.
+    # In a thread, because the client library has no time limit for a connection. It may be left behind.
     threading.Thread(target=talk, daemon=True).start()
     try:
         return ended.result(limit)
@@ -81,7 +81,7 @@ def _talk(
     cluster: Cluster, pod: str, command: Sequence[str], container: str, stdin: bytes, limit: float
 ) -> Ended:
     deadline = time.monotonic() + limit
-    # A client of its own, since the library replaces one's way to make requests.
+    # A separate client, because the library replaces the request method of the client it is given.
     core = client.CoreV1Api(client.ApiClient(cluster.client.configuration))
     try:
         opened: WSClient = stream(
@@ -105,14 +105,14 @@ def _talk(
                 opened.write_stdin(stdin[start : start + _PIECE])
             output, end = _read(opened, deadline)
             if opened.is_open():
-                raise TimeoutError(f"it runs after {limit:.3g} s")  # noqa: TRY301
+                raise TimeoutError(f"still running after {limit:.3g} s")  # noqa: TRY301
             return Ended(_code(end), output.decode(errors="replace"))
     except Exception as error:  # noqa: BLE001  # of several libraries: the connection is lost
         raise _fault(cluster, pod, f"{command[0]}: no exit code: {in_one_line(error)}") from None
 
 
 def _read(opened: WSClient, deadline: float) -> tuple[bytes, bytes]:
-    """Return what a command writes, and the status that comes last. Raises ValueError for too much."""
+    """Return a command's output and its final status. Raises ValueError for too much output."""
     written, end = bytearray(), b""
     while opened.is_open() and (left := deadline - time.monotonic()) > 0:
         opened.update(timeout=left)
@@ -124,7 +124,7 @@ def _read(opened: WSClient, deadline: float) -> tuple[bytes, bytes]:
 
 
 def _code(end: bytes) -> int:
-    """Read a command's exit code from the status that comes last (v4.channel.k8s.io)."""
+    """Read a command's exit code from its final status (v4.channel.k8s.io)."""
     status = json.loads(end)
     if status["status"] == "Success":
         return 0
@@ -134,7 +134,7 @@ def _code(end: bytes) -> int:
 
 
 def _not_opened(cluster: Cluster, pod: str, error: Exception) -> Fault:
-    """Return why there is no connection: by the answer to the handshake, if one came."""
+    """Return why there is no connection, from the answer to the handshake if there is one."""
     refused = error.__context__
     status, body = getattr(refused, "status_code", 0), getattr(refused, "resp_body", None)
     if not status:
@@ -146,8 +146,8 @@ def _not_opened(cluster: Cluster, pod: str, error: Exception) -> Fault:
         return fault
     return Forbidden(
         fault.code,
-        f"{cluster.where}: exec in {pod}: the right to create pods/exec is missing, which is to run "
-        "anything in pods; `render.py JOB --rbac user:NAME --exec` prints a Role with it",
+        f"{cluster.where}: exec in {pod}: you may not create pods/exec, which runs commands in pods; "
+        "`render.py JOB --rbac user:NAME --exec` prints a Role that allows it",
     )
 
 

@@ -15,13 +15,13 @@ from k8s.cluster.client.api import FIELD_MANAGER, Cluster, Gone, Missing, Object
 from k8s.cluster.client.shape import checked
 from trainer.config.exits import Exit, Fault
 
-# The charset keeps the client from encoding the body anew: it would write a character beyond 16 bits as
-# JSON's surrogate pair, which the API server, reading the body as YAML, refuses.
+# With this charset the client does not encode the body again. It would write a character beyond 16 bits
+# as a JSON surrogate pair, which the API server refuses because it reads the body as YAML.
 _APPLY = "application/apply-patch+yaml; charset=utf-8"
 
-_TURN = 0.5  # seconds between two looks
+_TURN = 0.5  # seconds between two checks
 
-# What to install for an API group that is not served; a launcher's own groups are in its JobKind.
+# What to install for an API group that is not served. JobKind has the groups of each launcher.
 _INSTALL = {
     "metrics.k8s.io": "metrics-server, https://github.com/kubernetes-sigs/metrics-server",
     "kueue.x-k8s.io": "Kueue, https://kueue.sigs.k8s.io/docs/installation/",
@@ -62,7 +62,7 @@ def resource(cluster: Cluster, api_version: str, kind: str) -> Resource:
 
 
 def list_in(cluster: Cluster, path: str, answer: Object, key: str) -> list[Object]:
-    """Return the list `key` of an answer. Raises Fault(69) without one: no API server answered."""
+    """Return the list `key` of an answer. Raises Fault(69) if it has none: that is not an API server."""
     found = checked(answer, where=f"{cluster.where}: GET {path}", one=False).get(key)
     if not isinstance(found, list):
         raise Fault(
@@ -81,7 +81,7 @@ def _not_served(cluster: Cluster, group: str, api_version: str, kind: str) -> st
         what = _to_install(group) or f"what serves {group}"
         return f"{cluster.where}: no {kind} ({api_version}) here; install {what}"
     return (
-        f"{cluster.where}: {kind} is served as {', '.join(versions)}, the manifest says "
+        f"{cluster.where}: {kind} is served as {', '.join(versions)}, but the manifest says "
         f"{api_version}; install a version that serves it: {_to_install(group) or group}"
     )
 
@@ -92,7 +92,7 @@ def _to_install(group: str) -> str | None:
 
 
 def path_of(cluster: Cluster, api_version: str, kind: str, name: str = "") -> str:
-    """Return the path of an object, or without a name of all objects of the kind in the namespace."""
+    """Return the path of an object or, without a name, of all objects of the kind in the namespace."""
     found = resource(cluster, api_version, kind)
     namespace = f"/namespaces/{quote(cluster.namespace, '')}" if found.namespaced else ""
     return f"{found.path}{namespace}/{found.plural}" + (f"/{quote(name, '')}" if name else "")
@@ -128,7 +128,7 @@ def find(
 
 
 def listed(cluster: Cluster, path: str, query: Mapping[str, object] | None = None) -> list[Object]:
-    """Return all items at a path, page by page; starts anew when the server has dropped the pages."""
+    """Return all items at a path, page by page; start again if the server has dropped the pages."""
     first = {"limit": 500, **(query or {})}
     items: list[Object] = []
     token = ""
@@ -149,7 +149,7 @@ def listed(cluster: Cluster, path: str, query: Mapping[str, object] | None = Non
 def apply(
     cluster: Cluster, manifest: Object, *, dry_run: bool = False, force: bool = False
 ) -> Object:
-    """Apply a manifest on the server's side and return the object it became."""
+    """Apply a manifest with a server-side apply and return the resulting object."""
     api_version, kind = manifest["apiVersion"], manifest["kind"]
     path = path_of(cluster, api_version, kind, manifest["metadata"]["name"])
     query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
@@ -178,11 +178,11 @@ def delete(cluster: Cluster, found: Object) -> None:
 def wait_until_gone(
     cluster: Cluster, is_there: Callable[[], object], *, what: str, seconds: float
 ) -> None:
-    """Wait until what was deleted is there no more. Raises Fault(69) after so many seconds."""
+    """Wait until a deleted object is gone. Raises Fault(69) after `seconds`."""
     end = time.monotonic() + seconds
     while is_there():
         if time.monotonic() > end:
             raise Fault(
-                Exit.PEER, f"{cluster.where}: {what} is deleted, and does not go; try again"
+                Exit.PEER, f"{cluster.where}: {what} was deleted but is still there; try again"
             )
         time.sleep(_TURN)

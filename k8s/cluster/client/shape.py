@@ -1,4 +1,4 @@
-"""What an API answers, checked at the one place where it comes in: what is read of it has its type.
+"""Check the types of the fields that are read from an API's answers, in one place.
 
 answer = checked(json, where="GET /api/v1/namespaces/lab/pods")
 """
@@ -11,14 +11,14 @@ from pydantic.alias_generators import to_camel
 from k8s.cluster.client.api import Object
 from trainer.config.exits import Exit, Fault
 
-_Name = Annotated[str, Field(pattern=r"^[^/\x00]*$")]  # becomes a file's
+_Name = Annotated[str, Field(pattern=r"^[^/\x00]*$")]  # becomes the name of a file
 _Label = Annotated[str, Field(max_length=63)]
 
 
 class _Shape(BaseModel):
-    """What else is in an answer is not looked at. A number is no text, as in the API.
+    """The fields that are read; others are ignored. A number is not accepted as text, as in the API.
 
-    What may be absent is None and no empty list or model, which pydantic would copy for each object.
+    A default is None, not an empty list or model, because pydantic would copy that for each object.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", alias_generator=to_camel)
@@ -208,9 +208,9 @@ class _List(_Shape):
 
 
 def checked(answer: Object, *, where: str, one: bool) -> Object:
-    """Return an answer, an object or a list, without its nulls, which mean what is absent.
+    """Return an answer, an object or a list, without its nulls: null means absent.
 
-    Raises Fault(69) where a field that is read has another type than Kubernetes gives it.
+    Raises Fault(69) if a field that is read does not have the type that Kubernetes gives it.
     """
     try:
         kept: Object = _without_nulls(answer)
@@ -221,7 +221,7 @@ def checked(answer: Object, *, where: str, one: bool) -> Object:
         problem = (
             f"{path}: {first['msg'][:1].lower()}{first['msg'][1:]}, not {first['input']!r:.60}"
         )
-        raise Fault(Exit.PEER, f"{where} was answered with something else: {problem}") from None
+        raise Fault(Exit.PEER, f"{where} was answered with another type: {problem}") from None
     except RecursionError:
         raise Fault(Exit.PEER, f"{where} was answered with JSON nested too deeply") from None
     return kept

@@ -1,4 +1,4 @@
-"""An object and its changes, by a watch of the API: no polling.
+"""An object and its changes, from a watch of the API, without polling.
 
 for found in changes(cluster, "batch/v1", "Job", "digits", deadline=time.monotonic() + 60): ...
 """
@@ -23,10 +23,10 @@ _MARGIN = 5.0  # seconds that the server may be late with the end of a watch
 def changes(
     cluster: Cluster, api_version: str, kind: str, name: str, *, deadline: float
 ) -> Iterator[Object | None]:
-    """Yield an object as it is now and after every change, None when it is not there.
+    """Yield an object as it is now and after every change, or None while it does not exist.
 
-    Ends at `deadline`, a time of time.monotonic(). A broken watch continues from its last version; when
-    the server has dropped that version (410), it starts anew. Raises as `api.call` does.
+    Ends at `deadline`, a time of time.monotonic(). A broken watch continues from its last version; if
+    the server has dropped that version (410), it starts again. Raises what `api.call` raises.
     """
     path = objects.path_of(cluster, api_version, kind)
     query: dict[str, object] = {"fieldSelector": f"metadata.name={name}"}
@@ -62,7 +62,7 @@ def _watch(
             found = checked(event.get("object") or {}, where=where, one=changed)
             if event.get("type") == "ERROR":
                 text = f"{where}: {found.get('code')}: {found.get('message')}"
-                # Gone for every error: the list that follows fails with the same error if it persists.
+                # Gone for every error: if the error persists, the next list request fails with it.
                 raise Gone(Exit.PEER, in_one_line(text))
             version = str(found.get("metadata", {}).get("resourceVersion", version))
             if changed:

@@ -1,1 +1,1 @@
-"""What a job shows of itself: logs, progress, and why it failed."""
+"""What can be seen of a job: logs, progress, and why it failed."""

@@ -1,4 +1,4 @@
-"""A job's progress and the use of its ranks: by the events in its logs, and by the cluster's metrics.
+"""A job's progress and what its ranks use: from the events in its logs and the cluster's metrics.
 
 found = read_progress(cluster, pods)
 """
@@ -18,18 +18,18 @@ from k8s.cluster.state import Pod
 from trainer.config.exits import Fault
 
 METRICS = ("metrics.k8s.io/v1beta1", "PodMetrics")
-_MOST_PODS = 8  # whose logs are read
+_MOST_PODS = 8  # pods whose logs are read
 _LINES = 200  # of each log, from its end
 _LONGEST = 20  # characters of a cause's name
-_LARGEST = 1e15  # of a figure that any run has
-_TIMEOUT = 5.0  # seconds for all these logs; the log of a lost machine never comes
+_LARGEST = 1e15  # a larger figure cannot come from a run
+_TIMEOUT = 5.0  # seconds for all these logs, because the log of a lost machine never comes
 
 
 @dataclass(frozen=True)
 class Progress:
     """The main rank's newest step event; `seconds_left` is an estimate.
 
-    Of a program of the user's own only what its lines say is known.
+    For the user's own program, only what its event lines say is known.
     """
 
     step: int
@@ -37,13 +37,15 @@ class Progress:
     loss: float | None
     samples_per_s: float | None
     seconds_left: float | None
-    goodput: float | None = None  # share of the wall time of all attempts that went into new steps
-    spent_s: dict[str, float] = field(default_factory=dict)  # that time by cause
+    goodput: float | None = (
+        None  # share of the wall time of all attempts that was used for new steps
+    )
+    spent_s: dict[str, float] = field(default_factory=dict)  # wall time by cause
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a rank uses: cores, its device's busy share and bytes; None where it is not measured."""
+    """What a rank uses: cores, its device's busy share and memory in bytes. None: not measured."""
 
     rank: int
     cpu: float | None
@@ -54,7 +56,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class LogEvents:
-    """The newest events in a job's logs; `problem` is the reason why a log could not be read."""
+    """The newest events in a job's logs; `problem` says why a log could not be read."""
 
     progress: Progress | None = None
     ranks: tuple[Usage, ...] = ()
@@ -96,7 +98,7 @@ def newest_events(lines: list[str]) -> LogEvents:
             rank,
             _figure(one.get("cpu")),
             _figure(one.get("busy")),
-            _whole(one.get("memory")) if one.get("memory_of") else None,  # else it is the host's
+            _whole(one.get("memory")) if one.get("memory_of") else None,  # else the host's
             _whole(one.get("memory_of")),
         )
         for one in (listed if isinstance(listed, list) else [])
@@ -125,7 +127,7 @@ def _progress(event: dict[str, Any]) -> Progress | None:
 
 
 def _figure(value: object) -> float | None:
-    """Return a number of an event; None for what no run has, since anything may stand in a log."""
+    """Return a number of an event, or None if no run can have it: a log may have any text."""
     return value if isinstance(value, int | float) and abs(value) < _LARGEST else None
 
 
@@ -147,7 +149,7 @@ def _event(line: str) -> dict[str, Any]:
 def pod_metrics(cluster: Cluster, name: str) -> dict[str, tuple[float, int]] | None:
     """Return the cores and the bytes that each of a job's pods uses, by the pod's name.
 
-    None when the cluster measures nothing, or the user may not read it.
+    None if the cluster serves no metrics, or if the user may not read them.
     """
     labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": "trainer"}
     try:

@@ -23,16 +23,16 @@ from k8s.cluster.state import Pod
 from trainer.config import lines
 from trainer.config.exits import Exit, Fault
 
-_SILENCE = 600  # seconds without a line before the connection of a followed log is made anew
-_LONGEST = 1 << 20  # bytes of a line; the rest of one without end is not kept
+_SILENCE = 600  # seconds without a line before a followed log is opened again
+_LONGEST = 1 << 20  # bytes of a line; the rest of a longer line is dropped
 _INTERVAL = 1.0  # seconds between two lists of the pods
 _BROKEN = (OSError, ValueError, urllib3.exceptions.HTTPError)
 
 
 def text(cluster: Cluster, pod: str, container: str, query: Mapping[str, object]) -> str:
-    """Return a container's log, empty when the container has not started or is gone.
+    """Return a container's log; it is empty if the container has not started or is gone.
 
-    Raises as `api.call` does.
+    Raises what `api.call` raises.
     """
     try:
         response = _open(cluster, pod, container, query, silence=cluster.timeout)
@@ -58,7 +58,7 @@ def _open(
 class Selection:
     """The nodes and ranks to show; all when both are empty.
 
-    `anywhere`: a rank may be in any pod, as in an elastic job.
+    `anywhere`: any pod may have any rank, as in an elastic job.
     """
 
     nodes: frozenset[int] = frozenset()
@@ -73,7 +73,7 @@ class Selection:
     def has_line(self, pod: Pod, rank: int | None) -> bool:
         """Return whether a pod's line is selected; `rank` is None for a line without a rank.
 
-        Such a line is the rank's in a pod of one rank, and the launcher's in a pod of several.
+        In a pod with one rank, such a line is of this rank; in a pod with several, of the launcher.
         """
         if self._all or pod.node in self.nodes:
             return True
@@ -101,12 +101,13 @@ def select(
 
 def _check_known(option: str, asked: list[int] | None, known: set[int], job: Job) -> None:
     if unknown := sorted(set(asked or ()) - known):
-        found = f"pods of {min(known)} to {max(known)}" if known else "no pods with known numbers"
+        what = option.removeprefix("--") + "s"
+        found = f"{what} {min(known)} to {max(known)}" if known else f"no pods with known {what}"
         raise config_error(f"{option} {unknown[0]}: job {job.name} has {found}")
 
 
 def prefix(pod: Pod, rank: int | None = None) -> str:
-    """Return the start of a line: its node, or the pod where the node is not known, and its rank."""
+    """Return the start of a line: its node, or its pod if the node is not known, and its rank."""
     where = f"node {pod.node}" if pod.node is not None else pod.name
     return f"[{where}] " if rank is None else f"[{where} rank {rank}] "
 
@@ -119,9 +120,9 @@ def follow(
     query: Mapping[str, object],
     selection: Selection = ALL,
 ) -> Fault | None:
-    """Show the job's selected lines: those there are, or with `follow` in the query until the job ends.
+    """Show the job's selected lines; with `follow` in the query, until the job ends.
 
-    Return the error when none of its logs could be read.
+    Return an error if none of its logs could be read.
     """
     follower = LogFollower(cluster, query=query, selection=selection)
     try:
@@ -144,7 +145,7 @@ def follow(
 class LogFollower:
     """Reads the logs of several pods at once, each in a thread.
 
-    `close` ends every thread and connection. Adding a pod twice reads it once.
+    `close` ends every thread and connection. A pod that is added twice is read once.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class LogFollower:
         return any(reader.is_alive() for reader in self._readers.values())
 
     def drain(self, show: Callable[[str], object], *, seconds: float) -> None:
-        """Show lines for `seconds`; when no log is being read, all that are left."""
+        """Show lines for `seconds`; if no log is being read, show all that are left."""
         end = time.monotonic() + seconds
         while True:
             reading, left = self.reading, end - time.monotonic()
@@ -201,7 +202,7 @@ class LogFollower:
             reader.join(timeout=5)
 
     def _read(self, pod: Pod) -> None:
-        """Read a log to its end; with `follow`, go on where a connection broke off."""
+        """Read a log to its end; with `follow`, continue where a connection broke."""
         query = dict(self._query)
         resumable = "follow" in query
         if resumable:
@@ -216,7 +217,7 @@ class LogFollower:
                     self._unread.append(fault)
                 return
             self._responses[pod.uid] = response
-            if self._closing.is_set():  # opened while `close` looked through the others
+            if self._closing.is_set():  # opened while `close` was cutting the other connections
                 _cut(response)
             last, ended = self._show(pod, response, last, stamped=resumable)
             if ended or not resumable:
@@ -246,7 +247,7 @@ class LogFollower:
                     ended = True
                     break
         except _BROKEN:
-            pass  # closed by `close`, or broken
+            pass  # ended by `close`, or broken
         finally:
             response.close()
         if rest and not stamped:

@@ -1,8 +1,8 @@
-"""The report of jobs, from their pods' logs: a run folder of each, for python -m trainer.report to read.
+"""Make the report of jobs from their pods' logs: write a run folder of each for trainer.report.
 
 code = write_report(cluster, [get_job(cluster, "digits")], out=Path("digits.html"), folder=None)
 
-The launchers' own events are on the run folder's volume; how the containers ended stands in for them.
+The launchers' events are only in the job's run folder. How the containers ended is used instead.
 """
 
 import json
@@ -26,20 +26,20 @@ log = logging.getLogger("k8s")
 
 
 def write_report(cluster: Cluster, found: Sequence[Job], *, out: Path, folder: Path | None) -> int:
-    """Write the jobs' report, with a run folder of each in `folder`; return the writer's exit code.
+    """Write the jobs' report, and a run folder of each in `folder`; return trainer.report's exit code.
 
-    Raises Fault(65) for a job without events, Fault(69) when none of its logs could be read.
+    Raises Fault(65) if a job has no events, Fault(69) if none of its logs could be read.
     """
     with tempfile.TemporaryDirectory() as temporary:
         above = folder or Path(temporary)
         runs = [_save_run(cluster, job, above / job.name) for job in found]
-        # In a process of its own: it needs packages that are not needed here.
+        # In a separate process, because it needs packages that are not needed here.
         command = [sys.executable, "-m", "trainer.report", *map(str, runs), "-o", str(out)]
         return subprocess.run(command, check=False).returncode
 
 
 def _save_run(cluster: Cluster, job: Job, folder: Path) -> Path:
-    """Write the events of rank 0, and those that show how each pod's containers ended."""
+    """Write the events of rank 0, and events that show how each pod's containers ended."""
     events: list[str] = []
     attempts: dict[str, list[str]] = {}
     unread: list[Fault] = []
@@ -49,7 +49,7 @@ def _save_run(cluster: Cluster, job: Job, folder: Path) -> Path:
                 events += written
                 attempts.setdefault(pod["metadata"]["name"], []).extend(attempt)
         except Fault as fault:
-            log.warning("%s; the report is without it", fault)
+            log.warning("%s; it is missing in the report", fault)
             unread.append(fault)
     if not events:
         raise (
@@ -72,7 +72,7 @@ def _save_run(cluster: Cluster, job: Job, folder: Path) -> Path:
 
 
 def _containers(cluster: Cluster, job: Job, pod: Object) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the events in the trainer's logs, before its last restart and since, and how each went."""
+    """Yield the events in the log of each of the trainer's attempts, and events of how it ended."""
     read, name = state.pod(pod, job.kind), pod["metadata"]["name"]
     place = {"event": "attempt", "host": name, "node": read.node}
     for status in pod.get("status", {}).get("containerStatuses") or []:
@@ -91,7 +91,7 @@ def _containers(cluster: Cluster, job: Job, pod: Object) -> Iterator[tuple[list[
                 attempt += [{"action": "started", "time": began, "first_rank": read.ranks[0]}]
             if end:
                 code, ended = state.unshifted(end["exitCode"]), as_seconds(end.get("finishedAt"))
-                # What the cluster says is cut to the second.
+                # The cluster's times are whole seconds.
                 at = max(ended or began, next(filter(None, map(_time, reversed(written))), 0.0))
                 reason = f"{end.get('reason', '')} {end.get('message', '')}".strip()
                 attempt += [{"action": "ended", "time": at, "exit": code, "reason": reason}]
@@ -102,7 +102,7 @@ def _time(line: str) -> float:
     try:
         return float(json.loads(line)["time"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        return 0.0  # cut, or another program's
+        return 0.0  # a cut line, or one of another program
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

@@ -26,8 +26,8 @@ def save_logs(
 ) -> Iterator[Path]:
     """Write the job, its events, and each pod's spec, log and previous log; yield the paths.
 
-    No file is half written. Raises Fault(64) when the folder cannot be written. Raises Fault(69) when a
-    log could not be read, after the others are saved.
+    No file is half written. Raises Fault(64) if the folder cannot be written. Raises Fault(69) if a log
+    could not be read, after the other logs are saved.
     """
     found = jobs.pod_objects(cluster, job)
     pods = [item for item in found if selection.has_pod(state.pod(item, job.kind))]
@@ -65,7 +65,7 @@ def _files(
 
 
 def _logs(cluster: Cluster, pod: Object, query: dict[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield the logs of a pod's containers, and of those before their last restart."""
+    """Yield the logs of a pod's containers, now and before their last restart."""
     name, containers = pod["metadata"]["name"], _containers(pod)
     for container, restarts in containers:
         file = f"{name}.{container}" if len(containers) > 1 else name
@@ -77,7 +77,7 @@ def _logs(cluster: Cluster, pod: Object, query: dict[str, object]) -> Iterator[t
 
 
 def _containers(pod: Object) -> list[tuple[str, int]]:
-    """Return a pod's containers, in the order they run, and how often each restarted."""
+    """Return a pod's containers, in the order in which they run, with the restarts of each."""
     status, spec = pod.get("status", {}), pod.get("spec", {})
     parts = ("initContainer", "container")
     statuses = [one for part in parts for one in status.get(f"{part}Statuses") or []]

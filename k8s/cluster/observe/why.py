@@ -1,4 +1,4 @@
-"""Why a job failed or does not start: what its pods, events, conditions and logs say of it.
+"""Why a job failed or does not start, from its pods, events, conditions and logs.
 
 for line in why(cluster, get_job(cluster, "digits")): print(line)
 """
@@ -32,7 +32,7 @@ CHILDREN = (
 def why(cluster: Cluster, job: Job) -> list[str]:
     """Return at most ten lines: the job's state, what failed first, why, what to do, what followed.
 
-    What may not be read is left out, and the last line says so. Raises as `api.call` does.
+    A log that cannot be read is left out, and the last line says so. Raises what `api.call` raises.
     """
     unread: list[str] = []
     found = diagnose(_signs(cluster, job, unread))
@@ -42,7 +42,7 @@ def why(cluster: Cluster, job: Job) -> list[str]:
     if found is not None and state.phase is not Phase.SUCCEEDED:
         lines += in_words(found, job=job.name)
     elif state.phase is not Phase.SUCCEEDED:
-        lines.append("cause     nothing has failed, as far as pods, events and logs show")
+        lines.append("cause     pods, events and logs show no failure")
     return [*lines[: _MOST - len(unread[:1])], *(f"unread    {text}" for text in unread[:1])]
 
 
@@ -77,7 +77,7 @@ def _signs(cluster: Cluster, job: Job, unread: list[str]) -> Iterator[Sign]:
 
 
 def _newest(cluster: Cluster, job: Job) -> list[Object]:
-    """Return the newest pod of each node: what ended earlier ones did not end the job."""
+    """Return the newest pod of each node: the end of an earlier pod did not end the job."""
     newest: dict[object, Object] = {}
     created = jobs.pod_objects(cluster, job)
     for pod in sorted(created, key=lambda one: one["metadata"].get("creationTimestamp") or ""):
@@ -87,7 +87,7 @@ def _newest(cluster: Cluster, job: Job) -> list[Object]:
 
 
 def _children(cluster: Cluster, job: Job) -> Iterator[Object]:
-    """Yield what a controller has made for the job, of it and of what was made for it."""
+    """Yield the objects that controllers have made for the job or its AppWrapper."""
     owners = {job.root_object["metadata"].get("uid"), job.manifest["metadata"].get("uid")} - {None}
     for api_version, kind in CHILDREN:
         try:
@@ -101,7 +101,7 @@ def _children(cluster: Cluster, job: Job) -> Iterator[Object]:
 
 
 def _conditions(found: Object) -> Iterator[Sign]:
-    """Yield what the conditions of a job, a Workload or a PodGroup say is wrong."""
+    """Yield the conditions of a job, a Workload or a PodGroup that show a problem."""
     for condition in found.get("status", {}).get("conditions") or []:
         is_wrong = {"QuotaReserved": "False", "Scheduled": "False", "Unschedulable": "True"}
         is_wrong |= {"Failed": "True", "Evicted": "True", "Admitted": "False"}
@@ -120,7 +120,7 @@ def _of_pod(
     unread: list[str],
     is_log_read: bool,
 ) -> Iterator[Sign]:
-    """Yield the signs of one pod. Once it has run, what was in the way of its start counts no more."""
+    """Yield the signs of one pod. Once it has run, problems with its start no longer count."""
     read, name = state.pod(pod, job.kind), pod["metadata"]["name"]
     place = f"node {read.node}, pod {name}" if read.node is not None else f"pod {name}"
     status = pod.get("status", {})
@@ -148,7 +148,7 @@ def _of_pod(
             own += read_log(text.splitlines(), source=f"log of pod {name}", place=place)
         except Fault as fault:
             unread.append(str(fault))
-        # An exit code alone says less than whatever else there is.
+        # An exit code says less than any other sign.
         if not own or end.get("reason") not in ("Error", "Completed", None):
             says = f"exit {end['exitCode']} ({end.get('reason', '')}) {end.get('message', '')}"
             at = as_seconds(end.get("finishedAt"))
@@ -157,7 +157,7 @@ def _of_pod(
 
 
 def _disruption(status: Object, place: str, name: str) -> Iterator[Sign]:
-    """Yield why a pod was taken away, if it was."""
+    """Yield why a pod was evicted or deleted, if it was."""
     if status.get("reason"):
         text = f"{status['reason']}: {status.get('message', '')}"
         yield Sign(text, f"status of pod {name}", place, as_seconds(status.get("startTime")))
@@ -169,7 +169,7 @@ def _disruption(status: Object, place: str, name: str) -> Iterator[Sign]:
 
 
 def _waiting(pod: Object, containers: list[Object], place: str) -> Iterator[Sign]:
-    """Yield what a pod waits for that has not started."""
+    """Yield what a pod that has not started waits for."""
     name = pod["metadata"]["name"]
     at = as_seconds(pod["metadata"].get("creationTimestamp"))
     for container in containers:

@@ -1,4 +1,4 @@
-"""Copy the folder that travels with a job to a claim, through a pod that lives as long as that takes.
+"""Copy a job's code folder to a claim, through a pod that runs only for the copy.
 
 folder = find(manifests); copy(cluster, folder, Path("build/own-script/jobset.yaml"))
 """
@@ -18,14 +18,17 @@ from k8s.cluster.client.exec import Ended, execute
 from k8s.cluster.state import mappings, reason, variables
 from trainer.config.exits import Exit, Fault
 
-LIFE = 900  # seconds for all, after which the cluster ends the pod
-_START, _GONE = 300.0, 60.0  # seconds: for the pod to start, for one that was left behind to go
+LIFE = 900  # seconds for the whole copy; then the cluster ends the pod
+_START, _GONE = (
+    300.0,
+    60.0,
+)  # seconds: for the pod to start, for an earlier pod to go
 _TURN = 0.5  # seconds
 _CONTAINER = "code"
 
-# $1 is the file, $2 its hash, $3 its size. The launcher is not there yet: it is in an object that comes
-# after. What the job had before is removed last. Others may write to the claim: a link of theirs would
-# have this pod write to, and remove, what only it may.
+# $1 is the file, $2 its hash, $3 its size. The launcher is not there yet: its object is applied later.
+# The job's earlier code is removed last. Others may write to the claim, so links are refused: with a
+# link they could make this pod write or remove files that only this pod may change.
 _IS_THERE = '[ -f "$1" ] && [ "$(sha256sum < "$1")" = "$2  -" ]'
 _PUT = """set -eu
 folder="${1%/*}"
@@ -35,7 +38,7 @@ done
 mkdir -p "$folder"
 rm -f "$1.part"
 head -c "$3" > "$1.part"
-[ "$(sha256sum < "$1.part")" = "$2  -" ] || { echo 'what came is not what was sent'; exit 1; }
+[ "$(sha256sum < "$1.part")" = "$2  -" ] || { echo 'the copy is not what was sent'; exit 1; }
 mv "$1.part" "$1"
 for other in "$folder"/*; do [ "$other" = "$1" ] || rm -f "$other"; done
 """
@@ -45,7 +48,7 @@ log = logging.getLogger("k8s")
 
 @dataclass(frozen=True)
 class Folder:
-    """A packed folder by its hash, the claim it goes to, the file that pods read, and who copies it."""
+    """A packed folder: its hash, its claim, the file that pods read, and the pod that copies it."""
 
     sha256: str
     claim: str
@@ -54,7 +57,7 @@ class Folder:
 
 
 def find(manifests: Sequence[Object]) -> Folder | None:
-    """Return the folder that the pods of manifests look for on a claim; None for none."""
+    """Return the folder that the pods of the manifests read from a claim, or None."""
     for spec in mappings(list(manifests)):
         for container in spec.get("containers") or ():
             if "MUSTER_CODE" in variables(container):
@@ -77,11 +80,11 @@ def _folder(spec: Object, container: Object) -> Folder | None:
 
 
 def read(folder: Folder, manifest: Path) -> bytes:
-    """Return the folder's archive, code.tar.gz beside a manifest. Raises Fault(64) for another one."""
+    """Return the folder's archive, code.tar.gz next to a manifest. Raises Fault(64) for a wrong hash."""
     if str(manifest) == "-":
         raise config_error(
-            "-: the job's folder goes to a claim, and is in code.tar.gz beside a manifest; render with "
-            "-o DIR, and submit the file"
+            "-: the job's code is in code.tar.gz, a file next to the manifest; render with -o DIR and "
+            "submit the manifest's file"
         )
     file = manifest.parent / "code.tar.gz"
     try:
@@ -91,16 +94,16 @@ def read(folder: Folder, manifest: Path) -> bytes:
     found = hashlib.sha256(content).hexdigest()
     if found != folder.sha256:
         raise config_error(
-            f"{file}: has the hash {found}, and {manifest} names {folder.sha256}; render the job again "
+            f"{file}: has the hash {found}, but {manifest} names {folder.sha256}; render the job again "
             "with -o DIR"
         )
     return content
 
 
 def _pod(spec: Object, container: Object, name: str, *, claim: str, path: str) -> Object:
-    """Return the pod that copies. It has the rights of the job's own pods, and sleeps."""
+    """Return the pod that copies. It has the rights of the job's own pods, and only sleeps."""
     kept = {"securityContext", "imagePullSecrets", "nodeSelector", "tolerations"}
-    kept.add("serviceAccountName")  # it may have the right to pull
+    kept.add("serviceAccountName")  # it may be needed to pull the image
     amounts = {"cpu": "500m", "memory": "256Mi"}
     tools = {key: container[key] for key in ("image", "imagePullPolicy") if key in container}
     return {
@@ -130,20 +133,20 @@ def _pod(spec: Object, container: Object, name: str, *, claim: str, path: str) -
 
 
 def copy(cluster: Cluster, folder: Folder, manifest: Path) -> None:
-    """Put the folder on its claim, if it is not there yet. No pod is left, whatever happens.
+    """Copy the folder to its claim, if it is not there yet. The pod is always deleted at the end.
 
-    Raises Fault(64) for a claim that is not there, and Fault(69) or (71) when it cannot be copied.
+    Raises Fault(64) if the claim does not exist, and Fault(69) or (71) if the folder cannot be copied.
     """
     content, claim, name = read(folder, manifest), folder.claim, folder.pod["metadata"]["name"]
     if objects.get(cluster, "v1", "PersistentVolumeClaim", claim) is None:
         raise config_error(
-            f"{cluster.where}: no PersistentVolumeClaim {claim}, to which the job's folder goes; make it"
+            f"{cluster.where}: no PersistentVolumeClaim {claim} for the job's code folder; create it"
         )
 
     def is_there() -> object:
         return objects.get(cluster, "v1", "Pod", name)
 
-    objects.delete(cluster, folder.pod)  # of a call that was killed
+    objects.delete(cluster, folder.pod)  # of an earlier call that was killed
     objects.wait_until_gone(cluster, is_there, what=f"pod {name}", seconds=_GONE)
     objects.apply(cluster, folder.pod)
     try:

@@ -21,7 +21,7 @@ from k8s.cluster.jobs import Job
 from k8s.cluster.submit import copy_code, rendezvous_secret
 from k8s.cluster.submit.copy_code import Folder
 
-_GONE = 60.0  # seconds beyond the pods' grace for a deleted job to go
+_GONE = 60.0  # seconds after the pods' grace period for a deleted job to go
 
 log = logging.getLogger("k8s")
 
@@ -32,7 +32,7 @@ def read_manifests(manifest: Path) -> list[Object]:
     text = sys.stdin.read() if label == "-" else read_text(manifest, label=label)
     found = read(text, label=label)
     if not all(map(_is_object, found)):
-        raise config_error(f"{manifest}: not a manifest; render.py makes one of a job file")
+        raise config_error(f"{manifest}: not a manifest; render.py makes one from a job file")
     return found
 
 
@@ -45,9 +45,9 @@ def _is_object(document: Any) -> bool:
 
 @dataclass(frozen=True)
 class Submission:
-    """A job whose manifests the server would take; `root` is the job's, or that of its AppWrapper.
+    """A job to submit; `root` is the manifest of the job or of its AppWrapper.
 
-    `before` is the job of this name that is there, `folder` what `apply` copies to a claim, if any.
+    `before` is the existing job of this name, `folder` what `apply` copies to a claim, if any.
     """
 
     file: Path
@@ -66,17 +66,17 @@ class Submission:
 def submit(
     cluster: Cluster, file: Path, manifests: list[Object], *, force: bool, replace: bool
 ) -> str:
-    """Apply a file's manifests, all or, when the server refuses one, none; return the job's name.
+    """Apply all of a file's manifests, or none if the server refuses one; return the job's name.
 
-    Raises Fault(64) when a job of this name has ended, since nothing would run; and when there is one of
-    another launcher, since both jobs' pods and companions would have the same labels.
+    Raises Fault(64) if a job of this name has ended, because nothing would run. Raises it also if one
+    has another launcher, because the pods and companions of both would have the same labels.
     """
     one = find(cluster, file, manifests)
     if replace:
         one = make_room(cluster, one)
     if one.before is not None and one.has_ended:
         raise config_error(
-            f"job {one.name} is there already and has {one.before.state.phase}; delete it first: "
+            f"job {one.name} already exists and has {one.before.state.phase}; delete it first: "
             f"delete {one.name}, or submit with --replace"
         )
     try_out(cluster, one, force=force)
@@ -85,7 +85,7 @@ def submit(
 
 
 def find(cluster: Cluster, file: Path, manifests: list[Object]) -> Submission:
-    """Return the job in a file's manifests, and the one of its name that is there. Raises Fault(64)."""
+    """Return the job in a file's manifests, with the existing job of its name. Raises Fault(64)."""
     _, job = state.find_job_manifest(wrapped_job.with_contents(manifests))
     for manifest in manifests:
         objects.resource(cluster, manifest["apiVersion"], manifest["kind"])
@@ -100,7 +100,8 @@ def find(cluster: Cluster, file: Path, manifests: list[Object]) -> Submission:
     found = objects.get(cluster, root["apiVersion"], root["kind"], name)
     if found is not None and not jobs.is_managed(found):
         raise config_error(
-            f"{cluster.where}: {root['kind']} {name} is there, and not of muster's; choose another name"
+            f"{cluster.where}: {root['kind']} {name} exists and is not managed by muster; "
+            "choose another name"
         )
     before = jobs.job_from(cluster, found) if found is not None else None
     labels = job["metadata"].get("labels", {})
@@ -110,9 +111,9 @@ def find(cluster: Cluster, file: Path, manifests: list[Object]) -> Submission:
 
 
 def make_room(cluster: Cluster, one: Submission) -> Submission:
-    """Delete the job of this name, if there is one, and wait until it is gone. Raises Fault(69).
+    """Delete the existing job of this name, if any, and wait until it is gone. Raises Fault(69).
 
-    Its pods save and end first: another job of the name would meet them.
+    Its pods save and end first; else a new job of the same name could reach them.
     """
     if (job := one.before) is None:
         return one
@@ -132,7 +133,7 @@ def make_room(cluster: Cluster, one: Submission) -> Submission:
 
 
 def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:
-    """Have the server check every object. Raises Fault(64), and leaves nothing there."""
+    """Let the server check every object in a dry run. Raises Fault(64)."""
     every = wrapped_job.with_contents(one.manifests)
     kind, _ = state.find_job_manifest(every)
     for other in jobs.served_kinds(cluster):
@@ -142,7 +143,7 @@ def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:
             if found and (other != kind or found.root_object["kind"] != one.root["kind"]):
                 bare = ", without an AppWrapper" if other == kind and not found.wrapper else ""
                 raise config_error(
-                    f"job {one.name} is there already, on launcher {other.launcher}{bare}; delete it "
+                    f"job {one.name} already exists, on launcher {other.launcher}{bare}; delete it "
                     "first, or choose another name"
                 )
     for manifest in every:
@@ -150,7 +151,7 @@ def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:
 
 
 def apply(cluster: Cluster, one: Submission, *, force: bool) -> None:
-    """Apply every object, after `try_out`, and after the folder is where the pods look for it."""
+    """Copy the folder to where the pods read it, and apply every object. Call `try_out` first."""
     if one.folder is not None:
         copy_code.copy(cluster, one.folder, one.file)
     # Running pods keep the secret that they started with.

@@ -1,4 +1,4 @@
-"""Make the Secret with which the nodes of a job know each other; its value is never shown.
+"""Make the Secret with which the nodes of a job authenticate each other; its value is never shown.
 
 made = make(cluster, manifests); own(cluster, made, job)
 """
@@ -19,9 +19,9 @@ log = logging.getLogger("k8s")
 
 
 def make(cluster: Cluster, manifests: list[Object], *, labels: dict[str, str]) -> Object | None:
-    """Make the Secret that the pods of the manifests refer to, anew if an earlier job left one.
+    """Make the Secret that the pods of the manifests refer to; replace one that an earlier job left.
 
-    Returns None where they refer to none, and with a warning where the user may not make one.
+    Returns None if they refer to none. Warns and returns None if the user may not make one.
     """
     reference = find_reference(manifests)
     if reference is None:
@@ -40,14 +40,14 @@ def make(cluster: Cluster, manifests: list[Object], *, labels: dict[str, str]) -
         objects.apply(cluster, secret)
     except Forbidden as refusal:
         log.warning(
-            "no Secret for the rendezvous, which only the NetworkPolicy protects then: %s", refusal
+            "no Secret for the rendezvous, so only the NetworkPolicy protects it: %s", refusal
         )
         return None
     return secret
 
 
 def own(cluster: Cluster, secret: Object, owner: Object) -> None:
-    """Let the cluster delete the Secret with the job's object; without the right to, it stays."""
+    """Let the cluster delete the Secret with the job's object; if the user may not, the Secret stays."""
     reference = {key: owner[key] for key in ("apiVersion", "kind")}
     reference |= {key: owner["metadata"][key] for key in ("name", "uid")}
     metadata = secret["metadata"] | {"ownerReferences": [reference]}
@@ -56,7 +56,7 @@ def own(cluster: Cluster, secret: Object, owner: Object) -> None:
 
 
 def find_reference(manifests: Sequence[Object]) -> dict[str, str] | None:
-    """Return the name and key of the Secret that the pods of manifests refer to; None for none."""
+    """Return the name and key of the Secret that the pods of the manifests refer to, or None."""
     for found in mappings(list(manifests)):
         if found.get("name") == VARIABLE and "valueFrom" in found:
             reference: dict[str, str] = found["valueFrom"]["secretKeyRef"]

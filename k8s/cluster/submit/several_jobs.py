@@ -1,4 +1,4 @@
-"""Submit the jobs of a matrix, or any others, as one: all or none, at most so many at a time.
+"""Submit several jobs, such as those of a matrix, together: all or none, with a limit on running jobs.
 
 submit_all(cluster, {file: read_manifests(file) for file in files}, wanted)
 """
@@ -28,8 +28,8 @@ log = logging.getLogger("k8s")
 class Wanted:
     """What to do with the jobs: `wait` for their ends, `show` each line of their logs until then.
 
-    `replace` deletes those of their names first.
-    `on_change` takes each new state, and before it what messages about a job of several begin with.
+    `replace` first deletes existing jobs of their names.
+    `on_change` takes the prefix of messages about the job, empty for a single job, and its new state.
     """
 
     wait: bool
@@ -40,10 +40,10 @@ class Wanted:
 
 
 def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted) -> Exit:
-    """Submit the job of each file, and return the exit code that speaks for all: 0 without waiting.
+    """Submit the job of each file and return their combined exit code; it is 0 without waiting.
 
-    The server checks all objects before the first is applied. Of several jobs, one that has ended
-    already counts with its exit code, so that an interrupted call can be given again. Raises Fault(64).
+    The server checks all objects before the first is applied. With several jobs, one that has ended is
+    not run again, but its exit code counts: an interrupted call can be repeated. Raises Fault(64).
     """
     if len(files) == 1:
         return _submit_one(cluster, *next(iter(files.items())), wanted)
@@ -55,20 +55,20 @@ def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted
     left = [one for one in found.values() if not one.has_ended]
     if len(left) > most and not wanted.wait:
         raise config_error(
-            f"matrix.maxParallel={most}: of {len(left)} jobs some must be held back until others end; "
-            "add --wait or --follow"
+            f"matrix.maxParallel={most}: {len(left)} jobs cannot all run at the same time; add --wait "
+            "or --follow"
         )
     for one in found.values():
         one_job.try_out(cluster, one, force=wanted.force)
         if one.before is not None and one.has_ended:
-            log.info("job %s is there already and has %s", one.name, one.before.state.phase)
+            log.info("job %s already exists and has %s", one.name, one.before.state.phase)
     if not wanted.wait:
         for one in left:
             one_job.apply(cluster, one, force=wanted.force)
             log.info("submitted %s", one.name)
         return Exit.DONE
     before = [_end_of(cluster, one, wanted) for one in found.values() if one.has_ended]
-    # Those that run already have their places, whatever their order.
+    # First the jobs that already run: they count towards the limit.
     left.sort(key=lambda one: one.before is None)
     return combine([*before, *_in_turn(cluster, left, min(most, len(left)), wanted)])
 
@@ -88,12 +88,12 @@ def _check(found: dict[Path, Submission]) -> None:
     for file, one in found.items():
         if one.name in first:
             raise config_error(
-                f"{file}: job {one.name} is in {first[one.name]} too; submit one of them"
+                f"{file}: job {one.name} is also in {first[one.name]}; submit one of them"
             )
         first[one.name] = file
     if all(one.has_ended for one in found.values()):
         raise config_error(
-            f"all {len(found)} jobs are there already and have ended; delete those that are to run again"
+            f"all {len(found)} jobs already exist and have ended; delete those that should run again"
         )
 
 
@@ -107,7 +107,7 @@ def _max_parallel(one: Submission) -> int:
 
 
 def _in_turn(cluster: Cluster, left: list[Submission], most: int, wanted: Wanted) -> list[int]:
-    """Run the jobs, `most` at a time, each followed by a thread, and return their exit codes."""
+    """Run the jobs, at most `most` at a time, each in a thread, and return their exit codes."""
     waiting: SimpleQueue[Submission] = SimpleQueue()
     ends: SimpleQueue[int | BaseException | None] = SimpleQueue()
     for one in left:
@@ -124,7 +124,7 @@ def _in_turn(cluster: Cluster, left: list[Submission], most: int, wanted: Wanted
         ends.put(None)
 
     for number in range(most):
-        # Not waited for when the user interrupts: the jobs go on without us.
+        # A daemon, so that an interrupt ends at once: the jobs continue in the cluster.
         threading.Thread(target=follow, name=f"follow {number}", daemon=True).start()
     codes: list[int] = []
     running = most
@@ -135,7 +135,7 @@ def _in_turn(cluster: Cluster, left: list[Submission], most: int, wanted: Wanted
         running -= end is None
         codes += [] if end is None else [end]
     if held_back := waiting.qsize():
-        log.error("%d jobs were not submitted; submit again to go on", held_back)
+        log.error("%d jobs were not submitted; submit again to continue", held_back)
     return codes
 
 
@@ -145,7 +145,7 @@ def _run_next(
     wanted: Wanted,
     ends: "SimpleQueue[int | BaseException | None]",
 ) -> bool:
-    """Run a job to its end; return whether another may take its place."""
+    """Run a job to its end; return whether the thread may start another."""
     try:
         one_job.apply(cluster, one, force=wanted.force)
         log.info("submitted %s", one.name)
@@ -157,7 +157,7 @@ def _run_next(
     except Fault as fault:
         log.error("%s: %s (exit %d)", one.name, fault, fault.code)  # noqa: TRY400  # one line
         ends.put(fault.code)
-        return fault.code != Exit.PEER  # else it may run still
+        return fault.code != Exit.PEER  # after Exit.PEER the job may still be running
     return True
 
 

@@ -42,7 +42,7 @@ def test_suspend_resume_delete_list_and_gc(run: Run, cluster: Cluster) -> None:
     ]
     code, _, err = run(config, "delete", "digits")
     assert code == 64
-    assert "no job 'digits'" in err
+    assert "no muster job 'digits'" in err
 
 
 def test_cancel_ends_a_job_and_keeps_it(run: Run, cluster: Cluster, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_queued_job_is_stopped_by_its_workload(run: Run, cluster: Cluster) -> 
     queued["metadata"] |= {"labels": LABELS | {"kueue.x-k8s.io/queue-name": "team"}, "uid": "u1"}
     server.put(*JOBSET, queued)
     code, _, err = run(config, "suspend", "digits")
-    assert (code, "no Workload for it yet" in err) == (69, True)
+    assert (code, "has not made its Workload yet" in err) == (69, True)
     kueue = ("kueue.x-k8s.io/v1beta2", "Workload")
     metadata = {"name": "w", "labels": {"kueue.x-k8s.io/job-uid": "u1"}}
     server.put(*kueue, {"metadata": metadata, "spec": {"active": True}})
@@ -161,7 +161,7 @@ def test_a_job_of_fixed_size_is_not_scaled(launcher: str, run: Run, cluster: Clu
     assert run(config, "submit", str(golden(launcher)))[0] == 0
     code, _, err = run(config, "scale", "digits-ddp", "2")
     assert code == 64
-    assert "of fixed size" in err
+    assert "has a fixed size" in err
 
 
 def test_a_manifest_for_another_namespace_is_refused(

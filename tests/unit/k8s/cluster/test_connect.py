@@ -79,7 +79,7 @@ def test_a_token_that_no_header_can_hold_is_refused(token: str, run: Run, tmp_pa
     code, out, err = run(config, "list")
     assert (code, out) == (64, "")
     assert len(err.splitlines()) == 1, err
-    assert "context test: its token has a character that no HTTP header can hold" in err
+    assert "context test: its token has a character that an HTTP header cannot have" in err
 
 
 @pytest.mark.parametrize("checked", [True, False])

@@ -136,8 +136,8 @@ def own_program() -> dict[str, Any]:
     ("status", "pods", "code", "words"),
     [
         (COMPLETED, [pod("digits-node-0-0", 0, phase="Running")], 64, "digits has succeeded"),
-        (RUNNING, [pod("digits-node-0-0", 0, phase="Pending")], 69, "no pod of it runs"),
-        (RUNNING, [own_program()], 64, "runs a program of its own"),
+        (RUNNING, [pod("digits-node-0-0", 0, phase="Pending")], 69, "none of its pods runs"),
+        (RUNNING, [own_program()], 64, "runs its own program"),
     ],
 )
 def test_profile_is_refused_where_there_is_nothing_to_profile(
@@ -158,4 +158,4 @@ def test_profile_names_the_right_that_is_missing(run: Run, cluster: Cluster) -> 
     server.answer = lambda _, path: (403, {}, refusal) if "/exec?" in path else None
     code, out, err = run(config, "profile", "digits")
     assert (code, out) == (64, "")
-    assert "the right to create pods/exec is missing" in err
+    assert "you may not create pods/exec" in err

@@ -41,7 +41,7 @@ def test_port_forward_carries_bytes_both_ways_until_interrupted(cluster: Cluster
 def test_port_forward_says_what_is_missing(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     code, _, err = run(config, "port-forward", "digits")
-    assert (code, "no TensorBoard of job 'digits'" in err) == (64, True)
+    assert (code, "job 'digits' has no TensorBoard" in err) == (64, True)
     labels = {"app.kubernetes.io/instance": "digits", "app.kubernetes.io/component": "tensorboard"}
     server.put("v1", "Pod", {"metadata": {"name": "b", "labels": labels}})
     assert run(config, "port-forward", "digits")[0] == 69
@@ -51,4 +51,4 @@ def test_port_forward_says_what_is_missing(run: Run, cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, _, err = run(config, "port-forward", "digits", "--port", str(port))
-    assert (code, "0 takes a free one" in err) == (64, True)
+    assert (code, "use 0 for any free port" in err) == (64, True)

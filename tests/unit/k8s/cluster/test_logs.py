@@ -102,10 +102,10 @@ def test_a_node_and_a_rank_that_are_not_there_are_refused(run: Run, cluster: Clu
     fill(server, **RUNNING)
     code, _, err = run(config, "logs", "digits", "--rank", "4")
     assert code == 64
-    assert "--rank 4: job digits has pods of 0 to 3" in err
+    assert "--rank 4: job digits has ranks 0 to 3" in err
     code, out, err = run(config, "logs", "digits", "--node", "2")
     assert (code, out) == (64, "")
-    assert "--node 2: job digits has pods of 0 to 1" in err
+    assert "--node 2: job digits has nodes 0 to 1" in err
 
 
 def test_logs_are_asked_for_since_and_previous(run: Run, cluster: Cluster) -> None:

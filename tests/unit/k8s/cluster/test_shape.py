@@ -74,7 +74,7 @@ def test_the_field_and_what_came_are_named() -> None:
         checked(answer, where="GET /pods", one=False)
     assert caught.value.code == Exit.PEER
     assert str(caught.value) == (
-        "GET /pods was answered with something else: items.0.metadata.labels.b: input should be a "
+        "GET /pods was answered with another type: items.0.metadata.labels.b: input should be a "
         "valid string, not 5"
     )
 
@@ -109,7 +109,7 @@ def test_a_name_is_no_path(found: Callable[[str], Any], name: str) -> None:
 )
 def test_what_verbs_read_has_its_type(found: Any) -> None:
     """`profile`, `report`, `list` and `logs --save` would end with a traceback."""
-    with pytest.raises(Fault, match="GET /a was answered with something else"):
+    with pytest.raises(Fault, match="GET /a was answered with another type"):
         checked({"metadata": {"name": "a"}} | found, where="GET /a", one=True)
 
 

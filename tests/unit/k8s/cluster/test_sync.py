@@ -70,7 +70,7 @@ def test_every_pod_has_the_code_before_a_rank_ends(run: Run, cluster: Cluster, f
     assert first == "digits-0: has the code; its ranks restart with it"
     assert second == "digits-1: has the code; its ranks restart when they have ended"
     assert last.startswith("digits: code ")
-    assert "id_rsa looks like a key and stays here" in err
+    assert "id_rsa looks like a key and is not copied" in err
 
 
 def test_an_unchanged_folder_restarts_nothing(run: Run, cluster: Cluster, folder: str) -> None:
@@ -78,7 +78,7 @@ def test_an_unchanged_folder_restarts_nothing(run: Run, cluster: Cluster, folder
     fill(server)
     pods = Pods(server, put="echo same")
     code, out, _ = run(config, "sync", "digits", folder)
-    assert (code, out.startswith("digits runs this code already: ")) == (0, True)
+    assert (code, out.startswith("digits already runs this code: ")) == (0, True)
     assert {step for step, _ in pods.steps} == {"put"}
     pods.says["put_1"] = "echo put"  # one that was given it, and then lost the connection
     assert run(config, "sync", "digits", folder)[0] == 0
@@ -107,13 +107,13 @@ def test_where_one_pod_cannot_be_given_it_none_uses_it(
 @pytest.mark.parametrize(
     ("job", "code", "words"),
     [
-        ({"status": COMPLETED}, 64, "job digits has succeeded: no pod of it runs"),
-        ({"pods": 0}, 69, "no pod of it runs"),
+        ({"status": COMPLETED}, 64, "job digits has succeeded: none of its pods runs"),
+        ({"pods": 0}, 69, "none of its pods runs"),
         ({"pods": 1}, 69, "1 of 2 pods run; try again when all do"),
-        ({"MUSTER_CODE": None}, 64, "carries no folder; `code: {path: .}` in its job file has one"),
+        ({"MUSTER_CODE": None}, 64, "has no code folder; add `code: {path: .}` to its job file"),
         ({"PET_MAX_RESTARTS": None}, 64, "`faults: {restarts: ranks}` in its job file"),
         ({"PET_NNODES": "1:2"}, 64, "is elastic"),
-        ({"program": False}, 64, "runs our trainer, which keeps its task loaded"),
+        ({"program": False}, 64, "runs muster's trainer, which loads its task once"),
     ],
 )
 def test_a_job_that_takes_no_code_is_refused(
@@ -131,8 +131,8 @@ def test_the_folder_and_the_right_are_named(run: Run, cluster: Cluster, folder: 
     server, config = cluster
     fill(server)
     code, _, err = run(config, "sync", "digits", f"{folder}/none")
-    assert (code, "none: no such folder; give the one of code.path" in err) == (64, True)
+    assert (code, "none: no such folder; give the folder of code.path" in err) == (64, True)
     refusal = json.dumps({"message": 'User "jane" cannot create resource "pods/exec"'})
     server.answer = lambda _, path: (403, {}, refusal) if "/exec?" in path else None
     code, out, err = run(config, "sync", "digits", folder)
-    assert (code, out, "the right to create pods/exec is missing" in err) == (64, "", True)
+    assert (code, out, "you may not create pods/exec" in err) == (64, "", True)

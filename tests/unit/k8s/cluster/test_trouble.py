@@ -147,10 +147,14 @@ def test_the_pauses_double_and_never_undercut_what_was_asked_for(
     ("status", "message", "words"),
     [
         (403, 'jobs is forbidden: User "jane" cannot list resource', "--rbac user:NAME"),
-        (403, "exceeded quota: pods=2", "the cluster refuses it"),
+        (403, "exceeded quota: pods=2", "the cluster refuses the request"),
         (401, "Unauthorized", "not allowed"),
-        (409, "conflict with other manager", "the cluster refuses it"),
-        (500, "failed to create typed patch object (/x): .spec.y", "the cluster refuses it"),
+        (409, "conflict with other manager", "the cluster refuses the request"),
+        (
+            500,
+            "failed to create typed patch object (/x): .spec.y",
+            "the cluster refuses the request",
+        ),
     ],
 )
 def test_a_refusal_is_not_tried_again(
@@ -175,8 +179,8 @@ def test_a_refusal_is_not_tried_again(
         (["submit", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
         (["--context", "moon", "list"], "--context moon"),
         (["gc", "--older-than", "1e300"], "Invalid value for '--older-than'"),
-        (["status", "../services/digits"], "no job '../services/digits' of muster's here"),
-        (["status", "digits?x"], "no job 'digits?x' of muster's here"),
+        (["status", "../services/digits"], "no muster job '../services/digits' here"),
+        (["status", "digits?x"], "no muster job 'digits?x' here"),
     ],
 )
 def test_wrong_words_are_one_line_and_64(

@@ -199,7 +199,7 @@ def test_doctor_says_what_the_cluster_takes(run: Run, cluster: Cluster) -> None:
     assert found["nodes"]["text"] == "1 node with 8 nvidia.com/gpu"
     assert found["runtime classes"]["text"] == "nvidia"
     assert found["storage classes"]["text"] == "shared (ReadWriteMany)"
-    assert found["queues"]["text"] == "Kueue's: team (all)"
+    assert found["queues"]["text"] == "of Kueue: team (all)"
     assert found["quota"]["text"] == "pods 2 of 9"
     assert "enforced: restricted" in found["pod security"]["text"]
     assert found["launchers"]["text"] == ("this cluster can run job, jobset, pytorchjob, trainjob")

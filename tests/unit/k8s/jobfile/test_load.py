@@ -100,7 +100,7 @@ def test_anchors_and_merge_keys_work(tmp_path: Path) -> None:
         ("a: {b: 1, b: 2}", ":1:11: not YAML: the key 'b' is given twice"),
         ("", ": is empty; a job file is a mapping"),
         ("[1]", ": holds a list; a job file is a mapping"),
-        ("a: 1\n---\nb: 2", ":2:1: not YAML: a second document begins here"),
+        ("a: 1\n---\nb: 2", ":2:1: not YAML: a second document starts here"),
         ("a: &x [*x]", ": nested too deeply, or refers to itself"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
         ("a: " + "[" * 100_000, "nested too deeply"),  # it ended the process, by a signal

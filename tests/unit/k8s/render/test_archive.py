@@ -84,7 +84,7 @@ def test_without_git_hidden_files_stay_and_gitignore_is_refused(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tree))
-    with pytest.raises(Fault, match=r"code\.path: \.gitignore is git's, which is not installed"):
+    with pytest.raises(Fault, match=r"code\.path: \.gitignore needs git, which is not installed"):
         pack(tree, label="a")
     (tree / ".gitignore").unlink()
     assert pack(tree, label="a").files == KEPT | {"a.log", "data/large"}
@@ -157,7 +157,7 @@ def test_links_inside_travel_as_links(tree: Path) -> None:
 @pytest.mark.parametrize("target", ["..", "../other", "/etc/passwd", "package/../../other"])
 def test_a_link_out_of_the_folder_is_refused(target: str, tree: Path) -> None:
     (tree / "link").symlink_to(target)
-    with pytest.raises(Fault, match=f"^a: link is a link to {target}, out of the folder") as seen:
+    with pytest.raises(Fault, match=f"^a: link is a link to {target}, outside the folder") as seen:
         pack(tree, label="a")
     assert seen.value.code == 64
 
@@ -171,7 +171,7 @@ def test_a_link_by_way_of_another_is_refused(tree: Path) -> None:
 
 
 def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Fault, match="^a: holds no files that would travel"):
+    with pytest.raises(Fault, match="^a: has no files to pack"):
         pack(tmp_path, label="a")
 
 

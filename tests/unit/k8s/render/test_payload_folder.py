@@ -46,18 +46,18 @@ def test_the_folder_of_a_job_file_from_a_pipe_is_seen_from_the_current_one(folde
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["code.path=none"], "code.path='none': no such folder, seen from the job file's own"),
+        (["code.path=none"], "code.path='none': no such folder, relative to the job file's"),
         (["code.path=train.py"], "code.path='train.py': no such folder"),
-        (["code.path=.."], "code.path='..': out of the job file's folder; put the job file into"),
-        (["code.path=/tmp"], "code.path='/tmp': out of the job file's folder"),
-        (["code.path=out"], "code.path='out': out of the job file's folder"),
-        (["code.path=empty"], "code.path='empty': holds no files that would travel"),
+        (["code.path=.."], "code.path='..': outside the job file's folder; put the job file into"),
+        (["code.path=/tmp"], "code.path='/tmp': outside the job file's folder"),
+        (["code.path=out"], "code.path='out': outside the job file's folder"),
+        (["code.path=empty"], "code.path='empty': has no files to pack"),
         (["code.path=''"], "code.path='': String should have at least 1 character"),
         (["run.script=tran.py"], "run.script='tran.py': no such file in code.path='.'"),
         (["run.script=../job.yaml"], "run.script='../job.yaml': no such file in code.path='.'"),
         (["run.script=package"], "run.script='package': no such file in code.path='.'"),
-        (["run.script=a.log"], "run.script='a.log': is there, but does not travel; see .gitignore"),
-        (["run.script=link.py"], "run.script='link.py': is there, but does not travel; see"),
+        (["run.script=a.log"], "run.script='a.log': exists, but does not travel; see .gitignore"),
+        (["run.script=link.py"], "run.script='link.py': exists, but does not travel; see"),
         (["code={path: ., git: 'https://h/a'}"], "code.revision: missing; it is the commit"),
         (["code={path: ., secret: a}"], "code.secret: goes with code.git"),
         (["code={path: ., pvc: a}"], "code.pvc='a': goes with code.via=pvc"),
@@ -111,7 +111,9 @@ def test_a_key_that_stays_is_warned_of_once(
 ) -> None:
     (folder / "id_rsa").write_text("secret")
     assert command.main([str(write_job(tmp_path)), "--all", "--check"]) == 0
-    warned = "render.py: warning: code.path: id_rsa looks like a key and stays here; use a Secret\n"
+    warned = (
+        "render.py: warning: code.path: id_rsa looks like a key and is not copied; use a Secret\n"
+    )
     assert capsys.readouterr().err == warned
 
 

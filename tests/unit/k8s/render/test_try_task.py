@@ -108,7 +108,10 @@ def test_what_the_image_has_and_this_machine_has_not_is_no_refusal(
 
 def test_data_that_is_not_here_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = checked(tmp_path, capsys, trainer={"task": "mnist"}, data={"pvc": "images"})
-    assert said == (0, "a-job: ok for job; task mnist not tried: its data, /data, is not here\n")
+    assert said == (
+        0,
+        "a-job: ok for job; task mnist not tried: its data, /data, is not on this machine\n",
+    )
 
 
 def test_without_torch_it_is_said(

@@ -184,7 +184,7 @@ def test_a_manifest_without_its_folder_is_refused(
         monkeypatch.setattr("sys.stdin", file)
         code, err = made.submit("-")
     assert code == 64
-    assert "render with -o DIR, and submit the file" in err
+    assert "render with -o DIR and submit the manifest's file" in err
     assert made.applied() == []
 
 
@@ -192,7 +192,7 @@ def test_a_claim_that_is_not_there_is_refused(made: Job) -> None:
     del made.server.objects[CLAIM]
     code, err = made.submit()
     assert code == 64
-    assert "no PersistentVolumeClaim runs, to which the job's folder goes; make it" in err
+    assert "no PersistentVolumeClaim runs for the job's code folder; create it" in err
     assert made.applied() == []
 
 
@@ -203,7 +203,7 @@ def test_a_claim_that_is_not_there_is_refused(made: Job) -> None:
             "echo 'No space left on device' >&2; exit 1",
             "cannot be written: No space left on device",
         ),
-        ("", "cannot be written: what came is not what was sent"),
+        ("", "cannot be written: the copy is not what was sent"),
     ],
 )
 def test_a_copy_that_fails_leaves_neither_pod_nor_job(script: str, words: str, made: Job) -> None:

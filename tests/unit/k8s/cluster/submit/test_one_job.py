@@ -69,7 +69,10 @@ def test_submit_writes_nothing_when_one_object_is_refused(run: Run, cluster: Clu
     ("served", "words"),
     [
         (None, "no TrainingRuntime (trainer.kubeflow.org/v1alpha1) here; install Kubeflow Trainer"),
-        ("v2", "TrainingRuntime is served as v2, the manifest says trainer.kubeflow.org/v1alpha1"),
+        (
+            "v2",
+            "TrainingRuntime is served as v2, but the manifest says trainer.kubeflow.org/v1alpha1",
+        ),
     ],
 )
 def test_submit_says_what_to_install(
@@ -93,7 +96,7 @@ def test_a_job_that_has_ended_is_not_submitted_over(run: Run, cluster: Cluster) 
     server.store(path, server.objects[path] | {"status": COMPLETED})
     code, _, err = run(config, "submit", str(golden("jobset")))
     assert code == 64
-    assert "job digits-ddp is there already and has succeeded; delete it first" in err
+    assert "job digits-ddp already exists and has succeeded; delete it first" in err
 
 
 def test_a_job_of_another_launcher_has_the_name(run: Run, cluster: Cluster) -> None:
@@ -103,7 +106,7 @@ def test_a_job_of_another_launcher_has_the_name(run: Run, cluster: Cluster) -> N
     before = dict(server.objects)
     for other in ("job", "trainjob"):
         code, _, err = run(config, "submit", str(golden(other)))
-        assert (code, "is there already, on launcher jobset" in err) == (64, True)
+        assert (code, "already exists, on launcher jobset" in err) == (64, True)
     assert server.objects == before
     assert run(config, "submit", str(golden("jobset")))[0] == 0  # itself, again
 
@@ -182,7 +185,7 @@ def test_a_job_that_does_not_go_is_not_replaced(
     monkeypatch.setattr(one_job, "_GONE", 0.2)
     code, _, err = run(config, "submit", str(golden("jobset")), "--replace")
     assert code == 69
-    assert "job digits-ddp is deleted, and does not go; try again" in err
+    assert "job digits-ddp was deleted but is still there; try again" in err
     assert not [path for method, path in server.requests if method == "PATCH"]
 
 
@@ -194,7 +197,7 @@ def test_a_job_of_the_name_that_is_not_ours_stays(
     server.put(*JOBSET, {"metadata": {"name": "digits-ddp"}, "spec": {}})
     code, _, err = run(config, "submit", str(golden("jobset")), *option)
     assert code == 64
-    assert "JobSet digits-ddp is there, and not of muster's; choose another name" in err
+    assert "JobSet digits-ddp exists and is not managed by muster; choose another name" in err
     assert {method for method, _ in server.requests} == {"GET"}
 
 

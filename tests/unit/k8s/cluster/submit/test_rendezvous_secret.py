@@ -72,6 +72,6 @@ def test_without_the_right_to_make_one_the_job_is_submitted_with_a_warning(
     no: Answer = (403, {}, json.dumps({"message": refusal}))
     server.answer = lambda _, path: no if "/secrets/" in path else None
     seen = submitted(run, cluster, tmp_path, launcher="job", nodes=2)
-    assert seen.count("which only the NetworkPolicy protects") == 1
+    assert seen.count("so only the NetworkPolicy protects") == 1
     assert PATH not in server.objects
     assert "/apis/batch/v1/namespaces/lab/jobs/digits" in server.objects

@@ -138,8 +138,7 @@ def test_what_is_held_back_needs_one_who_waits(
     code, _, err = run(config, "submit", *files)
     assert (code, server.objects) == (64, {})
     assert (
-        "matrix.maxParallel=2: of 5 jobs some must be held back until others end; add --wait or "
-        "--follow (exit 64)"
+        "matrix.maxParallel=2: 5 jobs cannot all run at the same time; add --wait or --follow (exit 64)"
     ) in err
     assert run(config, "submit", *files[:2])[0] == 0
     assert sorted(jobs_in(server)) == [name_of(file) for file in files[:2]]
@@ -175,7 +174,7 @@ def test_one_job_in_two_files(files: list[str], run: Run, cluster: Cluster, tmp_
     other.write_text(Path(files[0]).read_text(encoding="utf-8"), encoding="utf-8")
     code, _, err = run(config, "submit", *files, str(other), "--wait")
     assert (code, server.objects) == (64, {})
-    assert f"{other}: job {name_of(files[0])} is in {files[0]} too; submit one of them" in err
+    assert f"{other}: job {name_of(files[0])} is also in {files[0]}; submit one of them" in err
 
 
 def test_given_again_it_goes_on(files: list[str], run: Run, cluster: Cluster) -> None:
@@ -189,7 +188,7 @@ def test_given_again_it_goes_on(files: list[str], run: Run, cluster: Cluster) ->
     with controller(server) as seen:
         code, _, err = run(config, "submit", *files, "--wait")
     assert code == 70
-    assert f"job {name_of(files[0])} is there already and has succeeded" in err
+    assert f"job {name_of(files[0])} already exists and has succeeded" in err
     names = [name_of(file) for file in files]
     assert written(server)[:5] == [f"try {name}" for name in names]
     assert sorted(written(server)[5:]) == [names[2], names[3], names[4]]
@@ -197,7 +196,7 @@ def test_given_again_it_goes_on(files: list[str], run: Run, cluster: Cluster) ->
     assert max(map(len, seen)) == 2
     code, _, err = run(config, "submit", *files, "--wait")
     assert code == 64
-    assert "all 5 jobs are there already and have ended; delete those that are to run again" in err
+    assert "all 5 jobs already exist and have ended; delete those that should run again" in err
 
 
 def test_a_job_that_cannot_be_watched_keeps_its_place(
@@ -232,7 +231,7 @@ def test_without_a_place_the_rest_is_held_back(
     )
     code, _, err = run(config, "--timeout", "1", "submit", *files, "--wait")
     assert code == 69
-    assert "3 jobs were not submitted; submit again to go on" in err
+    assert "3 jobs were not submitted; submit again to continue" in err
     assert len(jobs_in(server)) == 2
 
 
@@ -252,7 +251,7 @@ def test_a_job_that_is_deleted_gives_its_place_away(
     with controller(server, ends) as seen:
         code, _, err = run(config, "submit", *files, "--wait")
     assert code == 64
-    assert f"job '{gone}' was deleted meanwhile" in err
+    assert f"job '{gone}' was deleted in the meantime" in err
     assert sorted(jobs_in(server)) == [name_of(file) for file in files[1:]]
     assert max(map(len, seen)) == 2
 

@@ -1,4 +1,4 @@
-"""Run a function under bounds of memory and time, in a process of its own.
+"""Run a function in a separate process with limits of memory and time.
 
 assert bounded(partial(read, file), seconds=10) == "64: job.yaml: ..."
 """
@@ -17,9 +17,9 @@ _MEGABYTES = 300
 def bounded(function: Callable[[], object], *, seconds: int = 5) -> str:
     """Return the Fault that `function` raised, as CODE: TEXT, "" if none.
 
-    The process may have 300 MB more than this one, and take `seconds` of processor time. A busy
-    machine may take far longer for them; only what waits is ended after a time. What goes beyond ends
-    with the signal's name, MemoryError with its own.
+    The process may use 300 MB more than this one and `seconds` of processor time. On a busy machine it
+    may last far longer; a process that only waits is ended in the end. Beyond a limit the result is the
+    name of the signal, or MemoryError.
     """
     reading, writing = os.pipe()
     process = os.fork()

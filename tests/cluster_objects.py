@@ -1,4 +1,4 @@
-"""A job as a cluster would hold it, and a connection to that cluster, for the tests of the verbs."""
+"""A job's objects as in a cluster, and a connection to that cluster, for the tests of the verbs."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 from tests.standin.server import Server
 
 Run = Callable[..., tuple[int, str, str]]
-Cluster = tuple[Server, Path]  # and the kubeconfig that leads to it
+Cluster = tuple[Server, Path]  # the server and its kubeconfig
 
 LABELS = {
     "app.kubernetes.io/managed-by": "muster",
@@ -70,7 +70,7 @@ def ended(code: int) -> dict[str, Any]:
 
 
 def fill(server: Server, **status: Any) -> None:
-    """Put a JobSet there with two nodes of two ranks, their logs, an event and their metrics."""
+    """Create a JobSet with two nodes of two ranks, their logs, an event and their metrics."""
     server.put(*JOBSET, jobset(**status))
     for node in range(2):
         name = f"digits-node-0-{node}"

@@ -1,4 +1,4 @@
-"""What the tests share: real runs of the trainer, each in a process of its own or several."""
+"""What the tests share: real runs of the trainer, each in one or more processes."""
 
 import atexit
 import gc
@@ -40,7 +40,7 @@ def clean_environment(**added: str) -> dict[str, str]:
 
 
 def git(folder: Path, *words: str) -> str:
-    """Run git in a folder, with a name to commit by, and return what it prints."""
+    """Run git in a folder, with a name for commits, and return what it prints."""
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     done = subprocess.run(
         ["git", *identity, *words], cwd=folder, capture_output=True, check=True, text=True
@@ -49,7 +49,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def losses(events: list[dict[str, Any]]) -> dict[int, float]:
-    """Return the loss of every step, of its last attempt."""
+    """Return the loss of every step; of a repeated step, the last loss."""
     return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 
 
@@ -104,22 +104,22 @@ class Started:
             time.sleep(0.02)
 
     def family(self) -> list[psutil.Process]:
-        """Return this process and all below it."""
+        """Return this process and all its descendants."""
         top = psutil.Process(self.process.pid)
         return [top, *top.children(recursive=True)]
 
     def ranks(self) -> list[psutil.Process]:
-        """Return the ranks that this launcher has had forked, in the order of their numbers."""
+        """Return the ranks of this launcher, in the order of their numbers."""
         return ranks_below(self.process.pid)
 
     def end(self, *, timeout: float = 120) -> Ended:
-        """Wait for the end and return it."""
+        """Wait until the process ends, and return the result."""
         code = self.process.wait(timeout)
         lines = self.read(self.out).splitlines()
         return Ended(code, [json.loads(line) for line in lines], self.read(self.stderr))
 
     def clear(self) -> None:
-        """Kill what is left, so that one failed test does not disturb the next."""
+        """Kill the remaining processes, so that one failed test does not disturb the next."""
         if self.process.poll() is None:
             for process in self.family():
                 with suppress(psutil.NoSuchProcess):
@@ -130,7 +130,7 @@ class Started:
 
 
 def ranks_below(launcher: int) -> list[psutil.Process]:
-    """Return the ranks of a launcher: the processes below it that are named so."""
+    """Return the ranks of a launcher: its descendants that are named `rank N`."""
     found = {}
     for process in psutil.Process(launcher).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -141,9 +141,9 @@ def ranks_below(launcher: int) -> list[psutil.Process]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return how many tests run at a time: one for a core, at least two, each with 4 GB of memory.
+    """Return how many tests run at a time: one per core, but at least two, each with 4 GB of memory.
 
-    Of the fast ones some only wait: one more has work meanwhile.
+    For the fast tests it is one more, because some of them only wait.
     """
     fit = int(psutil.virtual_memory().total // 4e9)
     return max(2, min(count_cores(), fit)) + int(config.option.markexpr == "not slow")
@@ -151,7 +151,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Import the tests without garbage collection, which took half of the time."""
+    """Import the tests without garbage collection, which would take half of the time."""
     with without_collection():
         result = yield
     atexit.register(gc.unfreeze)  # some libraries report at exit what was not freed
@@ -160,9 +160,9 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
-    """Let SIGINT end the processes of tests, also where a shell runs the tests in the background.
+    """Let SIGINT end the processes of tests, also if a shell runs the tests in the background.
 
-    Such a shell ignores SIGINT, and so would all processes below it.
+    In the background a shell ignores SIGINT, and its descendants inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

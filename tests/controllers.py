@@ -1,6 +1,7 @@
-"""What each launcher's controller gives to pod i: its variables, and the name that others find it by.
+"""What each launcher's controller gives to pod i: its variables, and the host name of the pod.
 
-The controllers are the stand-in's, on an API without HTTP; compose names a container as its service.
+The controllers are those of the stand-in cluster, with an API without HTTP. With compose, the host name
+of a container is the name of its service.
 """
 
 from itertools import count
@@ -28,7 +29,7 @@ def given(launcher: str, values: dict[str, Any], index: int) -> dict[str, str]:
     pod = _pods(_cluster(launcher, values))[index] | {"status": {"podIP": ADDRESS}}
     container = pod["spec"]["containers"][0]
     names = [one["name"] for one in container["env"]]
-    # Which of two variables of one name wins differs by controller.
+    # If a variable is set twice, the controllers differ in which one counts.
     assert len(names) == len(set(names)), names
     return environment(pod, container)
 
@@ -40,7 +41,7 @@ def host(launcher: str, values: dict[str, Any], index: int) -> str:
     server = _cluster(launcher, values)
     pod = _pods(server)[index]
     (service,) = (one for one in server.all("v1", "Service") if names_of(one, [(pod, ADDRESS)]))
-    # A pod of the operator's is found when it runs; others must find the master before it is ready.
+    # The operator's pods are found when they run; elsewhere the master is found before it is ready.
     assert service["spec"]["publishNotReadyAddresses"] or launcher == "pytorchjob"
     (line,) = names_of(service, [(pod, ADDRESS)])
     return line.split()[1]
@@ -52,7 +53,7 @@ def services(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cluster(launcher: str, values: dict[str, Any]) -> Server:
-    """Return an API with a rendered job, and what its controllers have made of it."""
+    """Return an API with a rendered job and with the objects that its controllers have made."""
     server = Server(identity=lambda _: {"uid": f"{next(_numbers)}-{UID}"})
     for one in render(values, launcher).objects:
         server.create(one | {"metadata": one["metadata"] | {"namespace": "lab"}})
@@ -63,5 +64,5 @@ def _cluster(launcher: str, values: dict[str, Any]) -> Server:
 
 
 def _pods(server: Server) -> dict[int, dict[str, Any]]:
-    """Return the pods by their node's number: they are made in its order."""
+    """Return the pods in the order of their nodes, in which they are made."""
     return dict(enumerate(server.all("v1", "Pod")))

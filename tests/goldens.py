@@ -1,6 +1,6 @@
 """The goldens: what render.py writes, kept to be read and compared.
 
-python -m tests.goldens writes them anew.
+python -m tests.goldens writes them again.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ JOBS["own-script"] = OWN_SCRIPT
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """Put short texts in place of what travels: a golden is not to change with every change of code."""
+    """Replace files that travel by short texts, so that not every change of code changes goldens."""
 
     def packed(folder: Path, *, label: str, via: str) -> Archive:
         return replace(
@@ -82,7 +82,7 @@ def document(name: str) -> str:
 
 
 def options_of(name: str) -> list[str]:
-    """Return the options that a feature is of, where it is no key: a line that begins with #!."""
+    """Return the options of a feature that is no key of the job file: a line that starts with #!."""
     lines = (FEATURES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     return [word for line in lines if line.startswith("#!") for word in line[2:].split()]
 
@@ -119,9 +119,9 @@ def index() -> str:
 
 
 def of_clusters() -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """Yield a name, the job file's values, and what is rendered of them, of every cluster launcher.
+    """Yield the name, the job file's values and the rendering of each golden of cluster launchers.
 
-    The files of whole jobs are as they are written; then come the jobs of frameworks, and of the pages.
+    First come the whole jobs, then the jobs of frameworks and of the pages.
     """
     for path in sorted(GOLDEN.glob("*/*.yaml")):
         if path.stem in CLUSTER and path.parent != FEATURES:
@@ -141,12 +141,12 @@ def of_clusters() -> Iterator[tuple[str, dict[str, Any], Any]]:
         files = [str(FEATURES / f"{part}.yaml") for part in ("plain", name)]
         values = load.read([*under, *files]).values
         for launcher in CLUSTER:
-            with contextlib.suppress(Fault):  # whose text is on the page
+            with contextlib.suppress(Fault):  # its text is on the page
                 yield f"{name} on {launcher}", values, render(values, launcher)
 
 
 def write_jobs(folder: Path) -> None:
-    """Write the renderings of whole job files, each without what the launcher lacks."""
+    """Write the renderings of whole job files, without what the launcher does not support."""
     for name, path in JOBS.items():
         for launcher in LAUNCHERS:
             settings = [part for key in without(launcher, path) for part in ("--set", key)]

@@ -1,9 +1,9 @@
 """Running ranks that the tests share: each takes one case after another, with torch loaded and warm.
 
-A new process for every rank of every case costs seconds; these wait for the next. Between two cases a
-rank forgets what the one before left: variables of the environment, seeds, defaults, caches. It serves
-again only after a case that ended with 0 or 64; whatever else happened to it, another takes its place.
-One that waits is stopped: gloo's threads, which it keeps, look around a hundred times a second.
+A new process for every rank of every case would cost seconds. Between two cases a rank resets what the
+first one has left: environment variables, seeds, defaults, caches. It is used again only after a case
+that ended with 0 or 64; after any other end it is replaced. A rank that waits for a case is stopped
+(SIGSTOP), because the threads of gloo, which it keeps, poll a hundred times a second.
 
     with lend(2) as ranks:
         endings = carry_out(Case({"TRAINER_TASK": "digits"}), ranks, timeout=120)
@@ -28,7 +28,7 @@ from pathlib import Path
 from tests.pool_rank import Case, serve
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# torch._dynamo is imported by the first optimizer, otherwise in every rank anew
+# the first optimizer imports torch._dynamo: import it once, not in every rank
 _CONTEXT.set_forkserver_preload(
     [
         "trainer.engine.loop",
@@ -40,15 +40,15 @@ _CONTEXT.set_forkserver_preload(
     ]
 )
 
-# Once one rank has failed, its peers have lost a connection; this long they may take to see it.
+# Once one rank has failed, its peers have lost a connection. They may take this long to notice.
 _GRACE = 30.0
 _FIT_FOR_MORE = (0, 64)
 
-# A rank that does not listen by then fails, or waits for something else first.
+# A rank that does not listen by then has failed, or is waiting for something else.
 _LISTENING = 5.0
 
-# Then new ones take over: a process group never gives its threads back, nor DTensor and the compiler
-# their caches. After some hundred cases a rank has 500 threads, and takes twice the time.
+# Then ranks are replaced: a process group never frees its threads, nor DTensor and the compiler their
+# caches. After some hundred cases a rank has 500 threads and takes twice the time.
 _CASES = 40
 
 
@@ -82,7 +82,7 @@ class Rank:
             self.line.send(case)
 
     def end(self) -> Ending:
-        """Return how the rank has ended the case; it does not wait for an answer."""
+        """Return how the rank has ended the case, without waiting for an answer."""
         code, answered = None, False
         if self.process.is_alive() and not self.line.poll():
             self._signal(signal.SIGUSR1)  # it writes where its threads are
@@ -92,7 +92,7 @@ class Rank:
             try:
                 code, answered = self.line.recv(), True
                 text = self._read()
-            except (EOFError, OSError):  # it ended itself, as a watchdog does, or was killed
+            except (EOFError, OSError):  # it exited, e.g. through its watchdog, or was killed
                 self.process.join(timeout=10)
                 code = self.process.exitcode
                 text = f"ended its process: {self._read()}"
@@ -112,7 +112,7 @@ class Rank:
 
     def _read(self) -> str:
         text = self.stderr.read_text(encoding="utf-8", errors="replace")
-        # how it began to fail, and how it ended: a crash lists every thread between the two
+        # start and end of the error: between them a crash lists every thread
         return text if len(text) <= 8000 else f"{text[:4000]}\n...\n{text[-4000:]}"
 
 
@@ -121,7 +121,7 @@ _ranks: list[Rank] = []
 
 @contextlib.contextmanager
 def lend(count: int, *, fresh: bool = False) -> Iterator[Sequence[Rank]]:
-    """Lend `count` ranks: running ones, the same number each time the same process, or fresh ones."""
+    """Lend `count` ranks, running or fresh ones. A running rank has the same process each time."""
     if fresh:
         ranks = [Rank(_home()) for _ in range(count)]
         try:
@@ -141,7 +141,7 @@ def lend(count: int, *, fresh: bool = False) -> Iterator[Sequence[Rank]]:
         yield lent
     finally:
         if not all(rank.fit for rank in lent):
-            # one that failed may have left its peers in the middle of something
+            # after a failure its peers may be in the middle of the case
             for rank in lent:
                 rank.stop()
             del _ranks[:count]
@@ -170,7 +170,7 @@ def carry_out(case: Case, ranks: Sequence[Rank], *, timeout: float) -> list[Endi
 
 
 def _wait_until_it_listens(port: int, first: Rank, *, end: float) -> None:
-    """Wait for the store at rank 0: a rank that connects earlier loses a third of a second."""
+    """Wait for the store of rank 0: a rank that connects too early loses a third of a second."""
     listening = f":{port:04X} "
     tables = [table for name in ("tcp", "tcp6") if (table := Path("/proc/net") / name).exists()]
     while tables and not first.line.poll() and first.process.is_alive() and time.monotonic() < end:
@@ -184,7 +184,7 @@ def _wait_until_it_listens(port: int, first: Rank, *, end: float) -> None:
 
 
 def start_server() -> None:
-    """Start the fork server now, before another part of the tests starts it with fewer modules."""
+    """Start the fork server now, before other tests start it with fewer modules loaded."""
     forkserver.ensure_running()
 
 

@@ -40,7 +40,7 @@ class Case:
 
 
 def serve(connection: Connection, errors: str) -> None:
-    """Carry out case after case until the other end is closed; `errors` is standard error's file."""
+    """Carry out cases until the other end is closed; `errors` is the file of standard error."""
     _redirect(errors)
     _end_with_parent()
     gc.freeze()  # objects from before the fork are never garbage; collecting skips them
@@ -61,9 +61,9 @@ def serve(connection: Connection, errors: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """Be killed when the fork server ends: a stopped process sees nothing else (prctl(2), Linux).
+    """Be killed when the fork server ends: a stopped process notices nothing else (prctl(2), Linux).
 
-    The server ends when the last copy of its pipe's other end is closed; every child has one.
+    The server ends when the last copy of the other end of its pipe is closed; every child has one.
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -131,10 +131,10 @@ def _forget(variables: dict[str, str], path: list[str]) -> None:
 
 
 def _forget_meshes() -> None:
-    """Clear DTensor's cache: results by equal meshes, and with them their groups' names.
+    """Clear DTensor's cache, whose results have the names of the process groups of their mesh.
 
-    A name leads to the same ranks again as long as the groups are made in the same order. To keep this
-    where it is right halves the time of a case: two of its three seconds were such results.
+    A name stands for the same ranks only while the groups are made in the same order. The cache is kept
+    where that is so, which saves two of the three seconds of a case.
     """
     from trainer.distributed.torch_private import forget_shardings
 

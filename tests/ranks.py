@@ -29,8 +29,8 @@ def run_ranks(
 ) -> list[dict[str, Any]]:
     """Train with `world_size` ranks, expect them to end with `code`, and return the events.
 
-    The ranks are running ones (`tests/pool.py`), unless `before` is to run in each first, the place to
-    plant a fault: then they are fresh. It must be a module's function.
+    The ranks are those of the pool (`tests/pool.py`). With `before`, a function of a module that each
+    rank runs first, for example to plant a fault, they are fresh.
     """
     variables = {f"TRAINER_{name.upper()}": value for name, value in settings.items()}
     quiet = {"TRAINER_LOG": "json", "TRAINER_OUT": str(folder), "TRAINER_LOG_STEPS": "1"}
@@ -47,7 +47,7 @@ def run_ranks(
 
 
 def is_there(pid: int) -> bool:
-    """Return whether a process is still there, and not only waits for its new parent to see its end."""
+    """Return whether a process exists and is not a zombie."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False

@@ -20,7 +20,7 @@ from k8s.plan.launcher import RunsIn
 from k8s.plan.model import Plan
 from k8s.render import manifests
 
-# It reads megabytes of schema anew for every object.
+# Without a cache it reads megabytes of schema for every object.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 ROOT = Path(__file__).parents[1]
@@ -31,8 +31,8 @@ CLUSTER = [name for name in LAUNCHERS if launchers.find(name).runs_in is RunsIn.
 GOLDEN = ROOT / "tests" / "golden"
 EVERYTHING = GOLDEN / "everything.yaml"
 
-# Everything that has broken somebody's templates: quotes of all kinds, line ends, YAML's and the shell's
-# own characters, words that YAML takes for something else, what Kubernetes expands.
+# Texts that can break templates: quotes, line ends, special characters of YAML and the shell, words that
+# YAML does not read as text, and what Kubernetes expands.
 AWKWARD = [
     "a\nb: \"c\" 'd'\n",
     ": ",
@@ -71,7 +71,7 @@ AWKWARD = [
 
 
 def job(**changes: Any) -> dict[str, Any]:
-    """Return a small valid job file's values, with changes; nothing stands beside its job."""
+    """Return the values of a small valid job file, with changes; it has no companion objects."""
     return {"name": "a-job", "image": "muster:cpu", "network": {"isolate": False}, **changes}
 
 
@@ -81,7 +81,7 @@ def render(values: dict[str, Any], launcher: str) -> manifests.Rendered:
 
 
 def without(launcher: str, path: Path) -> list[str]:
-    """Return the settings that take from a job file what the launcher lacks."""
+    """Return the settings that remove from a job file what the launcher does not support."""
     settings = []
     values = load.read([str(path)]).values
     for key in launchers.find(launcher).lacks:
@@ -98,7 +98,7 @@ def without(launcher: str, path: Path) -> list[str]:
 
 
 def everything(launcher: str, path: Path = EVERYTHING) -> dict[str, Any]:
-    """Return the job file that says everything, without what the launcher lacks."""
+    """Return the job file with every key, without what the launcher does not support."""
     return load.read([str(path)], without(launcher, path)).values
 
 
@@ -140,7 +140,7 @@ def environment_in_pod(pod: dict[str, Any]) -> dict[str, str]:
 
 
 def expand(text: str, variables: dict[str, str]) -> str:
-    """Expand $(NAME) and $$ as the kubelet does: byte by byte, so that it garbles `$é`."""
+    """Expand $(NAME) and $$ as the kubelet does, which works byte by byte and so garbles `$é`."""
     source, result, at = text.encode(), b"", 0
     while at < len(source):
         following = source[at + 1 : at + 2]
@@ -164,7 +164,7 @@ def expand(text: str, variables: dict[str, str]) -> str:
 def refused(
     arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str], *, out: bool = True
 ) -> str:
-    """Run the command in this process, see that it refuses, and return the line it says."""
+    """Run the command in this process, check that it refuses, and return its error line."""
     target = folder / "written"
     code = command.main([*arguments, "-o", str(target)] if out else arguments)
     seen = capsys.readouterr()
@@ -179,8 +179,8 @@ def refused(
 def run_script(text: str, folder: Path, **environment: str) -> tuple[int, Any, str]:
     """Run a rendered script with /bin/sh in `folder`, with a program that writes what it was given.
 
-    The program stands where python (for `local`) and docker are looked for. Returns the exit code, the
-    program's arguments and environment, standard error.
+    The program replaces python (for `local`) and docker. Returns the exit code, the program's arguments
+    and environment, and standard error.
     """
     tool = folder / "docker"
     tool.write_text(

@@ -1,4 +1,4 @@
-"""A namespace of its own on the cluster of KUBECONFIG, and the verbs as a user types them."""
+"""A new namespace on the cluster of KUBECONFIG, and the verbs as a user types them."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from tests.rendering import CLUSTER
 
 @dataclass
 class Verbs:
-    """`python -m k8s` on a namespace of the cluster, as who `kubeconfig` says if it is given."""
+    """`python -m k8s` on a namespace of the cluster, as the user of `kubeconfig` if it is given."""
 
     cluster: Cluster
     folder: Path
@@ -37,7 +37,7 @@ class Verbs:
 
     @property
     def standin(self) -> bool:
-        """Whether the cluster is tests/standin, which shares this machine with whatever else runs."""
+        """Whether the cluster is tests/standin, which shares this machine with other programs."""
         return self.version.endswith("-standin")
 
     @property
@@ -59,14 +59,14 @@ class Verbs:
         )
 
     def does(self, *arguments: str, code: int = 0, timeout: float = 300) -> str:
-        """Run a verb, see it end as it should, and return what it printed."""
+        """Run a verb, check its exit code, and return what it printed."""
         ran = self.run(*arguments, timeout=timeout)
         assert ran.returncode == code, f"{arguments}: {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
         return ran.stdout
 
     @contextmanager
     def starts(self, *arguments: str, said: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-        """Start a verb that goes on until it is interrupted; yield it and the line that has `said`."""
+        """Start a verb that runs until it is interrupted; yield it and the line that contains `said`."""
         command = self._command(*arguments)
         with subprocess.Popen(command, **self._how, stderr=subprocess.PIPE) as process:
             assert process.stderr
@@ -84,15 +84,15 @@ class Verbs:
         return found
 
     def step(self, name: str) -> int:
-        """Return how far a job is; asked here: a verb's start takes a second of the trainer's CPU."""
+        """Return a job's last step, without a verb: its start would cost a second of the CPU."""
         job = jobs.get_job(self.cluster, name)
         found = job_progress.read_progress(self.cluster, jobs.pods(self.cluster, job))
         return found.progress.step if found.progress else 0
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the job's own events in the order of their times; asked here as well.
+        """Return the job's own events in the order of their times, also without a verb.
 
-        As far as its pods still have them, of which one may have taken another's place.
+        The events of a pod that was replaced are missing.
         """
         pods = jobs.pods(self.cluster, jobs.get_job(self.cluster, name))
         texts = [logs.text(self.cluster, pod.name, pod.container, {}) for pod in pods]
@@ -101,7 +101,7 @@ class Verbs:
         return sorted(found, key=itemgetter("time"))
 
 
-FIGURES: list[str] = []  # what was measured, a line each
+FIGURES: list[str] = []  # what was measured, one line each
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -131,7 +131,7 @@ def verbs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verbs]:
 
 @pytest.fixture(params=CLUSTER)
 def launcher(request: pytest.FixtureRequest, verbs: Verbs) -> str:
-    """Each launcher whose API the cluster serves."""
+    """Every launcher whose API the cluster serves."""
     kind = next(kind for kind in launchers.job_kinds() if kind.launcher == request.param)
     try:
         objects.resource(verbs.cluster, kind.api_version, kind.kind)

@@ -1,4 +1,4 @@
-"""Jobs as the suite has them on a cluster: submitted, waited for, and gone at the end.
+"""Jobs of the suite on a cluster: submit them, wait for them, and delete them at the end.
 
 with submitted(verbs, "jobset", endless("mine", claim)) as name:
     trained_to(verbs, name, 30)
@@ -20,7 +20,7 @@ from k8s.render import files
 from tests.cluster.conftest import Verbs
 from tests.rendering import render
 
-START = 240.0  # seconds for a job's pods to come, image present
+START = 240.0  # seconds for a job's pods to start, if the image is present
 _STEPS = 200_000  # more than any test waits for
 
 
@@ -42,13 +42,13 @@ DIGITS = job("digits", epochs=30)
 
 
 def endless(name: str, claim: str) -> dict[str, Any]:
-    """Return a job that goes on until somebody ends it, and keeps its checkpoints in a claim."""
+    """Return a job that runs until it is stopped, and keeps its checkpoints in a claim."""
     values = job(name, steps=_STEPS, checkpointSteps=25, logSteps=1)
     return values | {"checkpoints": {"pvc": claim}}
 
 
 def write(verbs: Verbs, launcher: str, values: dict[str, Any]) -> Path:
-    """Render a job to a file, with what travels with it beside."""
+    """Render a job to a file, with the files that travel with it next to it."""
     for name, content in files.files(render(values, launcher), split=False):
         (verbs.folder / name).write_bytes(
             content if isinstance(content, bytes) else content.encode()
@@ -60,7 +60,7 @@ def write(verbs: Verbs, launcher: str, values: dict[str, Any]) -> Path:
 
 @contextmanager
 def submitted(verbs: Verbs, launcher: str, values: dict[str, Any]) -> Iterator[str]:
-    """Submit a job, and at the end delete it and see that nothing of it is left."""
+    """Submit a job, and at the end delete it and check that nothing of it is left."""
     verbs.does("submit", str(write(verbs, launcher, values)))
     try:
         yield values["name"]
@@ -74,7 +74,7 @@ def submitted(verbs: Verbs, launcher: str, values: dict[str, Any]) -> Iterator[s
 
 
 def left(verbs: Verbs, name: str) -> list[str]:
-    """Return what is left in the namespace of a job."""
+    """Return what is left of a job in the namespace."""
     labels = {"app.kubernetes.io/instance": name}
     found = []
     kinds = launchers.job_kinds()
@@ -89,7 +89,7 @@ def left(verbs: Verbs, name: str) -> list[str]:
 
 
 def until(true: Callable[[], Any], seconds: float, seen: Callable[[], Any]) -> Any:
-    """Return what `true` comes to when it is not empty; fail with what is `seen` after so long."""
+    """Return the result of `true` once it is not empty; after the limit, fail with what is `seen`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := true():
@@ -99,7 +99,7 @@ def until(true: Callable[[], Any], seconds: float, seen: Callable[[], Any]) -> A
 
 
 def trained_to(verbs: Verbs, name: str, least: int) -> int:
-    """Wait until a job has come to a step, and return which it then was; not for one that has ended."""
+    """Wait until a job has reached a step, and return its step then; fail if the job has ended."""
 
     def come() -> int:
         if (now := verbs.step(name)) < least and jobs.get_job(
@@ -113,7 +113,7 @@ def trained_to(verbs: Verbs, name: str, least: int) -> int:
 
 
 def are_ready(verbs: Verbs, labels: dict[str, str]) -> bool:
-    """Return whether there are pods with these labels, and all of them ready."""
+    """Return whether there are pods with these labels and all of them are ready."""
     found = objects.find(verbs.cluster, "v1", "Pod", labels)
     shown = [pod["status"].get("conditions", []) for pod in found]
     ready = {"type": "Ready", "status": "True"}

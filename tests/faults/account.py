@@ -1,4 +1,4 @@
-"""What every process of a job is doing, for the message of a test that has waited too long.
+"""What each process of a job is doing, for the message of a test that has waited too long.
 
 Processes with `SITE` as their sitecustomize write their stacks to their standard error.
 """
@@ -33,7 +33,7 @@ def account(hosts: dict[int, list[int]]) -> str:
 def _ask(process: psutil.Process) -> str:
     name, command, cpu = process.name(), " ".join(process.cmdline()), process.cpu_times()
     rank, proc = process.environ().get("RANK"), Path(f"/proc/{process.pid}")
-    if not name.startswith(("rank ", "fork ")):  # as the launcher's fork server calls them
+    if not name.startswith(("rank ", "fork ")):  # the names that the launcher's fork server gives
         name = f"rank {rank}" if rank else "launcher" if "trainer.launch" in command else "other"
     caught = proc.joinpath("status").read_text("ascii").partition("SigCgt:")[2].split()[0]
     state, asked = process.status(), int(caught, 16) >> (signal.SIGUSR1 - 1) & 1

@@ -1,4 +1,4 @@
-"""Faults as clusters have them, injected one after the other in random order."""
+"""Faults that happen on clusters, injected one after the other in random order."""
 
 import contextlib
 import signal
@@ -110,19 +110,19 @@ def send(found: list[psutil.Process], number: signal.Signals) -> None:
 
 
 def stop_for(job: Controlled, host: Host, seconds: float, *, ranks: bool) -> None:
-    stopped = processes(job, host, ranks=ranks)  # those, and no rank that starts meanwhile
+    stopped = processes(job, host, ranks=ranks)  # only these, no rank that starts in the meantime
     send(stopped, signal.SIGSTOP)
     job.later(seconds, lambda: send(stopped, signal.SIGCONT))
 
 
 def disturb(job: Controlled, seconds: float, *, interval: int, links: bool) -> None:
-    """Inject one fault after the other; each time see the job make steps again."""
+    """Inject one fault after the other; check each time that the job makes steps again."""
     possible = [fault for fault in FAULTS if links or fault not in NEED_LINKS]
-    job.wait_for_steps(interval + 5)  # its start is no part of the seconds
+    job.wait_for_steps(interval + 5)  # the seconds do not include the start
     end = time.monotonic() + seconds
     deck: list[Callable[[Controlled, Host], None]] = []
     while time.monotonic() < end and not job.finished:
-        # Each of them before one comes again, so that a short soak has most.
+        # Each fault once before any is repeated, so that a short soak has most of them.
         deck = deck or job.dice.sample(possible, len(possible))
         fault = deck.pop()
         host = job.dice.choice([h for h in job.job.hosts if h.number in job.running])
@@ -130,5 +130,5 @@ def disturb(job: Controlled, seconds: float, *, interval: int, links: bool) -> N
         job.faults[fault.__name__] += 1
         fault(job, host)
         job.tick()
-        time.sleep(0.3)  # a step that was under way when the fault came is no recovery
+        time.sleep(0.3)  # a step that had started before the fault does not count as a recovery
         job.recoveries.append(job.wait_for_steps(job.dice.randrange(3, 40)))

@@ -16,7 +16,7 @@ from tests.faults.hosts import Host
 PORT = 29500
 STOOD_STILL = 1.0  # seconds between two looks, of 0.02 s each
 
-# The synthetic task at a pace that leaves time to disturb it: seconds a step, as a file says.
+# The synthetic task, slowed down so that tests can disturb it: a file has the seconds of a step.
 PACED = """
 import os, time
 from pathlib import Path
@@ -31,7 +31,7 @@ class Paced(Task):
 
 @dataclass
 class Job:
-    """A job of fixed size on `hosts`, all writing to one folder as to a shared volume."""
+    """A job of fixed size on `hosts`; all write to one folder, like a shared volume."""
 
     folder: Path
     hosts: list[Host]
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Every event of every attempt so far."""
+        """All events of all attempts so far."""
         file = self.folder / "run" / "metrics.jsonl"
         if file.exists():  # only new lines: a soak reads ten times a second
             with file.open("rb") as lines:
@@ -62,7 +62,7 @@ class Job:
         self.set_pace(self.pace)
 
     def set_pace(self, seconds: float) -> None:
-        """Make every step from now on longer by this time."""
+        """Make every step from now on take this much longer."""
         written = self.folder / "pace.new"
         written.write_text(str(seconds), encoding="utf-8")
         written.rename(self.folder / "pace")
@@ -118,9 +118,9 @@ class Job:
         return "\n".join(f"--- {file}\n{file.read_text(encoding='utf-8')}" for file in files)
 
     def codes(self, *, within: float) -> list[int]:
-        """Return the nodes' exit codes, which all must have by `within` seconds from now.
+        """Return the nodes' exit codes; all nodes must end `within` seconds from now.
 
-        The time begins again when this machine has stood still, as it does for the launchers.
+        The time starts again if this machine has stood still, as it does in the launchers.
         """
         last = time.monotonic()
         until = last + within
@@ -134,7 +134,7 @@ class Job:
         return [int(node.process.returncode) for node in self.nodes]
 
     def states(self) -> str:
-        """Return what every process waits for: one in state D cannot be killed."""
+        """Return what every process waits for: a process in state D cannot be killed."""
         lines = []
         for node in self.nodes:
             with contextlib.suppress(psutil.NoSuchProcess, OSError):

@@ -23,5 +23,5 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
     """A folder in memory: a rank that waits for a disk, which other tests use, cannot be killed."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # a name of its own
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # with a unique name
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""A job and the controller that starts its nodes again, for tests that disturb it for a while."""
+"""A job and a controller that restarts its nodes, for tests that disturb the job for a while."""
 
 import contextlib
 import random
@@ -12,7 +12,7 @@ from tests.conftest import Started
 from tests.faults.account import account
 from tests.faults.cluster import Job
 
-LONGEST_RECOVERY = 90  # seconds without a step that are too many
+LONGEST_RECOVERY = 90  # seconds without a step; more is a failure
 _ENDING = 45  # seconds for nodes that trained together to end; their barrier takes up to 30
 
 
@@ -33,7 +33,7 @@ class Controlled:
     _late: list[Started] = field(default_factory=list)
 
     def tick(self) -> None:
-        """Do what a controller does: start again the wanted nodes that have ended."""
+        """Do what a controller does: restart the wanted nodes that have ended."""
         now = time.monotonic()
         for late, act in [one for one in self.due if one[0] <= now]:
             self.due.remove((late, act))
@@ -55,7 +55,7 @@ class Controlled:
             self._stop_the_late()
 
     def _stop_the_late(self) -> None:
-        """End nodes that came after the end and train nothing, as success policies do."""
+        """End nodes that started after the job's end and train nothing, as success policies do."""
         for number, node in self.running.items():
             if node not in self._late:
                 assert not node.ranks(), f"{number}: {node.read(node.stderr)}"
@@ -70,7 +70,7 @@ class Controlled:
         self.due.append((time.monotonic() + seconds, act))
 
     def step(self) -> tuple[int, int]:
-        """Return how many steps were ever reported, and the last one."""
+        """Return how many steps were reported in all, and the last one."""
         steps = [event["step"] for event in self.job.events if event["event"] == "step"]
         return len(steps), steps[-1] if steps else 0
 
@@ -90,7 +90,7 @@ class Controlled:
         return first or 0.0
 
     def note(self, text: str) -> None:
-        """Print what is done to the job, and keep it with the time."""
+        """Print what is done to the job, and record it with the time."""
         report(text)
         self.history.append(f"{time.strftime('%H:%M:%S')} {text}")
 

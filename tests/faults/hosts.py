@@ -1,7 +1,7 @@
 """Several hosts on this machine: network namespaces, each with a link to one switch.
 
-A link is a veth pair, or a wire that this process carries frame by frame, late or not at all. Needs
-root and iproute2; `why_not()` says what is missing. All is gone when the block ends:
+A link is a veth pair, or a wire: this process forwards each frame, delays it or drops it. Needs root
+and iproute2; `why_not()` says what is missing. Everything is removed when the block ends:
 
     with network() as net:
         host = net.host()
@@ -87,8 +87,8 @@ class Host:
         return self.started[-1]
 
     def knows(self, name: str, *addresses: str) -> None:
-        """Resolve a name to these addresses, in this order, in processes that start from now on."""
-        folder = Path("/etc/netns") / self.name  # which `ip netns exec` lays over /etc
+        """Resolve a name to these addresses, in this order, in processes that start later."""
+        folder = Path("/etc/netns") / self.name  # `ip netns exec` mounts it over /etc
         folder.mkdir(parents=True)
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address in addresses)]
         (folder / "hosts").write_text("\n".join(lines) + "\n", encoding="ascii")
@@ -131,7 +131,7 @@ class Host:
 
 
 class Loopback:
-    """A host without namespaces: processes of its own at the loopback address."""
+    """A host without namespaces: a group of processes at the loopback address."""
 
     address = "127.0.0.1"
 
@@ -153,7 +153,7 @@ class Loopback:
                         process.kill()
 
     def mend(self) -> None:
-        """There is no link to mend."""
+        """Do nothing: there is no link."""
 
     def processes(self) -> list[int]:
         alive = [started for started in self.started if started.process.poll() is None]
@@ -165,7 +165,7 @@ class Loopback:
 
 
 class Wire:
-    """A link that this process carries: every frame arrives `delay` seconds late, some never."""
+    """A link that this process forwards: every frame arrives `delay` seconds late, and some are lost."""
 
     def __init__(self, *, delay: float = 0, loss: float = 0) -> None:
         self.delay, self.loss = delay, loss
@@ -174,7 +174,7 @@ class Wire:
         self._thread: threading.Thread | None = None
 
     def connect(self, host: str, switch: str, port: str) -> None:
-        """Lay the wire between `eth0` of one namespace and `port` of another."""
+        """Connect `eth0` of one namespace with `port` of another."""
         self._ends = [_tap(host, "eth0"), _tap(switch, port)]
         self._thread = threading.Thread(target=self._carry, daemon=True)
         self._thread.start()
@@ -192,7 +192,7 @@ class Wire:
                     heapq.heappush(under_way, (time.monotonic() + self.delay, count, other, frame))
             while under_way and under_way[0][0] <= time.monotonic():
                 _, _, end, frame = heapq.heappop(under_way)
-                with contextlib.suppress(OSError):  # an end that is down
+                with contextlib.suppress(OSError):  # one end is down
                     os.write(end, frame)
 
     def close(self) -> None:
@@ -225,13 +225,13 @@ class Network:
         _run("ip", "-n", self.name, "link", "set", _SWITCH, "up")
 
     def host(self, wire: Wire | None = None) -> Host:
-        """Add a host, on a link that is never late unless it is a wire."""
+        """Add a host; only with a wire is its link late."""
         self.hosts.append(Host(self, self._made, wire))
         self._made += 1
         return self.hosts[-1]
 
     def drop(self, host: Host) -> None:
-        """Remove one host; no other gets its address."""
+        """Remove one host; its address is not used again."""
         self.hosts.remove(host)
         host.remove()
 
@@ -243,7 +243,7 @@ class Network:
 
 @contextlib.contextmanager
 def network() -> Iterator[Network]:
-    """Yield a network that is taken down however the block ends."""
+    """Yield a network, and remove it when the block ends, also after an error."""
     net = Network()
     try:
         yield net

@@ -1,4 +1,4 @@
-"""A task that writes down which samples were used."""
+"""A task that records which samples were used."""
 
 import os
 import time
@@ -15,9 +15,9 @@ from trainer.tasks import synthetic
 
 
 class Listed(synthetic.Task):
-    """Writes which samples the loss saw into the file LISTED, after LISTED_PAUSE seconds.
+    """Writes the samples of each call of `loss` to the file LISTED, after LISTED_PAUSE seconds.
 
-    With LISTED_FAILS it raises at that call.
+    With LISTED_FAILS, that call raises.
     """
 
     def __init__(self, settings: Settings) -> None:

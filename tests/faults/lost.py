@@ -1,4 +1,4 @@
-"""How many steps a job did again, each time it went back to a checkpoint, by its own events.
+"""How many steps a job repeated each time it went back to a checkpoint, according to its events.
 
 assert all(went.beyond(interval) == 0 for went in returns(job.events))
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Return:
-    """One return to a checkpoint: the last step done, the one gone back to, the newest known saved."""
+    """A return to a checkpoint: the last finished step, the checkpoint's, the newest saved one."""
 
     done: int
     back_to: int
@@ -17,20 +17,20 @@ class Return:
 
     @property
     def lost(self) -> int:
-        """Return how many finished steps are done again."""
+        """Return how many finished steps are repeated."""
         return self.done - self.back_to
 
     def in_flight(self, interval: int) -> int:
-        """Return how many of them were taken while the save due before the last was being written.
+        """Return how many of them were taken while a save was being written: the one due before `done`.
 
-        None, when that save had been reported as complete. The one due at the last step itself cannot
-        have begun before that step was reported, and begins only when the one before it is complete.
+        0 if that save was reported as complete. A save that is due at `done` itself cannot have started
+        before `done` was reported, and starts only when the previous save is complete.
         """
         due = self.done - 1 - (self.done - 1) % interval
         return 0 if self.saved >= due else self.done - due
 
     def beyond(self, interval: int) -> int:
-        """Return how many steps more than the interval, and those in flight, are lost."""
+        """Return how many steps are lost beyond the interval and those in flight."""
         return max(0, self.lost - interval - self.in_flight(interval))
 
 

@@ -1,4 +1,4 @@
-"""A soak: an elastic job on three hosts trains while a seeded adversary does what clusters do.
+"""A soak: an elastic job on three hosts trains while an adversary with a seed injects faults.
 
 At the end its weights must equal those of an undisturbed run, and its ledger must show that each
 sample of each epoch was used once. Where network namespaces are not permitted the hosts are process
@@ -32,12 +32,12 @@ from trainer.engine import ledger
 INTERVAL = 16  # steps between checkpoints
 PACE = 0.05  # seconds a step while the adversary is at work
 STEPS_PER_EPOCH = 128
-STEPS_A_SECOND = 8  # more than are taken with a recovery after every fault; the rest undisturbed
+STEPS_A_SECOND = 8  # more than a job with faults can take; the remaining steps are undisturbed
 TOLERANCE = 1e-8
 
 
 def compare(run: Path, whole: Path) -> float:
-    """Return the largest relative difference of a tensor to the undisturbed run's."""
+    """Return the largest relative difference between a tensor and that of the undisturbed run."""
     ours, theirs = weights(run), weights(whole)
     return max(float((ours[n] - theirs[n]).norm() / theirs[n].norm()) for n in theirs)
 
@@ -47,7 +47,9 @@ def three_hosts() -> Iterator[tuple[list[Host], bool]]:
     """Yield the hosts, and whether they have links that can be cut."""
     if reason := why_not():
         report(f"no network namespaces, so processes on one host and no cut links: {reason}")
-        hosts: Any = [Loopback(number) for number in range(3)]  # do all that is asked of a Host
+        hosts: Any = [
+            Loopback(number) for number in range(3)
+        ]  # have the methods of a Host that are used
         try:
             yield hosts, False
         finally:
@@ -77,7 +79,9 @@ def soak(seconds: float, seed: int) -> int:
     ):
         folder, bound = Path(name), LONGEST_RECOVERY + seconds
         once = settings | {"task": "synthetic", "checkpoint_steps": "0"}
-        beside = stack.enter_context(ThreadPoolExecutor())  # the undisturbed run, meanwhile
+        beside = stack.enter_context(
+            ThreadPoolExecutor()
+        )  # for the undisturbed run, at the same time
         whole = beside.submit(run_ranks, 1, folder / "whole", timeout=bound, **once)
         job = Job(folder / "job", hosts, variables, pace=PACE, elastic="1:3", attempts=1)
         ours = stack.enter_context(Controlled(job, random.Random(seed)).explaining())  # noqa: S311
@@ -107,8 +111,8 @@ def soak(seconds: float, seed: int) -> int:
         whole.result()
         difference = compare(job.folder / "run", folder / "whole")
         report(f"weights differ by {difference:.1e}; {proof}; seed {seed}")
-        # A checkpoint is written while the next steps are taken. Those, and no other, may be lost
-        # beside the interval's.
+        # A checkpoint is written while the next steps are taken. Only these may be lost in addition to
+        # those of the interval.
         assert not [went for went in gone_back if went.beyond(INTERVAL)]
         assert difference <= TOLERANCE
         killed = ours.faults["kill_a_rank"] + ours.faults["kill_a_fork_server"]

@@ -1,4 +1,4 @@
-"""Tasks with a fault in them; variables of the environment say which and when."""
+"""Tasks with a fault; environment variables say which and when."""
 
 import atexit
 import contextlib
@@ -35,7 +35,7 @@ def _plant(fault: dict[str, str]) -> None:
 
 
 class Numberless(synthetic.Task):
-    """On rank 1 the calls of `loss` named in NUMBERLESS have no finite gradient, or no finite loss."""
+    """On rank 1, the calls of `loss` named in NUMBERLESS have a non-finite gradient or loss."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -48,13 +48,13 @@ class Numberless(synthetic.Task):
         losses = super().loss(outputs, targets)
         if os.environ.get("RANK", "1") != "1" or self._calls not in self._wrong:
             return losses
-        if self._kind == "gradient":  # the derivative of the root at 0
+        if self._kind == "gradient":  # the derivative of the square root at 0 is infinite
             return losses + (0 * outputs.sum()).sqrt()
         return losses + torch.inf
 
 
 class Poisoned(synthetic.Task):
-    """The samples of the steps named in POISONED (of 32 samples, seed 0) are nan."""
+    """The samples of the steps named in POISONED are nan (with 32 samples and seed 0)."""
 
     def data(self, *, train: bool) -> Tensors:
         whole = super().data(train=train)
@@ -77,7 +77,7 @@ class Wide(synthetic.Task):
 
 
 class Slow(synthetic.Task):
-    """A training step's `loss` takes SLOW milliseconds, on rank 1 those of SLOW_RANK_1."""
+    """The `loss` of a training step takes SLOW milliseconds, on rank 1 SLOW_RANK_1 milliseconds."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         mine = os.environ.get("SLOW_RANK_1" if os.environ["RANK"] == "1" else "SLOW", "0")
@@ -86,7 +86,7 @@ class Slow(synthetic.Task):
 
 
 class Lingering(synthetic.Task):
-    """Raises in the second step on rank 1, whose process then takes a minute to end."""
+    """Raises in the second step on rank 1; its process then takes a minute to end."""
 
     steps = 0
 
@@ -101,7 +101,7 @@ class Lingering(synthetic.Task):
 class Stuck(synthetic.Task):
     """The fourth step's `loss` on rank STUCK never returns; with HOW=killed its process ends there.
 
-    With HOW=building its model is never done, with HOW=loading not even this object.
+    With HOW=building the model is never built; with HOW=loading this object is never created.
     """
 
     calls = 0
@@ -126,7 +126,7 @@ class Stuck(synthetic.Task):
 
 
 class Filling(synthetic.Task):
-    """Fills the disk of FILLED at the sixth step; all but what a checkpoint's data take at the tenth.
+    """Fills the disk of FILLED at the sixth step. At the tenth only a checkpoint's data fit.
 
     At the fourteenth there is room again.
     """
@@ -157,14 +157,14 @@ class Filling(synthetic.Task):
 
 
 class Parted(synthetic.Task):
-    """Ranks lose each other when they first compute, though their nodes do not."""
+    """Ranks lose their connections in the first computation, but their nodes stay connected."""
 
     def loss(self, *_: Tensor) -> Tensor:
         raise dist.DistNetworkError(f"no way from rank {os.environ['RANK']}")
 
 
 class Spared(nn.Module):
-    """Has a layer that nothing goes through."""
+    """Has a layer that the forward pass does not use."""
 
     def __init__(self, used: nn.Module) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Unused(synthetic.Task):
 
 
 class Greedy(synthetic.Task):
-    """The third step's `loss` on rank 1 asks for more memory than there is, as GREEDY says."""
+    """The third step's `loss` on rank 1 asks for too much memory, in the way that GREEDY names."""
 
     calls = 0
 
@@ -191,7 +191,7 @@ class Greedy(synthetic.Task):
                 torch.empty(2**50, device=outputs.device)
             elif os.environ["GREEDY"] == "python":
                 bytearray(2**50)
-            else:  # really takes it, bit by bit, until the kernel kills it
+            else:  # uses memory piece by piece until the kernel kills it
                 kept = []
                 while True:
                     kept.append(bytearray(os.urandom(2**20)) * 8)
@@ -227,7 +227,7 @@ class Disturbed(synthetic.Task):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._left = 7  # calls until then
+        self._left = 7  # calls until the signal
         if os.environ.get("MOMENT") == "checkpoint":
             self._left = 1
             write = saver.write

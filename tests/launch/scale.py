@@ -1,6 +1,6 @@
-"""Thousands of simulated nodes against the real rendezvous server: how long a round takes, at what cost.
+"""Thousands of simulated nodes and the real rendezvous server: how long a round takes, and its cost.
 
-python -m tests.launch.scale 16 256 1024 4096 10000     # a row of the table for each
+python -m tests.launch.scale 16 256 1024 4096 10000     # one row of the table each
 """
 
 import json
@@ -29,7 +29,7 @@ from trainer.rendezvous.messages import (
 from trainer.rendezvous.server import RendezvousServer
 
 PROCESSES = 2
-REST = 5.0  # seconds at rest that are measured
+REST = 5.0  # seconds at rest for the measurement
 TIMEOUT = 120.0
 _KEY = "job\nsecret"
 
@@ -43,7 +43,7 @@ class Row:
     messages: int
     kilobytes: float
     busy: float  # processor seconds of the server in a second at rest
-    loss_s: float  # from a closed connection until all know
+    loss_s: float  # from a closed connection until all nodes know of it
 
     def __str__(self) -> str:
         return (
@@ -53,7 +53,7 @@ class Row:
 
 
 def measure(nodes: int) -> Row:
-    """Start the server and the simulated nodes in processes of their own, and measure a round."""
+    """Start the server and the simulated nodes in separate processes, and measure a round."""
     server = _Part("server", nodes)
     port = server.next()["port"]
     parts: list[_Part] = []
@@ -171,7 +171,7 @@ class _Nodes:
     def _answer(self, node: _Node, line: bytes) -> str:
         message = decode(line, FROM_SERVER)
         assert message is not None, line
-        # Heartbeats go by the time that a round takes on a busy machine.
+        # Heartbeats are set for the time that a round takes on a busy machine.
         if not (message["kind"] == "heartbeat" and node.joined):
             self.messages += 1
             self.bytes += len(line) + 1
@@ -209,7 +209,7 @@ def _simulate(port: int, first: int, count: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Be a part of a measurement, or measure."""
+    """Run a part of a measurement, or the whole measurement."""
     if arguments[0] == "server":
         _serve(int(arguments[1]))
     elif arguments[0] == "nodes":

@@ -1,4 +1,4 @@
-"""What a stranger who reaches the rendezvous' port may send, and how a job fares meanwhile.
+"""What a stranger who can reach the rendezvous port may send. A job must go on during the attack.
 
 python -m tests.launch.strangers HOST PORT SECONDS      # attack a port
 """
@@ -23,7 +23,7 @@ _FILES = 3 * DRIPPING
 
 
 def connect(to: Address, *, timeout: float = 2) -> socket.socket:
-    """Connect so that the port taken on this side can still be listened at, as other tests do."""
+    """Connect, so that other tests can still listen at the local port that is used."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     connection.settimeout(timeout)
@@ -33,7 +33,7 @@ def connect(to: Address, *, timeout: float = 2) -> socket.socket:
 
 
 def _send(to: Address, *lines: bytes) -> None:
-    """Send lines at once, and read until the other end has had enough."""
+    """Send all lines at once, and read until the other end closes the connection."""
     with connect(to) as connection:
         connection.sendall(b"".join(lines))
         while connection.recv(65536):
@@ -46,7 +46,7 @@ def _join(**fields: object) -> bytes:
 
 
 def huge_numbers(to: Address) -> None:
-    """Ranks and numbers that no job has, among them one that Python refuses to read."""
+    """Ranks and numbers that no job has; Python refuses to read one of them."""
     for value in (10**12, -1, 0, 1.5, True, "1", None, [1]):
         _send(to, _join(ranks=value))
         _send(to, _join(number=value))
@@ -54,7 +54,7 @@ def huge_numbers(to: Address) -> None:
 
 
 def wrong_secret(to: Address) -> None:
-    """A proof, but made with another secret, job or attempt."""
+    """A proof that is made with another secret, job or attempt."""
     for key in ("job\n", "job\nguess", "muster\n", "former attempt\nsecret"):
         with connect(to) as connection:
             challenge = json.loads(connection.recv(4096))["nonce"]
@@ -64,7 +64,7 @@ def wrong_secret(to: Address) -> None:
 
 
 def replayed(to: Address) -> None:
-    """The proof of one connection on another."""
+    """The proof of one connection, sent on another."""
     with connect(to) as first, connect(to) as second:
         challenge = json.loads(first.recv(4096))["nonce"]
         right_once = proof("job\nsecret", "join", challenge, _NONCE, 1, 1)
@@ -73,7 +73,7 @@ def replayed(to: Address) -> None:
 
 
 def joins_and_leaves(to: Address) -> None:
-    """Several messages in one packet, from a node that is none."""
+    """Several messages in one packet, from a node that does not exist."""
     leave = encode("leave", done=True)
     _send(to, _join(), leave, _join())
     _send(to, leave)
@@ -92,7 +92,7 @@ def escape_sequences(to: Address) -> None:
 
 
 def random_bytes(to: Address) -> None:
-    """No text at all, and another protocol."""
+    """Random bytes, and another protocol."""
     _send(to, random.randbytes(10_000))  # noqa: S311
     _send(to, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     _send(to, b"[" * 50_000 + b"\n")
@@ -119,7 +119,7 @@ ATTACKS: list[Callable[[Address], None]] = [
 
 @contextlib.contextmanager
 def dripping(to: Address) -> Iterator[None]:
-    """Hold open connections, some of which send a byte now and then; open new ones for those lost."""
+    """Hold connections open and send a byte on some of them at times; replace lost connections."""
     stop = threading.Event()
     held: list[socket.socket] = []
 
@@ -148,7 +148,7 @@ def dripping(to: Address) -> Iterator[None]:
 
 
 def raise_file_limit(files: int) -> None:
-    """Allow this process that many open files."""
+    """Allow this process so many open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, hard), hard))
@@ -156,13 +156,13 @@ def raise_file_limit(files: int) -> None:
 
 @contextlib.contextmanager
 def attacking(to: Address, *, counted: dict[str, int]) -> Iterator[None]:
-    """Carry out one attack after the other as long as the block lasts; count those carried out."""
+    """Run one attack after the other until the block ends, and count them."""
     stop = threading.Event()
 
     def attack() -> None:
         while not stop.wait(0.02):
             for one in ATTACKS:
-                with contextlib.suppress(OSError, ValueError):  # cut off, as it should be
+                with contextlib.suppress(OSError, ValueError):  # cut off, as expected
                     one(to)
                 counted[one.__name__] = counted.get(one.__name__, 0) + 1
 

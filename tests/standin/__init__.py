@@ -1,7 +1,7 @@
-"""A stand-in for a cluster, where there is none: its API over HTTP, controllers, and a kubelet.
+"""A stand-in for a cluster: its API over HTTP, controllers, and a kubelet.
 
-The pods are real: processes with namespaces, an address and a root of their own, in which the trainer
-trains. The controllers are ours, written after the real ones (Kubernetes 1.34, JobSet 0.12, training
+The pods are real: processes with their own namespaces, address and root, in which the trainer trains.
+The controllers are ours, modelled on the real ones (Kubernetes 1.34, JobSet 0.12, training
 operator 1.9, Trainer 2.3, Volcano 1.13); each file lists what it leaves out. A job that passes here has
 not been seen on a cluster. The API alone, without pods, serves the unit tests of `python -m k8s`.
 

@@ -1,4 +1,4 @@
-"""Starts the stand-in cluster and runs a command with its KUBECONFIG; ends as the command does.
+"""Starts the stand-in cluster, runs a command with its KUBECONFIG, and exits with its exit code.
 
 python -m tests.standin make test-cluster
 """
@@ -78,7 +78,7 @@ def main(command: list[str]) -> int:
             process = subprocess.Popen(command, env=environment, process_group=0)
             try:
                 return process.wait()
-            finally:  # make ends its shell only, so the whole group
+            finally:  # the whole group, because make ends only its shell
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
 

@@ -19,7 +19,7 @@ _VOLUMES = {
     *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim"),
     *("projected", "secret"),
 }
-# It reads megabytes of schema anew for every object.
+# Without a cache it reads megabytes of schema for every object.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 
@@ -67,7 +67,7 @@ def violations(spec: Object) -> Iterator[str]:
 
 
 def _in_container(own: Object, both: Object) -> Iterator[str]:
-    """Yield how a container breaks `restricted`: by its own context, and by that with the pod's."""
+    """Yield how a container breaks `restricted`: by its own securityContext or by the pod's."""
     if own.get("privileged"):
         yield "privileged"
     if own.get("allowPrivilegeEscalation") is not False:

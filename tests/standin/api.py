@@ -1,6 +1,6 @@
 """Answers the requests of a cluster's API: discovery, get, list, watch, apply, patches, delete, logs.
 
-Server-side apply is a merge: fields that an earlier apply set and this one leaves out stay. A list is
+Server-side apply is a merge: fields of an earlier apply that are left out in this one remain. A list is
 one page.
 
     found = respond(server, "GET", "/api/v1/namespaces/lab/pods?labelSelector=a=b", None)
@@ -29,7 +29,7 @@ _TOO_OLD = {"type": "ERROR", "object": {"code": 410, "message": "too old"}}
 
 
 def respond(server: Server, method: str, target: str, body: Any) -> Object | Iterator[bytes]:
-    """Return an object, or the parts of a text as they come. Raises Refusal."""
+    """Return an object, or the parts of a text as they become available. Raises Refusal."""
     parts = urlsplit(target)
     path, query = parts.path, {key: values[0] for key, values in parse_qs(parts.query).items()}
     match method:
@@ -132,7 +132,7 @@ def _patch(server: Server, path: str, body: Any, *, dry_run: bool) -> Object:
 
 
 def _watch(server: Server, path: str, query: Query) -> Iterator[bytes]:
-    """Yield an event a line, from `resourceVersion` on, for `timeoutSeconds`."""
+    """Yield events, one per line, from `resourceVersion` on, for `timeoutSeconds`."""
     end = time.monotonic() + float(query["timeoutSeconds"])
     after, hung_up = int(query["resourceVersion"]), server.hung_up
     with server.changed:

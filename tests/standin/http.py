@@ -1,4 +1,4 @@
-"""Serves a cluster's API over HTTP, with a kubeconfig that leads to it.
+"""Serves a cluster's API over HTTP, and writes a kubeconfig for it.
 
 with serving(Server(), folder) as kubeconfig: ...
 """
@@ -62,7 +62,9 @@ class _Http(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Http
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # head and body are written apart: 40 ms for every answer
+    disable_nagle_algorithm = (
+        True  # head and body are written separately, which would cost 40 ms for every answer
+    )
 
     def handle_any(self) -> None:
         api = self.server.api
@@ -98,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PATCH = do_DELETE = do_POST = handle_any  # noqa: N815
 
     def _body(self) -> Any:
-        """Return the request's body. That of an apply is YAML, which has no surrogate pairs."""
+        """Return the request's body. The body of an apply is YAML, which has no surrogate pairs."""
         text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.headers.get_content_type() == "application/apply-patch+yaml":
             return yaml.load(text, yaml.CSafeLoader)
@@ -128,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _echo(request: BaseHTTPRequestHandler) -> None:
-    """Be the pod behind a port-forward: send back in capitals what comes."""
+    """Act as the pod behind a port-forward: send back what it receives, in capitals."""
     _switch(request)
     for channel in (b"\0", b"\1"):
         request.wfile.write(_frame(channel + struct.pack("<H", 6006)))
@@ -139,7 +141,7 @@ def _echo(request: BaseHTTPRequestHandler) -> None:
 def _execute(
     request: BaseHTTPRequestHandler, api: Server, pod: str, query: dict[str, list[str]]
 ) -> None:
-    """Run a command in a pod: channel 0 is its input, 1 its output and errors, 3 how it has ended."""
+    """Run a command in a pod: channel 0 is its input, 1 its output and errors, 3 its final status."""
     command = api.enter(pod, query["command"])
     _switch(request)
     given = subprocess.PIPE if query.get("stdin") == ["True"] else subprocess.DEVNULL
@@ -159,7 +161,7 @@ def _execute(
 
 
 def _feed(request: BaseHTTPRequestHandler, process: "subprocess.Popen[bytes]") -> None:
-    """Pass on what comes. Its end is no end of the input, as with an API server."""
+    """Pass the input on. The end of the connection does not close the input, as with an API server."""
     with contextlib.suppress(OSError, ValueError):
         while (data := _received(request.rfile)) is not None:
             if process.stdin:
@@ -167,7 +169,7 @@ def _feed(request: BaseHTTPRequestHandler, process: "subprocess.Popen[bytes]") -
 
 
 def _switch(request: BaseHTTPRequestHandler) -> None:
-    """Go on with a WebSocket (v4.channel.k8s.io)."""
+    """Switch the connection to a WebSocket (v4.channel.k8s.io)."""
     key = request.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
     digest = hashlib.sha1(key.encode(), usedforsecurity=False).digest()
     request.send_response(101)
@@ -184,7 +186,7 @@ def _frame(data: bytes, operation: int = 2) -> bytes:
 
 
 def _received(file: Any) -> bytes | None:
-    """Return a client's frame of data, None at its end."""
+    """Return a data frame of the client, or None at the end."""
     head = file.read(2)
     if len(head) < 2 or head[0] & 0x0F != 2:
         return None

@@ -1,8 +1,8 @@
-"""The image whose containers the stand-in runs, and a pod's container made of it.
+"""The image whose containers the stand-in runs, and a pod's container made from it.
 
 By default it is this checkout: the trainer at /workspace as in the built image, with this Python and its
-packages. Or the one that MUSTER_TEST_IMAGE describes, as for tests/image/docker.py. A pod that asks for
-the image `frameworks` gets Python and build/frameworks alone, and nothing of ours.
+packages; or the image that MUSTER_TEST_IMAGE describes, as for tests/image/docker.py. A pod with the
+image `frameworks` gets only Python and build/frameworks, and nothing of ours.
 """
 
 import base64
@@ -33,7 +33,7 @@ def _image(name: str) -> dict[str, Any]:
         return {"mounts": []} | built
     environment = {
         "PATH": "/opt/python/bin:/usr/bin:/bin",
-        "LD_LIBRARY_PATH": "/opt/python/lib",  # else Debian's libpython, of another 3.11
+        "LD_LIBRARY_PATH": "/opt/python/lib",  # else it would load Debian's libpython, another 3.11
         "PYTHONPATH": "/opt/packages",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -71,7 +71,7 @@ def container(
 ) -> Container:
     """Return a pod's only container; its volumes are made below `folder` and `claims`.
 
-    `secret` returns the Secret of a name, or None, and `config_map` the ConfigMap.
+    `secret` and `config_map` return the Secret and the ConfigMap of a name, or None.
     """
     (spec,) = pod["spec"]["containers"]
     assert not pod["spec"].get("initContainers"), "the stand-in runs no init containers"
@@ -110,7 +110,7 @@ def _volumes(pod: Object) -> list[Object]:
 
 
 def _volume(volume: Object, folder: Path, claims: Path, group: int | None) -> Path | None:
-    """Make a volume's folder; None for the memory that a container has at /dev/shm anyway."""
+    """Make a volume's folder; None for /dev/shm, which every container has."""
     place: Path
     if "persistentVolumeClaim" in volume:
         place = claims / volume["persistentVolumeClaim"]["claimName"]

@@ -1,8 +1,8 @@
-"""Controls batch/v1 Jobs of the kit, after pkg/controller/job of Kubernetes 1.34.
+"""Controls batch/v1 Jobs of the kit, modelled on pkg/controller/job of Kubernetes 1.34.
 
 Indexed completions, podFailurePolicy, backoffLimit, successPolicy by count, suspend, scaling, and the
-wait before a failed pod is replaced: 10 s, doubled with every failure, at most 10 min; of each index
-with backoffLimitPerIndex, else of the Job. Left out: what no job of the cluster suite comes to:
+wait before a failed pod is replaced: 10 s, doubled with every failure, at most 10 min; per index
+with backoffLimitPerIndex, else per Job. Left out, because no job of the cluster suite needs it:
 deadlines, ttlSecondsAfterFinished, FailIndex, and an index that fails more often than backoffLimit
 allows for all.
 """
@@ -50,14 +50,14 @@ def sync(server: Server) -> None:
     for job in jobs.values():
         if not is_true(job, "Complete") and not is_true(job, "Failed"):
             _sync(server, _defaulted(server, job))
-    for pod in server.all("v1", "Pod"):  # nothing counts the pods of a Job that is gone
+    for pod in server.all("v1", "Pod"):  # pods of a deleted Job are no longer counted
         owner = pod["metadata"].get("ownerReferences", [{}])[0]
         if owner.get("kind") == "Job" and owner["uid"] not in jobs:
             _release(server, pod)
 
 
 def _defaulted(server: Server, job: Object) -> Object:
-    """Give a new Job what the API server gives it: the labels by which its pods are found."""
+    """Add to a new Job what the API server adds: the labels that select its pods."""
     if "selector" in job["spec"]:
         return job
     spec = {"suspend": False, "backoffLimit": 6} | copy.deepcopy(job["spec"])
@@ -124,7 +124,7 @@ def _count(
 
 
 def _ending(job: Object, status: Object) -> tuple[str, str, str] | None:
-    """Return the condition with which a Job ends now: its type, reason and message."""
+    """Return the condition (type, reason, message) with which a Job ends now, if it does."""
     for kind in ("SuccessCriteriaMet", "FailureTarget"):
         if before := is_true(job, kind):
             return kind, before["reason"], before["message"]
@@ -143,7 +143,7 @@ def _ending(job: Object, status: Object) -> tuple[str, str, str] | None:
 
 
 def _end(server: Server, job: Object, status: Object, ending: tuple[str, str, str]) -> None:
-    """Set the condition, and the final one as soon as no pod runs any more."""
+    """Set the condition, and the final condition as soon as no pod runs."""
     kind, reason, message = ending
     set_condition(status, kind, reason, message)
     if status["terminating"]:
@@ -212,7 +212,7 @@ def _failures_of(job: Object, index: int) -> _Failures:
 
 
 def _release(server: Server, pod: Object) -> None:
-    """Take the Job controller's finalizer off a pod, so that it can be removed."""
+    """Remove the Job controller's finalizer from a pod, so that the pod can be removed."""
     with server.changed:
         metadata = server.objects.get(path_of(pod), pod)["metadata"]
         rest = [key for key in metadata.get("finalizers", []) if key != _FINALIZER]

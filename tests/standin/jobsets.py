@@ -1,6 +1,6 @@
-"""Controls JobSets, after pkg/controllers of JobSet 0.12, and TrainJobs, after Kubeflow Trainer 2.3.
+"""Controls JobSets and TrainJobs, modelled on JobSet 0.12 (pkg/controllers) and Kubeflow Trainer 2.3.
 
-A TrainJob with its TrainingRuntime becomes a JobSet of its name, with what the torch plugin adds. A
+A TrainJob with its TrainingRuntime becomes a JobSet of the same name, with what the torch plugin adds. A
 JobSet becomes Jobs and a headless Service; its failure policy restarts all of them. Left out: startup
 and success policies, dependencies, restarts of single Jobs, ttlSecondsAfterFinished, validation; of
 TrainJobs also ClusterTrainingRuntimes, initializers, and all of the trainer but numNodes and
@@ -56,7 +56,7 @@ def _sync(server: Server, one: Object) -> None:
 
 
 def _labels(job: Object) -> dict[str, str]:
-    """Return a Job's labels that JobSet has given it, without their prefix."""
+    """Return the labels that JobSet has given a Job, without their prefix."""
     return {key.removeprefix(f"{_KEY}/"): value for key, value in job["metadata"]["labels"].items()}
 
 
@@ -107,7 +107,7 @@ def _fail(server: Server, one: Object, status: Object, failed: list[Object]) -> 
 
 
 def _rule(policy: Object | None, failed: list[Object]) -> tuple[str, Object]:
-    """Return the action for failed Jobs, and the Job that it is for."""
+    """Return the action for failed Jobs, and the Job it applies to."""
     for rule in (policy or {}).get("rules", []):
         for job in failed:
             found = is_true(job, "Failed") or {}

@@ -1,7 +1,7 @@
 """The stand-in's only node: it runs each pod's container as processes and writes the pods' status.
 
-A pod has a network namespace with an address of its own, finds the others by the names of their
-headless Services, and is stopped with SIGTERM and, after its grace, SIGKILL. It has one container,
+A pod has a network namespace with its own address, finds other pods by the names of their headless
+Services, and is stopped with SIGTERM and, after its grace period, SIGKILL. It has one container,
 which is never restarted (the kit's are `Never`); a failed liveness probe ends it. Left out: limits of
 CPU and memory, NetworkPolicies, the time that names take to spread, readiness and start-up probes,
 ports, init containers, and scheduling: every pending pod comes to this node.
@@ -72,7 +72,7 @@ class _Running:
         return False
 
     def stop(self, grace: float) -> None:
-        """Send SIGTERM once, and SIGKILL when the grace is over, which only gets shorter."""
+        """Send SIGTERM once, and SIGKILL when the grace period is over; it can only be shortened."""
         self.kill_at = min(self.kill_at, time.monotonic() + grace)
         if time.monotonic() >= self.kill_at:
             self.signal(signal.SIGKILL)
@@ -119,7 +119,7 @@ class Kubelet:
         return one.log.read(query)
 
     def enter(self, path: str, command: list[str]) -> list[str]:
-        """Return the command that runs one in a pod's container."""
+        """Return the command that runs another command in a pod's container."""
         if path not in self.server.objects:
             raise Refusal(404, f"{path} not found")
         one = self.running.get(self.server.objects[path]["metadata"]["uid"])
@@ -136,7 +136,7 @@ class Kubelet:
                 one.thread.join(0.1)
 
     def _admit(self, pod: Object) -> None:
-        """Take a pod to this node, unless a claim that it names is missing."""
+        """Accept a pod on this node, unless a claim that it names is missing."""
         status: Object = {"phase": "Pending"}
         for volume in pod["spec"].get("volumes", []):
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
@@ -155,7 +155,7 @@ class Kubelet:
         one.thread.start()
 
     def _run(self, one: _Running) -> None:
-        """Run a pod's container to its end, in a thread of its own."""
+        """Run a pod's container to its end, in a separate thread."""
         folder = self.folder / "pods" / one.pod["metadata"]["uid"]
         folder.mkdir(parents=True)
         with self._lock:
@@ -229,7 +229,7 @@ class Kubelet:
         return self.server.change(pod, status=status)
 
     def _probe(self, one: _Running, spec: Any) -> None:
-        """Run a liveness probe's command in the container, in a thread of its own."""
+        """Run a liveness probe's command in the container, in a separate thread."""
         probe = spec["livenessProbe"]
         grace = one.pod["spec"].get("terminationGracePeriodSeconds", 30)
         one.probe_at = float("inf")
@@ -277,7 +277,7 @@ def _container_status(pod: Object, state: Object, *, ready: bool = False) -> Obj
 
 
 def _in_container(process: psutil.Process, command: list[str]) -> list[str]:
-    """Return the command that runs one in a process's container, as its user, in its environment."""
+    """Return the command that runs another in a process's container, with its user and environment."""
     variables = [f"{name}={value}" for name, value in process.environ().items()]
     namespaces = [f"--{one}" for one in ("mount", "uts", "ipc", "net", "pid", "root")]
     enter = ["nsenter", f"--target={process.pid}", *namespaces, "--wd"]

@@ -1,6 +1,6 @@
 """A container's log, as the kubelet keeps and serves it: a time before every line.
 
-Left out: rotation, and the two streams kept apart.
+Left out: rotation and separate streams.
 """
 
 import threading
@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 @dataclass
 class Log:
-    """Lines with the time each came at; `ended` when no more will come."""
+    """Lines, each with the time at which it was written; `ended` when there will be no more."""
 
     lines: list[tuple[datetime, bytes]] = field(default_factory=list)
     ended: bool = False
@@ -29,9 +29,9 @@ class Log:
             self.more.notify_all()
 
     def read(self, query: dict[str, str]) -> Iterator[bytes]:
-        """Yield lines as `sinceTime`, `sinceSeconds`, `tailLines`, `timestamps` and `follow` ask."""
+        """Yield lines for `sinceTime`, `sinceSeconds`, `tailLines`, `timestamps` and `follow`."""
         since = datetime.min.replace(tzinfo=UTC)
-        if "sinceTime" in query:  # the API server hands it on to the second
+        if "sinceTime" in query:  # the API server passes it on in whole seconds
             since = datetime.fromisoformat(query["sinceTime"]).replace(microsecond=0)
         if "sinceSeconds" in query:
             since = datetime.now(UTC) - timedelta(seconds=int(query["sinceSeconds"]))

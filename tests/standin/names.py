@@ -9,7 +9,7 @@ from tests.standin.objects import Object
 
 
 def names_of(service: Object, pods: Iterable[tuple[Object, str]]) -> list[str]:
-    """Return a line for each pod that the Service selects; the pods come with their addresses."""
+    """Return a line for each pod that the Service selects; `pods` are pairs of pod and address."""
     metadata, spec = service["metadata"], service["spec"]
     wanted = (spec.get("selector") or {}).items()
     if spec.get("clusterIP") != "None" or not wanted:

@@ -1,4 +1,4 @@
-"""Kubernetes objects as dictionaries: their kinds and paths, and what every controller does with them.
+"""Kubernetes objects as dictionaries: kinds and paths, and the operations that controllers share.
 
 path = path_of({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "lab"}})
 """
@@ -107,7 +107,7 @@ def child(owner: Object, api_version: str, kind: str, name: str, **parts: Any) -
 
 
 def headless(owner: Object, name: str, selector: dict[str, str], *, unready: bool) -> Object:
-    """Return the Service of `owner` that gives names to pods; `unready`: to those not ready as well."""
+    """Return the Service of `owner` that names its pods; with `unready`, also those not ready."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": unready, "selector": selector}
     return child(owner, "v1", "Service", name, spec=spec)
 
@@ -144,7 +144,7 @@ def timestamp(when: datetime) -> str:
 def set_condition(
     status: Object, kind: str, reason: str, message: str, *, value: str = "True"
 ) -> None:
-    """Set a condition in a status; one that is not there is not added as false."""
+    """Set a condition in a status; a false one is not added if it is missing."""
     new = {"type": kind, "status": value, "reason": reason, "message": message}
     conditions = [dict(one) for one in status.get("conditions", [])]
     before = next((one for one in conditions if one["type"] == kind), None)
@@ -158,6 +158,6 @@ def set_condition(
 
 
 def is_true(one: Object, kind: str) -> Object | None:
-    """Return a condition of an object if it is true."""
+    """Return a condition of an object if its status is true."""
     conditions = one.get("status", {}).get("conditions") or []
     return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)

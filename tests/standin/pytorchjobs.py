@@ -1,7 +1,7 @@
-"""Controls PyTorchJobs, after the training operator 1.9.
+"""Controls PyTorchJobs, modelled on the training operator 1.9.
 
-Master and Workers with a Service each, restartPolicy ExitCode (128 and more is tried again without an
-end: the operator counts only restarts within a pod against backoffLimit), cleanPodPolicy, suspend,
+Master and Workers with a Service each, restartPolicy ExitCode (from 128 on, retried without a limit: the
+operator counts only restarts within a pod against backoffLimit), cleanPodPolicy, suspend,
 scaling. Left out: the init container that waits for the master, deadlines, gangs, and the HPA of
 elastic policies.
 """
@@ -92,7 +92,7 @@ def _after_failure(server: Server, one: Object, status: Object, kind: str, pod: 
 
 
 def _set_progress(status: Object, one: Object, counts: dict[str, dict[str, int]]) -> None:
-    """Set the conditions that follow from the Master, or from the Workers where there is none."""
+    """Set the conditions that follow from the Master or, without one, from the Workers."""
     replicas = one["spec"]["pytorchReplicaSpecs"]
     main = "Master" if "Master" in replicas else "Worker"
     if counts[main]["active"]:
@@ -107,7 +107,7 @@ def _set_progress(status: Object, one: Object, counts: dict[str, dict[str, int]]
 
 
 def _set(status: Object, one: Object, kind: str, message: str, *, value: str = "True") -> None:
-    """Set a condition; Running and Restarting exclude each other, and an end ends Running."""
+    """Set a condition; Running and Restarting exclude each other, and a final condition ends Running."""
     if is_true({"status": status}, "Failed"):
         return
     message, reason = f"PyTorchJob {one['metadata']['name']} {message}", f"PyTorchJob{kind}"

@@ -1,7 +1,7 @@
 """The objects of a cluster, as its API server keeps them.
 
-The unit tests set objects, their status and logs themselves; `python -m tests.standin` adds controllers
-and a node that act on them. Left out: users, conflicts of versions and of field managers, and foreground
+The unit tests set objects, status and logs directly; `python -m tests.standin` adds controllers and a
+node that act on them. Left out: users, conflicts of versions and of field managers, and foreground
 deletion.
 """
 
@@ -40,9 +40,9 @@ class Refusal(Exception):
 
 
 class Server:
-    """`objects` by path. What it returns must not be changed: `change` takes new parts.
+    """`objects` by path. Do not change returned objects: `change` takes new parts.
 
-    For tests: `answer`, if it returns something, is the answer to a request; `forget()` has a watch
+    For tests: if `answer` returns something, it is the answer to a request; `forget()` makes a watch
     from an old version end with 410; `hang_up()` ends every watch; `groups` is what discovery shows;
     `requests` are the requests so far; `logs` are texts by the pod's name; `enter` makes the command
     that runs one in the pod at a path.
@@ -53,7 +53,7 @@ class Server:
     def __init__(
         self, *, identity: Callable[[str], Object] = lambda name: {"uid": f"uid-{name}"}
     ) -> None:
-        self.identity = identity  # the metadata that an object of a name begins with
+        self.identity = identity  # returns the first metadata of an object by its name
         self.objects: dict[str, Object] = {}
         self.groups = dict(GROUPS)
         self.requests: list[tuple[str, str]] = []
@@ -90,7 +90,7 @@ class Server:
         return [one for one in self.all(api_version, kind) if owned_by(one, owner)]
 
     def put(self, api_version: str, kind: str, found: Object) -> None:
-        """Have an object there as it stands, whatever was there before."""
+        """Store an object as it is; replace an existing one."""
         path = self.path(api_version, kind, found["metadata"]["name"])
         self.store(path, {"apiVersion": api_version, "kind": kind} | found)
 
@@ -115,12 +115,12 @@ class Server:
             return self.store(path, one)
 
     def ensure(self, one: Object) -> Object:
-        """Create an object unless one of its name is there; return what is there."""
+        """Create an object unless one of its name exists; return the stored object."""
         with self.changed:
             return self.objects.get(path_of(one)) or self.create(one)
 
     def try_to_create(self, one: Object, *, owner: Object) -> bool:
-        """Create an object for its owner; what is refused is an event of the owner's."""
+        """Create an object for its owner; a refusal becomes an event of the owner."""
         try:
             self.admit(one)
             self.create(one)
@@ -130,12 +130,12 @@ class Server:
         return True
 
     def change(self, one: Object, **parts: Any) -> Object:
-        """Replace parts of an object as it is now: `status`, `spec`, `metadata`."""
+        """Replace parts of the current object: `status`, `spec`, `metadata`."""
         with self.changed:
             path = path_of(one)
             before = self.objects.get(path)
             if before is None or before["metadata"]["uid"] != one["metadata"]["uid"]:
-                return one  # deleted meanwhile
+                return one  # deleted in the meantime
             if (after := before | parts) == before:
                 return before
             after = self.store(path, after)
@@ -144,7 +144,7 @@ class Server:
             return after
 
     def delete(self, one: Object, *, grace: int | None = None) -> None:
-        """Delete an object: a running pod has `grace` seconds, its own by default."""
+        """Delete an object: a running pod has `grace` seconds, by default its own grace period."""
         with self.changed:
             path = path_of(one)
             if (found := self.objects.get(path)) is None:
@@ -163,7 +163,7 @@ class Server:
             self._remove_if_free(path)
 
     def _remove_if_free(self, path: str) -> None:
-        """Remove an object that is being deleted, unless its grace or a finalizer keeps it."""
+        """Remove an object that is being deleted, unless its grace period or a finalizer keeps it."""
         metadata = self.objects[path]["metadata"]
         if not metadata["deletionGracePeriodSeconds"] and not metadata.get("finalizers"):
             self.remove(path)

@@ -1,7 +1,7 @@
-"""The cluster suite on the stand-in: that it works, with one launcher; `make test-standin` has all.
+"""The cluster suite works on the stand-in, with one launcher; `make test-standin` tests all.
 
-A pod killed mid-run goes through most of it: verbs, controller, kubelet, names, volumes and logs;
-changed code, through commands in pods.
+A pod that is killed mid-run tests most parts: verbs, controller, kubelet, names, volumes and logs.
+Changed code tests commands in pods.
 """
 
 import os
@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import ROOT, clean_environment
 from tests.faults.hosts import why_not
 
-# Its Jobs are a JobSet's: two controllers, and no wait of 10 s before a failed pod is replaced.
+# A JobSet has two controllers, and no wait of 10 s before a failed pod is replaced.
 FILES = ("tests/cluster/test_jobs.py", "tests/cluster/test_in_pods.py")
 PICKED = "[jobset] and (killed or configuration) or changed_code"
 
@@ -54,7 +54,7 @@ def test_the_cluster_suite_passes_on_the_stand_in() -> None:
 
 
 def test_sigterm_leaves_no_process_and_no_host() -> None:
-    seconds = str(10**6 + os.getpid())  # by which its processes are known
+    seconds = str(10**6 + os.getpid())  # identifies its processes
 
     def running() -> list[str]:
         """Return the names of its processes; one that has just ended has no command line."""

@@ -1,7 +1,7 @@
-"""Controls Volcano Jobs, after pkg/controllers/job of Volcano 1.13.
+"""Controls Volcano Jobs, modelled on pkg/controllers/job of Volcano 1.13.
 
-Tasks, job policies by event and by exit code, maxRetry, Commands (AbortJob, ResumeJob), and of the
-plugins the Service and the names of svc. Left out: the scheduler, queues, minAvailable below the
+Tasks, job policies by event and by exit code, maxRetry, Commands (AbortJob, ResumeJob), and the
+Service and names of the plugin svc. Left out: the scheduler, queues, minAvailable below the
 number of pods, policies of tasks, minSuccess, ttlSecondsAfterFinished, and svc's ConfigMap and
 variables.
 """
@@ -60,7 +60,7 @@ def _policy(job: Object, status: Object, pods: list[Object]) -> str:
 
 
 def _execute(server: Server, job: Object, status: Object, pods: list[Object], action: str) -> None:
-    """Do what a Job's phase does with an action, as pkg/controllers/job/state has it."""
+    """Do what an action does in a Job's phase, as in pkg/controllers/job/state."""
     state, phase = status["state"], status["state"]["phase"]
     after = {"RestartJob": "Restarting", "AbortJob": "Aborting", "TerminateJob": "Terminating"}
     if phase in ("Pending", "Running") and action in after:
@@ -92,7 +92,7 @@ def _execute(server: Server, job: Object, status: Object, pods: list[Object], ac
 
 
 def _kill(server: Server, status: Object, pods: list[Object], *, keep_ended: bool) -> None:
-    """Delete the pods, with a new version, so that their end is not taken for another failure."""
+    """Delete the pods, with a new version, so that their end does not count as another failure."""
     found = [pod for pod in pods if not deleted(pod) and not (finished(pod) and keep_ended)]
     for pod in found:
         server.delete(pod)
@@ -107,7 +107,7 @@ def _count(status: Object, pods: list[Object]) -> None:
 
 
 def _create(server: Server, job: Object, status: Object, pods: list[Object]) -> None:
-    """Create the Service and the missing pods, and delete the pods that are too many."""
+    """Create the Service and the missing pods, and delete surplus pods."""
     name, svc = job["metadata"]["name"], job["spec"]["plugins"]["svc"]
     unready = "--publish-not-ready-addresses=true" in svc
     server.ensure(headless(job, name, {"volcano.sh/job-name": name}, unready=unready))

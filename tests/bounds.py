@@ -18,8 +18,8 @@ def bounded(function: Callable[[], object], *, seconds: int = 5) -> str:
     """Return the Fault that `function` raised, as CODE: TEXT, "" if none.
 
     The process may use 300 MB more than this one and `seconds` of processor time. On a busy machine it
-    may last far longer; a process that only waits is ended in the end. Beyond a limit the result is the
-    name of the signal, or MemoryError.
+    may last far longer; a process that only waits is ended by an alarm. Beyond a limit the result is
+    the name of the signal, or MemoryError.
     """
     reading, writing = os.pipe()
     process = os.fork()

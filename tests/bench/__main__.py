@@ -1,8 +1,8 @@
 """Measure muster and what a user would use instead: `make bench`, or `make bench PICK=step`.
 
-A row's contenders take turns, so that what slows the machine slows all. Each figure is a ratio to a
-peer of the same round. No verdict where half of the rounds' ratios spread over more than 5 %, unless the
-goal is farther away than that.
+The contenders of a row take turns, so that a slower machine slows all of them. Each figure is a ratio to
+a peer in the same round. There is no verdict if half of the rounds' ratios spread over more than 5 %,
+unless the goal is farther away than that.
 
     python -m tests.bench step --rounds 15
 """
@@ -80,7 +80,7 @@ def _row(row: Row, times: Times) -> dict[str, Any]:
 
 
 def verdict(found: float, spread: float, *, goal: float | None) -> str:
-    """Return what the processor time shows; nothing where the rounds differ so much that it is open."""
+    """Return the verdict by processor time, or nothing if the rounds differ too much for one."""
     if goal is None:
         return "published"
     if spread > max(STEADY, abs(found - goal) / found):

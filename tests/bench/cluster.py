@@ -53,7 +53,7 @@ def cluster(folder: Path, *, pods: int) -> Iterator[Path]:
     tables = {f"/{kind}?limit=500": json.dumps(_table(server, kind)) for kind in _COLUMNS}
 
     def answer(_: str, path: str) -> Answer | None:
-        """Answer what only kubectl asks: a list without a selector, for which it takes a table."""
+        """Answer a request that only kubectl makes: a list without a selector, as a table."""
         return next(((200, {}, text) for end, text in tables.items() if path.endswith(end)), None)
 
     server.answer = answer
@@ -80,7 +80,7 @@ def _pod(job: Object, number: int) -> Object:
 
 
 def _table(server: Server, kind: str) -> Object:
-    """Return the table that an API server makes for kubectl, here all of it in one page."""
+    """Return the table that an API server makes for kubectl, in one page."""
     partial = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
     names = _COLUMNS[kind]
     rows = [

@@ -14,7 +14,7 @@ TORCHX = ROOT / "build" / "torchx" / "bin"
 
 
 def render(rounds: int) -> Times:
-    """Two nodes with eight ranks, here and by TorchX's dry run."""
+    """Two nodes with eight ranks, rendered by muster and by TorchX's dry run."""
     sizes = ("nodes=2", "procsPerNode=8", "trainer.globalBatch=64")
     sets = [part for one in sizes for part in ("--set", one)]
     job = str(ROOT / "k8s" / "jobs" / "02-digits-ddp.yaml")
@@ -28,7 +28,7 @@ def render(rounds: int) -> Times:
 
 
 def export(rounds: int) -> Times:
-    """The same weights, from a checkpoint and from a file of torch.save's."""
+    """The same weights, from a checkpoint and from a file of torch.save."""
     with tempfile.TemporaryDirectory() as folder:
         task = {"TRAINER_TASK": "tests.bench.peers.muster_task:Large", "TRAINER_STEPS": "1"}
         to_end(Contender(("-m", "trainer"), {**task, "TRAINER_OUT": folder}))
@@ -47,7 +47,10 @@ def export(rounds: int) -> Times:
 def status(rounds: int) -> Times:
     """A job of 1,000 pods on the tests' stand-in for an API server; kubectl lists pods and jobs."""
     with tempfile.TemporaryDirectory() as folder, cluster(Path(folder), pods=1000) as config:
-        env = {"KUBECONFIG": str(config), "HOME": folder}  # kubectl keeps what the server has there
+        env = {
+            "KUBECONFIG": str(config),
+            "HOME": folder,
+        }  # kubectl caches the server's discovery there
         contenders = {"muster": Contender(("-m", "k8s", "status", NAME), env)}
         if kubectl := shutil.which("kubectl"):
             listing = ("get", "pods,jobs", "-o", "wide")

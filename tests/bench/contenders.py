@@ -4,7 +4,7 @@ from tests.bench.measure import PEERS, SCRIPTS, Contender
 
 
 def muster(ranks: int = 1, **settings: object) -> Contender:
-    """Return the trainer with all that is on by default; checkpoints have a row of their own."""
+    """Return the trainer with its defaults, but without checkpoints: these have a separate row."""
     default = {"task": "tests.bench.peers.muster_task:Task", "steps": 10**7, "checkpoint_steps": 0}
     variables = {
         f"TRAINER_{name.upper()}": str(value)

@@ -1,7 +1,7 @@
-"""What one GPU does: `make bench-gpu`, and with all tests of tests/gpu `make gpu-check`.
+"""Measure one GPU: `make bench-gpu`; with all tests of tests/gpu: `make gpu-check`.
 
     python -m tests.bench.gpu "resnet50 bf16" --rounds 9
-    python -m tests.bench.gpu --check          # one file to send in, with what the tests said
+    python -m tests.bench.gpu --check          # one file to send in, with the tests' output
 
 Each row compares muster with a careful loop of plain PyTorch: same settings, in turn, by wall time.
 `--small` tries the rows with small models, also without a GPU.
@@ -100,11 +100,13 @@ def main(arguments: list[str] | None = None) -> int:
     for name in args.rows or ROWS:
         try:
             found = measured(ROWS[name], small=args.small, rounds=args.rounds, steps=args.steps)
-        except RuntimeError as error:  # the other rows are worth having
+        except RuntimeError as error:  # the other rows are still useful
             found = {"error": str(error)}
         result["rows"][name] = found
         print(_line(name, found), flush=True)
-        path.write_text(json.dumps(result, indent=1), encoding="utf-8")  # an hour's work may be cut
+        path.write_text(
+            json.dumps(result, indent=1), encoding="utf-8"
+        )  # the run may be cut off after an hour
     print(f"\n{path}")
     failed = any("error" in one for one in result["rows"].values())
     return int(failed or result.get("tests", {}).get("exit", 0) != 0)
@@ -171,7 +173,7 @@ def _line(name: str, found: Mapping[str, Any]) -> str:
 
 
 def _tests() -> dict[str, Any]:
-    """Run tests/gpu; return pytest's exit code and what it printed last, all failures in it."""
+    """Run tests/gpu; return pytest's exit code and the end of its output, with all failures."""
     command = (sys.executable, "-m", "pytest", "-q", "-rfEs", "-m", "gpu", "-n", "4", "tests/gpu")
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(ended.stdout[-2000:])

@@ -1,9 +1,9 @@
-"""How cost grows: the processor time of a command for a size, ten times that, a hundred times.
+"""How cost grows: a command's processor time for a size, ten times that size, a hundred times.
 
     python -m tests.bench.growth files steps
 
-A row's last figure is the time at its largest size by that at the one before, less what the smallest
-takes: 10 is linear, and more is worse.
+The last figure of a row is the time at the largest size divided by the time at the size before, both
+without the time at the smallest size: 10 is linear, more is worse.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def seconds(row: Growth, size: int) -> float:
-    """Return the smaller of two times: a neighbour makes either longer."""
+    """Return the smaller of two times: other processes may slow one of them."""
     folder = Path(tempfile.mkdtemp(prefix="growth-"))
     try:
         command = row.prepare(size, folder)
@@ -105,7 +105,7 @@ def _runs(size: int, folder: Path) -> Contender:
 
 
 def _finished(folder: Path) -> Contender:
-    """Train two steps; return the command that finds nothing left to do."""
+    """Train two steps; return the command that then finds nothing to do."""
     settings = {"TRAINER_TASK": "synthetic", "TRAINER_OUT": str(folder), "TRAINER_STEPS": "2"}
     again = Contender(("-m", "trainer"), settings)
     to_end(again)

@@ -34,9 +34,9 @@ Times = dict[str, list["Took"]]
 class Took:
     """Seconds of processor time, of all ranks, and of wall time.
 
-    `memory`: bytes that the contender holds with all its processes after that, a page that several share
-    counted once; 0 for a command that has ended. `peak`: the most that it held since its start; 0 for
-    several processes, whose peaks would count shared pages several times.
+    `memory`: bytes that all processes of the contender then hold; shared pages count once. 0 for a
+    command that has ended. `peak`: the most that it held since its start; 0 for several processes,
+    whose peaks would count shared pages several times.
     """
 
     cpu: float
@@ -62,7 +62,7 @@ class Contender:
 
 
 def end_contenders_on_sigterm() -> None:
-    """Have SIGTERM end all that this process has started, too."""
+    """Let SIGTERM also end all processes that this one has started."""
 
     def end(number: int, _: object) -> NoReturn:
         started = psutil.Process().children(recursive=True)
@@ -80,8 +80,8 @@ def in_turn(
 ) -> Times:
     """Start every contender, and let each take its steps in every round.
 
-    `starts`: how many times all are started anew within the rounds. A process keeps what chance gave it,
-    such as where its memory lies, so that rounds of one process differ by less than processes do.
+    `starts`: how many times all are restarted within the rounds. Some random effects, such as the layout
+    of memory, last for the life of a process, so processes differ more than rounds of one process.
     `warm_up`: rounds after each start that do not count.
     """
     times: Times = {name: [] for name in contenders}
@@ -98,7 +98,7 @@ def in_turn(
 def each_in_turn(
     contenders: Mapping[str, Callable[[], Took]], *, rounds: int, warm_up: int = 1
 ) -> Times:
-    """Call every contender in every round, after so many rounds to warm up."""
+    """Call every contender in every round, after `warm_up` rounds that do not count."""
     times: Times = {name: [] for name in contenders}
     for number in range(warm_up + rounds):
         for name in _rotated(list(contenders), number):
@@ -128,9 +128,9 @@ def typical(times: list[Took]) -> Took:
 
 
 def until_line(one: Contender, line: str, *, after: str = "") -> Took:
-    """Run a command until `line` stands in its output; processor time is that of all its processes.
+    """Run a command until `line` is in its output; the processor time is that of all its processes.
 
-    `after`: take the time from when this stood there, and a `line` that came later.
+    `after`: start the time when this text is in the output; `line` must come later.
     """
     with _process(one) as (process, output):
         used, began = 0.0, time.perf_counter()
@@ -143,7 +143,7 @@ def until_line(one: Contender, line: str, *, after: str = "") -> Took:
 
 
 def to_end(one: Contender) -> Took:
-    """Run a command to its end, which must be a good one."""
+    """Run a command to its end; it must succeed."""
     with _process(one) as (process, output):
         began = time.perf_counter()
         _, status, usage = os.wait4(process.pid, 0)
@@ -155,14 +155,14 @@ def to_end(one: Contender) -> Took:
 
 
 def _rotated(names: list[str], number: int) -> list[str]:
-    """Return the names, beginning with another one in each round."""
+    """Return the names, starting with a different one in each round."""
     first = number % len(names)
     return names[first:] + names[:first]
 
 
 @contextlib.contextmanager
 def _process(one: Contender, **variables: str) -> Iterator[tuple["subprocess.Popen[bytes]", Path]]:
-    """Run the contender in a folder of its own within the block; yield it and its output's file."""
+    """Run the contender in its own folder within the block; yield it and its output's file."""
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=one.within))
     output = folder / "output"
     env = {"TRAINER_LOG": "json", "BENCH_FOLDER": str(folder), "HF_HUB_OFFLINE": "1"}
@@ -190,7 +190,7 @@ def _process(one: Contender, **variables: str) -> Iterator[tuple["subprocess.Pop
 def _started(one: Contender) -> Iterator[Callable[[], Callable[[], Took]]]:
     """Start a contender that takes turns (peers/turn.py).
 
-    Yields what waits until it is ready, and returns what makes it take a turn.
+    Yields a function that waits until it is ready and returns a function to take a turn.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ending:
         path = f"{folder}/socket"
@@ -247,7 +247,7 @@ def _check(process: "subprocess.Popen[bytes]", output: Path, began: float) -> No
 
 
 def _family(leader: int) -> list[psutil.Process]:
-    """Return a process, all below it, and those of its session: ranks may have sessions of their own."""
+    """Return a process, its descendants, and those of its session: ranks may have other sessions."""
     found = {}
     with contextlib.suppress(psutil.NoSuchProcess):
         top = psutil.Process(leader)
@@ -260,7 +260,7 @@ def _family(leader: int) -> list[psutil.Process]:
 
 
 def _cpu_of_family(leader: int) -> float:
-    """Return the processor time of a family, with that of its processes that have ended."""
+    """Return the processor time of a family, with that of ended processes."""
     total = 0.0
     for process in _family(leader):
         with contextlib.suppress(psutil.NoSuchProcess):

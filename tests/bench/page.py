@@ -30,19 +30,19 @@ def main() -> None:
 
 
 def newest() -> list[dict[str, Any]]:
-    """Return the newest runs, the oldest of them first."""
+    """Return the newest runs, in the order of their age: oldest first."""
     files = sorted(RESULTS.glob("*.json"))[-_RUNS:]
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
 def reasons(page: str) -> dict[tuple[str, str], str]:
-    """Return what the page says of each row and peer."""
+    """Return the page's text for each row and peer."""
     (own,) = _TABLE.findall(page)
     return {(one["row"], one["peer"]): one["reason"] for one in _ROW.finditer(own)}
 
 
 def table(runs: list[dict[str, Any]], reasons: dict[tuple[str, str], str]) -> str:
-    """Return the table. The medians of runs agree if they differ by the largest spread at most."""
+    """Return the table. The medians of runs agree if they differ by at most the largest spread."""
     times = ", ".join(run["date"][11:16] for run in runs)
     lines = [
         f"| row | peer | processor time: {times} | spread | agree | memory | goal | met | what, why |",

@@ -1,4 +1,4 @@
-"""The rows of the benchmark: what is compared with what, and how much of it is the goal."""
+"""The rows of the benchmark: what is compared with what, and the goal for the ratio."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -78,7 +78,7 @@ def _accumulation(rounds: int) -> Times:
 def _mode(rounds: int, *, mode: str, ranks: int, net: str = "digits") -> Times:
     """A mode's step compared with torch's own parts; `net` is digits' or the tiny GPT."""
     ours = muster(ranks, mode=mode, **(_GPT if net == "tokens" else {}), **_AS_BARE.get(mode, {}))
-    steps = {"BENCH_STEPS": "400" if net == "digits" else "5"}  # about a second or two of a turn
+    steps = {"BENCH_STEPS": "400" if net == "digits" else "5"}  # a turn takes one or two seconds
     same = {"BENCH_MODE": mode, "BENCH_NET": net, **steps}
     contenders = {"muster": replace(ours, env={**ours.env, **steps})}
     if mode == "pp":

@@ -1,4 +1,4 @@
-"""The benchmark: contenders take turns for real, and a spread too wide gives no verdict."""
+"""The benchmark: real contenders take turns, and a spread that is too wide gives no verdict."""
 
 import json
 from itertools import count
@@ -42,7 +42,7 @@ def test_what_has_no_goal_is_published() -> None:
 
 
 def test_a_ratio_is_that_of_each_round() -> None:
-    """A machine that is slower in one round is slower for both."""
+    """If the machine is slower in one round, it is slower for both."""
     assert ratio([2.0, 20.0, 4.0], [1.0, 10.0, 2.0]) == (2.0, 0.0)
     middle, spread = ratio([1.0, 2.0, 3.0, 4.0, 5.0], [1.0] * 5)
     assert middle == 3

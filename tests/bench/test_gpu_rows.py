@@ -1,4 +1,4 @@
-"""The rows of a GPU, tried with small models where there is none."""
+"""The rows of a GPU, tried with small models on a machine without one."""
 
 import json
 import subprocess
@@ -84,6 +84,6 @@ def test_operations_are_counted_of_the_whole_models() -> None:
 
 
 def test_every_row_has_a_peer_of_the_same_settings() -> None:
-    """What the bare loop does not know would make it another row."""
+    """A setting that the bare loop does not have would make the comparison unfair."""
     known = {"optimizer", "precision", "channels_last", "compile"}
     assert all(set(row.settings) <= known for row in gpu.ROWS.values())

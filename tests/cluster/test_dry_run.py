@@ -1,4 +1,4 @@
-"""The API server itself, asked whether it would take every golden: strictly, and writing nothing."""
+"""A strict dry run of every golden on the API server itself."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ FEATURES = sorted(path.stem for path in (GOLDEN / "features").glob("*.yaml"))
 
 
 def goldens(launcher: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield what is rendered for a launcher, by name; a feature that it lacks is passed over."""
+    """Yield the renderings for a launcher by name, without features that it does not support."""
     for path in sorted(GOLDEN.glob(f"*/{launcher}.yaml")):
         yield path.parent.name, [one for one in yaml.safe_load_all(path.read_text()) if one]
     folder = GOLDEN / "features"
@@ -40,7 +40,7 @@ def test_every_golden_is_taken(verbs: Verbs, launcher: str) -> None:
                 objects.apply(verbs.cluster, here, dry_run=True)
                 tried += 1
             except NotServed:
-                continue  # what stands beside the job, of an API that this cluster has not
+                continue  # a companion object of an API that this cluster does not serve
             except Fault as fault:
                 refused.append(f"{name}: {one['kind']}: {fault}")
     assert refused == []

@@ -1,4 +1,4 @@
-"""What is asked of running pods on a cluster: a profile of the next steps, and changed code.
+"""Verbs that act on running pods on a cluster: `profile` and `sync`.
 
 make test-cluster IMAGE=registry.example/muster:cpu
 """
@@ -49,7 +49,7 @@ def test_changed_code_reaches_the_ranks_without_new_pods(
         "procsPerNode": 1,
         "run": {"script": "train.py", "patterns": "key=value"},
         "code": {"path": "."},
-        "faults": {"restarts": "ranks", "maxRestarts": 0},  # a restart that counts would end it
+        "faults": {"restarts": "ranks", "maxRestarts": 0},  # a counted restart would end it
     }
     del values["trainer"]
     with submitted(verbs, "job", values) as name:

@@ -1,4 +1,4 @@
-"""Jobs on a cluster, through the verbs: trained, killed, stopped, suspended, scaled, and nothing left.
+"""Jobs on a cluster, through the verbs: train, kill, stop, suspend, scale, and leave nothing behind.
 
 Two nodes of two ranks on the CPU, from IMAGE (muster:cpu), which a node has or can pull by PULL_POLICY.
 
@@ -26,12 +26,12 @@ from tests.conftest import ROOT, clean_environment
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 _AGAIN = {"job": 15.0, "jobset": 10.0}  # from a pod's deletion to the next optimiser step
-_BACK_OFF = {"job": 10.0}  # of which the controller itself waits
+_BACK_OFF = {"job": 10.0}  # of these, the controller's own wait
 
 
 @pytest.fixture(scope="session")
 def accuracy_here(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """What the job that trains to its accuracy comes to by `make run`, as processes of this machine."""
+    """The result of `make run` on this machine for the job that trains to its accuracy."""
     name = f"digits-here-{os.getpid()}"
     file = tmp_path_factory.mktemp("here") / "job.yaml"
     file.write_text(yaml.safe_dump(DIGITS | {"name": name}, sort_keys=False), encoding="utf-8")
@@ -51,7 +51,7 @@ def accuracy_here(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 
 def test_a_job_trains_to_its_accuracy(verbs: Verbs, launcher: str, accuracy_here: float) -> None:
-    """The same as that of `make run`, with the same job file and seed."""
+    """The result equals that of `make run` with the same job file and seed."""
     with submitted(verbs, launcher, DIGITS) as name:
         followed = verbs.does("logs", name, "--follow", timeout=660).splitlines()
         verbs.does("wait", name, "--timeout", "60")
@@ -72,7 +72,7 @@ def test_a_job_trains_to_its_accuracy(verbs: Verbs, launcher: str, accuracy_here
         ):
             ran = verbs.run("logs", name, option, number)
             if f"{option} {number}: job {name} has {option[2:]}s" in ran.stderr:
-                # its operator deletes a worker that has not quite ended when the master has
+                # the operator deletes a worker that is still ending when the master has ended
                 assert (ran.returncode, launcher, option) == (64, "pytorchjob", "--node")
                 continue
             assert ran.returncode == 0, ran.stderr
@@ -103,7 +103,7 @@ def test_a_killed_pod_is_replaced_and_the_job_goes_on(
         api.call(verbs.cluster, "DELETE", path, body={"gracePeriodSeconds": 0})
 
         def again() -> list[dict[str, Any]]:
-            """What node 0 says from its return on: that it resumed, then its first step."""
+            """The events of node 0 after its return: it resumed, then its first step."""
             events = [one for one in verbs.events(name) if one["time"] > began]
             resumed = [n for n, one in enumerate(events) if one.get("action") == "resumed"]
             later = events[resumed[-1] :] if resumed else []
@@ -118,7 +118,7 @@ def test_a_killed_pod_is_replaced_and_the_job_goes_on(
         )
         assert resumed["step"] >= 25  # from a checkpoint, not from the start
         assert first["step"] == resumed["step"] + 1
-        # A stand-in's time is this machine's: there it is held against the same job's own start.
+        # The stand-in is as slow as this machine: there the limit depends on the start of the same job.
         own = _BACK_OFF.get(launcher, 0.0) + 3 * start
         assert seconds <= (own if verbs.standin else _AGAIN.get(launcher, 60))
         assert counted <= 1
@@ -156,12 +156,12 @@ def test_sigterm_saves_a_checkpoint(verbs: Verbs, launcher: str, claim: str) -> 
 
 
 def test_bad_configuration_is_final(verbs: Verbs, launcher: str) -> None:
-    unknown = job("wrong", task="no_such_module:Task")  # which only the image can know
+    unknown = job("wrong", task="no_such_module:Task")  # only the image knows it
     with submitted(verbs, launcher, unknown) as name:
         verbs.does("wait", name, "--timeout", "300", code=64, timeout=360)
         shown = verbs.status(name)
         assert shown["phase"] == "failed"
-        assert shown["restarts"] <= 2  # each node's failure itself; nothing was tried again
+        assert shown["restarts"] <= 2  # only the failure of each node: nothing was retried
         assert len(shown["pods"]) <= 2
         lines = verbs.does("why", name).splitlines()
         assert len(lines) <= 10
@@ -201,6 +201,6 @@ def test_an_elastic_job_is_scaled(verbs: Verbs, launcher: str, claim: str) -> No
 
 
 def ranks(verbs: Verbs, name: str) -> int:
-    """Return how many ranks a job says it has begun with, the last time that it did."""
+    """Return the world size in the job's newest `launch` event."""
     worlds = [one["world_size"] for one in verbs.events(name) if one["event"] == "launch"]
     return worlds[-1] if worlds else 0

@@ -1,4 +1,4 @@
-"""A program of one's own on a cluster: the launcher and the folder travel with it.
+"""The user's own program on a cluster: the launcher and the code folder travel with the job.
 
 make test-cluster IMAGE=registry.example/any-image-with-torch:1.0
 """
@@ -39,7 +39,7 @@ def test_a_script_trains_from_the_folder_that_travels(
 def test_a_large_folder_travels_on_a_claim(
     verbs: Verbs, launcher: str, claim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than a ConfigMap holds; nothing is left of the pod that copies it."""
+    """The folder is larger than a ConfigMap; the pod that copies it is deleted."""
     (tmp_path / "data.bin").write_bytes(os.urandom(2**21))
     script = "import pathlib; print('read', len(pathlib.Path('data.bin').read_bytes()))\n"
     (tmp_path / "train.py").write_text(script)
@@ -57,7 +57,7 @@ def test_a_large_folder_travels_on_a_claim(
 def test_changed_code_replaces_a_job_that_runs(
     verbs: Verbs, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pods of the former code are gone before, so no log has both."""
+    """The pods with the old code are gone before, so no log has both."""
     monkeypatch.chdir(tmp_path)
     script = "import time; print('version', {}, time.time(), flush=True); time.sleep({})"
     (tmp_path / "train.py").write_text(script.format(1, 600))
@@ -74,7 +74,7 @@ def test_changed_code_replaces_a_job_that_runs(
 
 
 def test_an_exit_code_of_its_own_is_understood(verbs: Verbs, launcher: str) -> None:
-    """65 fails the job at once; 3 by itself would count as a bug, and be retried."""
+    """65 fails the job at once; 3 would count as a bug and be retried."""
     command = ["python3", "-c", "raise SystemExit(3)"]
     with submitted(verbs, launcher, own(run={"command": command, "exitCodes": {3: 65}})) as name:
         ended = verbs.run("wait", name, "--timeout", "240", timeout=300)

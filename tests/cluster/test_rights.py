@@ -1,4 +1,4 @@
-"""Every verb on a cluster by somebody who has what `render.py --rbac` says, and no more.
+"""Every verb on a cluster by a user who has only the rights of `render.py --rbac`.
 
 make test-cluster IMAGE=registry.example/muster:cpu
 """
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def bot(verbs: Verbs, tmp_path: Path) -> Iterator[Verbs]:
-    """The verbs as a service account that may do nothing yet."""
+    """The verbs as a service account that has no rights yet."""
     if verbs.standin:
         pytest.skip("the stand-in knows no users")
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "bot"}}

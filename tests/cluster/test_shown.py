@@ -1,4 +1,4 @@
-"""What the verbs show of a job on a cluster, and of the cluster: `top`, `port-forward`, `doctor`.
+"""Verbs that show a job or the cluster: `top`, `port-forward`, `doctor`.
 
 make test-cluster IMAGE=registry.example/muster:cpu
 """
@@ -31,13 +31,13 @@ def test_what_a_running_job_uses_is_shown(verbs: Verbs, claim: str) -> None:
         trained_to(verbs, name, 30)
         rows = until(measured, 120, lambda: verbs.does("top", name, "--once"))
         assert [(row["rank"], row["node"]) for row in rows] == [(0, 0), (1, 0), (2, 1), (3, 1)]
-        before = failed_probes(verbs, name)  # those that came before the first rank
+        before = failed_probes(verbs, name)  # the probes before the first rank started
         time.sleep(5 * probe["periodSeconds"])
         assert failed_probes(verbs, name) == before
 
 
 def failed_probes(verbs: Verbs, name: str) -> int:
-    """Return how often a job's pods have been found without a sign of life."""
+    """Return how often a liveness probe of the job's pods has failed."""
     job = jobs.get_job(verbs.cluster, name)
     events = jobs.events(verbs.cluster, job, {pod.name for pod in jobs.pods(verbs.cluster, job)})
     return sum(one.get("count", 1) for one in events if one["message"].startswith("Liveness"))

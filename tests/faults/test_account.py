@@ -1,4 +1,4 @@
-"""The report of a failed soak: for every process, whether it runs, and where it is."""
+"""The report of a failed soak: for every process, its state and its place in the code."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Pictures that cannot be read: reported, left out of the means, too many of them refused."""
+"""Pictures that cannot be read are reported and left out of the means; too many end the run."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from trainer.config.settings import Settings
 
 pytestmark = pytest.mark.slow
 
-COUNT = 16  # pictures, and so one step an epoch
+COUNT = 16  # pictures: one step per epoch
 BAD = 5
 ALL_AT_ONCE = {
     "task": "tests.faults.tasks:Pictures",
@@ -37,7 +37,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def spoil(pictures: Path, part: str) -> str:
-    """Cut a picture short, and return its path."""
+    """Truncate a picture and return its path."""
     path = sorted((pictures / part).rglob("*.png"))[BAD]
     path.write_bytes(path.read_bytes()[:60])
     return str(path)
@@ -63,7 +63,7 @@ def test_the_means_are_over_what_can_be_read(
     settings = ALL_AT_ONCE | {"data": str(pictures), "workers": workers, "bad_samples": "1"}
     settings |= {"mode": mode, "processes": "1", "compile": compiled}
     events = run_ranks(ranks, tmp_path / "run", **settings)
-    (bad,) = bad_samples(events)  # though it comes in each of two epochs
+    (bad,) = bad_samples(events)  # although it is read in each of two epochs
     assert (bad["index"], bad["where"], bad["part"]) == (BAD, f"({path})", "training")
     assert "Error" in bad["why"]
     task = Pictures(Settings(data=pictures))

@@ -1,4 +1,4 @@
-"""An elastic job on several hosts: nodes join and leave, in order or not, and no sample is lost."""
+"""An elastic job on several hosts: nodes join, leave or are lost, but no sample is lost."""
 
 import signal
 import time
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason
 INTERVAL = 16  # steps between checkpoints
 TRAINED = {
     "epochs": "3",
-    "global_batch": "32",  # does not divide over three ranks
+    "global_batch": "32",  # cannot be divided by three ranks
     "precision": "fp64",
     "checkpoint_steps": str(INTERVAL),
     "eval_steps": "0",
@@ -35,7 +35,7 @@ def launches(job: Job) -> list[dict[str, Any]]:
 
 
 def wait_for_world(job: Job, size: int, *, number: int) -> float:
-    """Wait until round `number` trains, with `size` ranks, and return the seconds that took."""
+    """Wait until round `number` trains with `size` ranks; return how many seconds it took."""
     began = time.monotonic()
     while len(launches(job)) < number or job.events[-1]["event"] != "step":
         assert time.monotonic() - began < 60, job.stderr()
@@ -49,7 +49,7 @@ def test_nodes_join_and_leave_and_every_sample_is_used_once_an_epoch(tmp_path: P
     whole = run_ranks(1, tmp_path / "whole", task="synthetic", **TRAINED)
     with network() as net:
         hosts = [net.host() for _ in range(3)]
-        # slow enough that a node finds it training still, however long that node takes to start
+        # slow enough that the job still trains when a node joins, even if the node starts slowly
         job = Job(tmp_path / "job", hosts, SETTINGS, elastic="1:3", pace=0.2)
         first = job.start_one(hosts[0])
         second = job.start_one(hosts[1])
@@ -58,10 +58,10 @@ def test_nodes_join_and_leave_and_every_sample_is_used_once_an_epoch(tmp_path: P
         third = job.start_one(hosts[2])  # 2 -> 3
         wait_for_world(job, 3, number=2)
 
-        third.process.send_signal(signal.SIGTERM)  # one leaves in order, ...
+        third.process.send_signal(signal.SIGTERM)  # one node leaves in order, ...
         assert third.process.wait(20) == 143, job.stderr()
         wait_for_world(job, 2, number=3)
-        hosts[1].die()  # ... one is lost: 3 -> 1
+        hosts[1].die()  # ... and one is lost: 3 -> 1
         hosts[1].mend()
         assert second.process.wait(1) == -signal.SIGKILL
         wait_for_world(job, 1, number=4)
@@ -78,9 +78,9 @@ def test_nodes_join_and_leave_and_every_sample_is_used_once_an_epoch(tmp_path: P
     assert mine == pytest.approx(expected, rel=1e-8)
     history = ledger.read(job.folder / "run")
     assert "used once in each of 3 epochs" in ledger.check(history)
-    # a clean stop loses no step, a lost node at most those since the last checkpoint
+    # a clean stop loses no step; a lost node loses at most the steps since the last checkpoint
     gone_back = returns(job.events)
     assert not [went for went in gone_back if went.beyond(INTERVAL)]
-    # a rank may have done a step more than the first one could report
+    # a rank may have finished one step more than the first rank could report
     assert 0 <= history.repeated - sum(went.lost for went in gone_back) <= len(gone_back)
     assert [event["world_size"] for event in launches(job)] == [2, 3, 2, 1, 2]

@@ -1,4 +1,4 @@
-"""Every row of the exit table, reached by a process that is really started."""
+"""Every row of the table of exit codes, with a real process."""
 
 import signal
 from typing import Any
@@ -39,7 +39,7 @@ def test_the_table_has_every_row() -> None:
 def test_it_ends_with_the_code_and_the_reason(
     code: Exit, cause: dict[str, str], message: str, start: Any
 ) -> None:
-    alone = code is not Exit.PEER  # with a second node that never comes
+    alone = code is not Exit.PEER  # with a second node that never joins
     place = {} if alone else node(1, free_port())
     process = start(
         "-m",

@@ -55,7 +55,7 @@ def kill_a_host(job: Job) -> None:
 
 
 def cut_a_link(job: Job) -> None:
-    """With two hosts either link will do: each is silent to the other."""
+    """With two hosts it does not matter which link is cut: each host is silent to the other."""
     job.hosts[1].cut()
 
 

@@ -1,4 +1,4 @@
-"""A disk that is really full: a warning and the next attempt, neither the run nor a checkpoint."""
+"""A disk that is really full causes a warning and another attempt; no run or checkpoint is lost."""
 
 import contextlib
 import json
@@ -31,9 +31,9 @@ def test_a_full_disk_costs_warnings_and_lines_but_no_checkpoint(
     run = tiny_disk / "run"
     variables = {f"TRAINER_{name.upper()}": value for name, value in TRAINED.items()}
     variables |= {"TRAINER_STEPS": "18", "TRAINER_OUT": str(run), "FILLED": str(tiny_disk)}
-    # samples enough that the ledger needs another page before there is room again
+    # enough samples that the ledger needs another page before there is room again
     variables |= {"TRAINER_LEDGER": "true", "TRAINER_GLOBAL_BATCH": "256"}
-    variables |= {"TRAINER_LOG_STEPS": "100"}  # events would take of the room for the checkpoint
+    variables |= {"TRAINER_LOG_STEPS": "100"}  # events would use the room for the checkpoint
     ended = start("-m", "trainer", **(QUICK | variables), PYTHONPATH=str(ROOT)).end()
     assert ended.code == 0, ended.stderr
     saves = [(event["step"], event["action"]) for event in ended.of("checkpoint")]
@@ -48,7 +48,7 @@ def test_a_full_disk_costs_warnings_and_lines_but_no_checkpoint(
         "step-00000018",
     ]
     assert complete(str(run / "checkpoints/step-00000004")).manifest.progress.step == 4
-    # the proof ends where there was no room, with a whole line
+    # the ledger ends with a complete line where there was no room
     assert ended.stderr.count("rank0.jsonl: No space left on device; the run goes on") == 1
     assert 5 <= len(ledger.read(run).steps) < 10
 

@@ -1,4 +1,4 @@
-"""Hogwild: as accurate as one process, each sample dealt once, and no process left however it ends."""
+"""Hogwild: as accurate as one process, each sample used once, and no process left after any end."""
 
 import os
 import re
@@ -62,7 +62,7 @@ def test_every_sample_is_dealt_once_also_over_a_stop(start: Any, tmp_path: Path)
 
 
 def test_the_end_of_a_process_is_noticed_and_reported(start: Any, tmp_path: Path) -> None:
-    """Two runs at the same time: in one a process is killed, in the other one raises."""
+    """Two runs at the same time: in one a process is killed, in the other a process raises."""
     common = QUICK | {"LISTED": str(tmp_path / "listed"), "TRAINER_EPOCHS": "100"}
     runs = [start("-m", "trainer", LISTED_FAILS="60", **common), start("-m", "trainer", **common)]
     families, endings = [], []

@@ -1,4 +1,4 @@
-"""The steps lost by going back to a checkpoint: those since it, and those of a save in flight."""
+"""Steps that are lost by a return to a checkpoint: those since it, and those during a save."""
 
 import pytest
 
@@ -8,7 +8,7 @@ INTERVAL = 16
 
 
 def history(done: int, saved: list[int], back_to: int) -> list[dict[str, object]]:
-    """Return events: steps up to `done`, `saved` reported two steps after they began, and a return."""
+    """Return events: steps up to `done`, saves reported two steps after their start, and a return."""
     events: list[dict[str, object]] = []
     for step in range(1, done + 1):
         events.append({"event": "step", "step": step})
@@ -20,14 +20,21 @@ def history(done: int, saved: list[int], back_to: int) -> list[dict[str, object]
 @pytest.mark.parametrize(
     ("done", "saved", "back_to", "lost", "in_flight", "beyond"),
     [
-        (31, [16], 16, 15, 0, 0),  # all of an interval
-        (32, [16], 16, 16, 0, 0),  # the next save is due at this step, and had no time at all
+        (31, [16], 16, 15, 0, 0),  # a whole interval
+        (32, [16], 16, 16, 0, 0),  # the next save is due at this step, and had no time
         (35, [16], 16, 19, 3, 0),  # it was being written for three steps
         (35, [16], 32, 3, 3, 0),  # ... and was complete, unreported
         (35, [16, 32], 32, 3, 0, 0),
         (35, [16, 32], 16, 19, 0, 3),  # reported as complete, but not used
-        (32, [], 0, 32, 16, 0),  # the one before was being written still, and this one waits for it
-        (33, [], 0, 33, 1, 16),  # a save was left out
+        (
+            32,
+            [],
+            0,
+            32,
+            16,
+            0,
+        ),  # this save waits for the previous one, which was still being written
+        (33, [], 0, 33, 1, 16),  # a save was skipped
         (35, [], 0, 35, 3, 16),
         (35, [16, 32], 0, 35, 0, 19),
         (20, [16, 20], 20, 0, 0, 0),  # stopped in order

@@ -37,7 +37,7 @@ def test_more_than_the_host_has_is_70_with_a_summary_and_advice(
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A cgroup below this process's own in which a launcher, a rank and a bit have room."""
+    """A cgroup below this process's own, with memory for a launcher and a rank and a little more."""
     lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
     own = {line.split(":")[1]: line.split(":")[2].strip("/") for line in lines}
     root = Path("/sys/fs/cgroup")

@@ -20,12 +20,12 @@ TRAINED = {"steps": "15", "checkpoint_steps": "10", "eval_steps": "0"}
 SETTINGS = {f"TRAINER_{name.upper()}": value for name, value in TRAINED.items()}
 
 
-LATE = 60  # seconds that the master comes after the worker
+LATE = 60  # seconds by which the master starts later than the worker
 
 
 @dataclass
 class Early:
-    """A worker whose master is to start at the monotonic time `late`."""
+    """A worker whose master starts at the monotonic time `late`."""
 
     job: Job
     worker: Started
@@ -40,8 +40,8 @@ def net() -> Iterator[Network]:
 
 @pytest.fixture(scope="module", autouse=True)
 def early(net: Network, tmp_path_factory: Any) -> Early:
-    """Start the worker before the other tests, so that its wait is theirs."""
-    # 20 ms there and back, one frame in a hundred lost
+    """Start the worker before the other tests, so that it waits while they run."""
+    # 20 ms round trip, one frame in a hundred lost
     hosts = [net.host(), net.host(Wire(delay=0.01, loss=0.01))]
     job = Job(tmp_path_factory.mktemp("late") / "job", hosts, SETTINGS, pace=0.1)
     worker = job.start_node(hosts[1], PET_LOCAL_ADDR="")
@@ -53,7 +53,7 @@ def test_a_former_attempt_is_recognised_and_outlived(net: Network, tmp_path: Pat
     hosts = [net.host(), net.host()]
     job = Job(tmp_path / "job", hosts, SETTINGS, pace=0)
     job.attempts = 1
-    former = job.start_node(hosts[0])  # its node 1 is gone, which it does not know
+    former = job.start_node(hosts[0])  # it does not know that its node 1 is gone
     job.attempts = 2
     second = job.start_node(hosts[1])
     second.wait_for("another job, attempt, or secret")
@@ -69,7 +69,7 @@ def test_a_former_attempt_is_recognised_and_outlived(net: Network, tmp_path: Pat
 def test_a_name_that_also_resolves_to_a_former_master_costs_no_wait(
     net: Network, tmp_path: Path
 ) -> None:
-    """As the name of a pod that has just been replaced does."""
+    """Like the name of a pod that has just been replaced."""
     hosts = [net.host(), net.host()]
     for host in hosts:
         host.knows("master", "10.77.77.77", hosts[0].address)
@@ -77,11 +77,11 @@ def test_a_name_that_also_resolves_to_a_former_master_costs_no_wait(
     job.start(PET_MASTER_ADDR="master")
     assert job.codes(within=60) == [0, 0], job.stderr()
     (launch,) = [event for event in job.events if event["event"] == "launch"]
-    assert launch["master"].rpartition(":")[0] == hosts[0].address  # the only address of it
+    assert launch["master"].rpartition(":")[0] == hosts[0].address  # its only address
     assert "No route to host" not in job.stderr()  # no wait for the other address
 
 
-# Python's wall clock, an hour ahead.
+# Set Python's wall clock an hour ahead.
 AHEAD = """
 import datetime, time
 _time, _time_ns = time.time, time.time_ns
@@ -98,7 +98,7 @@ datetime.datetime = Ahead
 def test_clocks_an_hour_apart_change_nothing_but_are_mentioned(
     net: Network, tmp_path: Path
 ) -> None:
-    """With torch's own rendezvous the node whose clock is ahead evicts the other as dead."""
+    """With torch's own rendezvous, the node whose clock is ahead removes the other node as dead."""
     hosts = [net.host(), net.host()]
     job = Job(tmp_path / "job", hosts, SETTINGS, pace=0, elastic="2:3")
     ahead = tmp_path / "ahead"
@@ -117,7 +117,7 @@ def test_clocks_an_hour_apart_change_nothing_but_are_mentioned(
 def test_a_late_master_and_a_slow_lossy_and_briefly_cut_link_cost_time_only(
     early: Early, tmp_path: Path
 ) -> None:
-    """And each node finds the interface that leads to the other, which its own name does not."""
+    """Each node also finds the interface to the other node; its own name resolves to another one."""
     job, second = early.job, early.worker
     whole = run_ranks(2, tmp_path / "whole", task="synthetic", **TRAINED)  # meanwhile
     time.sleep(max(0, early.late - time.monotonic()))
@@ -125,7 +125,7 @@ def test_a_late_master_and_a_slow_lossy_and_briefly_cut_link_cost_time_only(
     job.nodes = [job.start_node(job.hosts[0], PET_LOCAL_ADDR=""), second]
     job.wait_for_step(5)
     job.hosts[1].cut()
-    time.sleep(1)  # of the 3 s after which a node is lost
+    time.sleep(1)  # of the 3 s after which a node counts as lost
     job.hosts[1].mend()
     assert job.codes(within=90) == [0, 0], job.stderr()
     assert losses(job.events) == losses(whole)  # bit by bit

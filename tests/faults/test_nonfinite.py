@@ -1,4 +1,4 @@
-"""NaN and infinite gradients: the step is skipped, the run rolls back, or ends with 72."""
+"""NaN and infinite gradients: the step is skipped, or the run rolls back, or it ends with 72."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ POISONED = QUICK | {"task": "tests.faults.tasks:Poisoned"}
 
 
 def leave_out_the_sixth_update() -> None:
-    """Leave out one update: a run that skips the step must equal this one."""
+    """Leave out one update, for comparison with a run that skips the step."""
     for kind in (torch.optim.SGD, torch.optim.AdamW):
         leave_out(kind)
 
@@ -38,7 +38,7 @@ def leave_out(kind: Any) -> None:
 
 
 def planted_where_the_device_decides(**fault: str) -> Callable[[], None]:
-    """Return what `planted` does; it also has a fused optimiser skip by itself, as on a GPU."""
+    """Return what `planted` returns; with it, a fused optimiser also skips steps itself, as on a GPU."""
     return partial(_let_the_device_decide, fault)
 
 
@@ -52,10 +52,10 @@ def _let_the_device_decide(fault: dict[str, str]) -> None:
     nonfinite.device_decides = always
 
 
-# Who skips: how to plant a fault, and the settings.
+# By what skips the step: how to plant a fault, and the settings.
 WHO: dict[str, tuple[Callable[..., Callable[[], None]], dict[str, str]]] = {
     "host": (planted, {}),
-    # A report of a step would ask for the decision on it at once.
+    # A step event would need the decision about the step at once.
     "device": (
         planted_where_the_device_decides,
         {"optimizer": "adamw-fused", "lr": "0.003", "log_steps": "100"},
@@ -127,7 +127,7 @@ def test_within_the_allowance_training_goes_on_and_statistics_stay_clean(
     events = run_ranks(1, tmp_path, fault, nonfinite_allowance="3", **settings)
     assert events[-1]["skipped_steps"] == 3
     text = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
-    assert "NaN" not in text  # which is not JSON
+    assert "NaN" not in text  # NaN is not JSON
     assert events[-1]["accuracy"] > 0.2
     saved = weights(tmp_path)
     assert all(value.isfinite().all() for value in saved.values())

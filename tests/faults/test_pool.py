@@ -1,4 +1,4 @@
-"""The ranks that tests share: one case leaves nothing to the next, and who fails is replaced."""
+"""The ranks that tests share: no case affects the next, and a rank that fails is replaced."""
 
 import os
 import signal
@@ -114,7 +114,7 @@ if __name__ == "__main__":
 def test_ranks_that_wait_do_not_outlive_a_process_of_tests_that_is_killed(tmp_path: Path) -> None:
     program, printed = tmp_path / "abandon.py", tmp_path / "printed"
     program.write_text(ABANDON, encoding="utf-8")
-    with printed.open("w") as file:  # no pipe, which those left behind would hold open
+    with printed.open("w") as file:  # not a pipe, because remaining processes would hold it open
         command = [sys.executable, str(program)]
         environment = clean_environment()
         subprocess.run(command, env=environment, stdout=file, stderr=file, check=False)

@@ -1,4 +1,4 @@
-"""Preflight: every fault of a machine or link is planted, found before the first step, and named."""
+"""Preflight finds and names every planted fault of a machine or link before the first step."""
 
 import os
 from collections.abc import Callable
@@ -26,7 +26,7 @@ SYNTHETIC = {"task": "synthetic", "steps": "2"}
 
 
 def corrupt(operation: str) -> None:
-    """Make rank 1 send wrong numbers whenever it sends many."""
+    """Make rank 1 send wrong numbers in every large message."""
     whole = getattr(dist, operation)
 
     def corrupted(first: Any, *arguments: Any, **named: Any) -> Any:
@@ -150,7 +150,7 @@ class NoSupportError(Exception):
 
 
 def gpu(errors: int, remapping_failed: int, reasons: int) -> Any:
-    """Return a fake NVML: the tests' machine may have no GPU."""
+    """Return a fake NVML, because the machine may have no GPU."""
 
     def rows(_: object) -> tuple[int, int, int, int]:
         if remapping_failed < 0:

@@ -1,4 +1,4 @@
-"""SIGTERM at a chosen moment: all ranks save the same step, and the run resumes from it."""
+"""SIGTERM at a given moment: all ranks save the same step, and the run resumes from it."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_sigterm_in_the_middle_of_it_saves_one_step_and_loses_none(
 
 
 def counting(folder: Path, milliseconds: str) -> None:
-    """Make a step so long, and write how many all-reduces this rank makes to agree with the others."""
+    """Make each step take longer, and write how many all-reduces this rank makes for agreements."""
     os.environ |= {"SLOW": milliseconds, "SLOW_RANK_1": milliseconds}
     made, all_reduce = [0], dist.all_reduce
 
@@ -66,7 +66,7 @@ def counting(folder: Path, milliseconds: str) -> None:
     dist.all_reduce = counted
 
 
-EVALUATED = 32  # batches; each begins with an agreement
+EVALUATED = 32  # batches; each starts with an agreement
 
 
 @pytest.mark.parametrize(

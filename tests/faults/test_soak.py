@@ -1,4 +1,4 @@
-"""A minute of the soak: `make soak` runs it for as long as one likes."""
+"""A minute of the soak; `make soak` runs it for any time."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Reading and writing stacks is safe while threads of C++ enter and leave Python."""
+"""Stacks can be read and written safely while C++ threads enter and leave Python."""
 
 import ctypes
 import sys
@@ -17,13 +17,13 @@ SECONDS = 5.0
 
 @pytest.mark.slow
 def test_looking_does_not_end_the_process(start: Any) -> None:
-    """faulthandler.dump_traceback(all_threads=True) did, in two of three runs as long as this."""
+    """faulthandler.dump_traceback(all_threads=True) crashed in two of three runs of this length."""
     ended = start("-m", "tests.faults.test_stacks").end(timeout=120)
     assert ended.code == 0, ended.stderr
     looks, dumps, whole = map(int, ended.stderr.splitlines()[-1].split())
     assert looks > 100
     assert dumps > 10
-    assert whole == dumps  # the thread that writes them is in each of them
+    assert whole == dumps  # each has the thread that writes it
 
 
 def test_threads_that_wait_are_in_the_file_too(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that keep others waiting: slow ones are named, stuck ones end the run with everyone's stacks."""
+"""Slow ranks are named. A stuck rank ends the run, with the stacks of all ranks."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ STUCK = FOREVER | {"task": "tests.faults.tasks:Stuck", "collective_timeout": "4"
 def test_a_rank_slowed_tenfold_is_named_within_thirty_seconds(tmp_path: Path) -> None:
     plant = planted(SLOW="80", SLOW_RANK_1="800")
     slow = FOREVER | {"task": "tests.faults.tasks:Slow", "steps": "18"}
-    modes = ("ddp", "fsdp")  # at the same time: most of it is sleep
+    modes = ("ddp", "fsdp")  # at the same time, because they mostly sleep
     with ThreadPoolExecutor() as pool:
         runs = [pool.submit(run_ranks, 2, tmp_path / m, plant, mode=m, **slow) for m in modes]
     for run in runs:
@@ -49,12 +49,12 @@ def check_straggler(events: list[dict[str, Any]]) -> None:
     used = [event["ranks"] for event in events if event["event"] == "usage"]
     assert [one["rank"] for one in used[-1]] == [0, 1]  # what `python -m k8s top` shows
     assert all(one["memory"] > 2**24 for one in used[-1])
-    # A rank that slept all of the last window, which ends with the run, has used nothing in it.
+    # A rank that slept during the whole last window, which ends with the run, has used nothing in it.
     assert all(max(ranks[rank]["cpu"] for ranks in used) > 0 for rank in (0, 1))
 
 
 def closes_slowly() -> None:
-    """Give the watchdog time to report between a run's summary and its end."""
+    """Give the watchdog time to report between the summary and the end of a run."""
     from trainer.engine import loop
 
     requests = loop.stop_requests
@@ -78,7 +78,7 @@ def test_the_summary_is_the_last_event(tmp_path: Path) -> None:
 def test_a_stuck_rank_is_named_with_its_line_and_all_end_with_69(tmp_path: Path) -> None:
     events = run_ranks(2, tmp_path, planted(STUCK="1"), code=69, **STUCK)
     (hang,) = faults(events, "hang")
-    assert hang["time"] - events[0]["time"] < 4 + 20  # the bound, and what a busy machine adds
+    assert hang["time"] - events[0]["time"] < 4 + 20  # the limit, and more for a busy machine
     assert (hang["step"], hang["missing"], hang["ranks_heard"]) == (3, [1], [0, 1])
     assert "step 4 hangs: no progress for 4 s" in events[-1]["message"]
     assert "not in the collective: rank 1 on" in events[-1]["message"]
@@ -140,7 +140,7 @@ GRID = {"mode": "pp", "mesh": "pp=2,dp_shard=2", "micro_batch": "8"}
 def test_a_peer_lost_in_a_mesh_is_named_and_not_the_ranks_that_wait_for_it(
     how: str, tmp_path: Path
 ) -> None:
-    """Rank 0 never talks to rank 3, and waits for the two that do; it must not name those."""
+    """Rank 0 never communicates with rank 3. It waits for two ranks that do, and must not name these."""
     variables = {f"TRAINER_{name.upper()}": value for name, value in (STUCK | GRID).items()}
     variables |= {"TRAINER_OUT": str(tmp_path), "TRAINER_LOG_STEPS": "1"}
     with lend(4, fresh=True) as ranks:
@@ -162,7 +162,7 @@ def test_a_peer_lost_in_a_mesh_is_named_and_not_the_ranks_that_wait_for_it(
 
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_is_named_by_the_others(start: Any, tmp_path: Path) -> None:
-    """And the launcher ends with 69 soon, though a stopped rank gets no SIGTERM."""
+    """The launcher also ends with 69 soon, although a stopped rank does not handle SIGTERM."""
     started = start(
         "-m",
         "trainer.launch",
@@ -175,7 +175,9 @@ def test_a_rank_that_is_stopped_is_named_by_the_others(start: Any, tmp_path: Pat
     started.ranks()[1].suspend()
     began = time.monotonic()
     ended = started.end(timeout=60)
-    assert time.monotonic() - began < 4 + 20  # the bound, 5 s for answers, and a busy machine
+    assert (
+        time.monotonic() - began < 4 + 20
+    )  # the limit, 5 s for answers, and more for a busy machine
     assert ended.code == 69, ended.stderr
     assert "no sign of life from rank 1 on" in ended.stderr
     assert ended.of("fault")[0]["missing"] == [1]
@@ -194,7 +196,7 @@ worlds = st.integers(2, 64)
 @given(worlds, st.floats(0.05, 1.0), st.floats(0.7, 1.4), st.randoms())
 @settings(max_examples=200)
 def test_an_even_run_names_nobody(world: int, share: float, spread: float, random: Any) -> None:
-    """However busy the ranks are, as long as they are alike to within forty percent."""
+    """No rank is named if the ranks' times differ by less than forty percent, however busy they are."""
     work = {
         rank: Work(50, 5.0, 5.0 * min(1.0, share * random.uniform(min(1, spread), max(1, spread))))
         for rank in range(world)

@@ -1,4 +1,4 @@
-"""The documentation's pages, read: links, anchors, and the commands of each block.
+"""Read the documentation's pages: links, anchors, and the commands of each block.
 
 for block in blocks(): print(block.page, block.lines)
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-# Pages of rendered diffs are run as tests of their own: tests/unit/k8s/render/test_features.py.
+# Pages of rendered diffs have separate tests: tests/unit/k8s/render/test_features.py.
 _FOLDERS = (".github", "docker", "k8s", "tests", "trainer")
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(page for folder in _FOLDERS for page in (ROOT / folder).rglob("*.md"))]
@@ -62,7 +62,7 @@ def links(text: str) -> list[tuple[str, str]]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors that a page's headings have, as GitHub makes them."""
+    """Return the anchors that GitHub makes for a page's headings."""
     headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

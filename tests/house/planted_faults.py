@@ -1,4 +1,4 @@
-"""Faults planted one at a time in a copy of the code, each of which a test must see.
+"""Plant faults in a copy of the code, one at a time; a test must see each.
 
     python -m tests.house.planted_faults               # all, some minutes
     python -m tests.house.planted_faults --only 7      # one, by its number
@@ -21,8 +21,8 @@ import yaml
 from tests.conftest import ROOT, clean_environment
 
 TABLE = Path(__file__).with_suffix(".yaml")
-_TIMEOUT = 240.0  # seconds of one selection; a test that a fault makes hang has seen it
-_TESTS_FAILED = 1  # pytest's exit code; 2 and above: it could not run them
+_TIMEOUT = 240.0  # seconds for the tests of one fault; a test that hangs has seen it
+_TESTS_FAILED = 1  # pytest's exit code; 2 or more: it could not run the tests
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def table() -> list[Fault]:
 
 
 def main() -> int:
-    """Plant each fault that was asked for, and return 1 unless all were seen."""
+    """Plant each selected fault, and return 1 unless all were seen."""
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("--only", type=int, metavar="N", help="the number of one fault")
     asked.add_argument("--list", action="store_true", help="print the table, run nothing")
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def _copy_to(tree: Path) -> None:
-    """Copy what git knows and what is new, as it stands in the working tree."""
+    """Copy tracked and new files from the working tree."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -82,7 +82,7 @@ def _copy_to(tree: Path) -> None:
 
 
 def applies(fault: Fault) -> str:
-    """Return "applies" if the fault's text is once in its file, else what is wrong."""
+    """Return "applies" if the fault's text is in its file exactly once, else what is wrong."""
     file = ROOT / fault.file
     count = file.read_text(encoding="utf-8").count(fault.before) if file.exists() else 0
     return {0: "text not found", 1: "applies"}.get(count, "text twice")
@@ -100,7 +100,7 @@ def _plant(fault: Fault, tree: Path) -> str:
     file.write_text(text.replace(fault.before, fault.after), encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     try:
-        # no bytecode: two faults of one length within a second would be one to its cache
+        # no bytecode: its cache could not tell two faults of the same length within a second apart
         environment = clean_environment(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1")
         ended = subprocess.run(
             command, cwd=tree, env=environment, capture_output=True, timeout=_TIMEOUT, check=False

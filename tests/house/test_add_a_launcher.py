@@ -1,4 +1,4 @@
-"""The recipe for a launcher in k8s/README.md: render.py and the verbs use a folder that is added."""
+"""The recipe for a launcher in k8s/README.md: render.py and the verbs use the added folder."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The recipe for a task in trainer/README.md: one file adds one, outside of the trainer or inside."""
+"""The recipe for a task in trainer/README.md: one file, inside or outside the trainer, adds a task."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: who imports whom, and how long a file is."""
+"""The project's rules that a test can check: which module may import which, and the length of files."""
 
 import ast
 import re
@@ -41,7 +41,7 @@ PLANTED = [
 
 
 def broken(root: Path) -> str:
-    """Return what the contracts say of a copy of the code, nothing when all are kept."""
+    """Return the broken contracts in a copy of the code; nothing if all are kept."""
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     return ended.stdout if ended.returncode else ""
@@ -91,9 +91,9 @@ PRIVATE_OF_TORCH = [
 
 
 def private_of_torch(text: str) -> list[str]:
-    """Return the private names that a file uses and neither defines nor takes from Python's library.
+    """Return the private names that a file uses but does not define or take from Python's library.
 
-    A private attribute that no class of the file has is torch's, or as bad.
+    A private attribute that no class of the file has belongs to torch or to another module.
     """
     nodes = list(ast.walk(ast.parse(text)))
     own = _of_classes(nodes)
@@ -173,7 +173,7 @@ def test_the_launcher_runs_on_the_standard_library_alone() -> None:
 
 
 def test_a_folder_has_a_dozen_files_at_most() -> None:
-    modes_and_tasks = {ROOT / "trainer" / "strategies", ROOT / "trainer" / "tasks"}  # a file each
+    modes_and_tasks = {ROOT / "trainer" / "strategies", ROOT / "trainer" / "tasks"}  # one file each
     for package in ("k8s", "trainer"):
         folders = [path for path in (ROOT / package).rglob("*") if path.is_dir()]
         for folder in {*folders} - modes_and_tasks:

@@ -1,4 +1,4 @@
-"""The pages say what is true: links lead somewhere, names exist, tables are those of the code."""
+"""The pages are correct: links have targets, names exist, tables agree with the code."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ from trainer.config.environment import KEY, variable
 from trainer.config.settings import Settings
 from trainer.tools import reference
 
-# Words for which CONTRIBUTING.md has plain ones. The log of changes stays as it was.
+# Words for which CONTRIBUTING.md has plain ones. The changelog is not changed.
 _NOT_USED = re.compile(
     r"\b(keeper|the roll|farewell|in vain|for want of|whoever|of its own accord|a defect here)\b",
     re.IGNORECASE,
@@ -47,13 +47,15 @@ def test_links_and_anchors_are_found_as_github_finds_them() -> None:
 def test_every_file_setting_and_target_named_exists(page: Path) -> None:
     text = re.sub(
         r"\[[^]]*\]\(.*?\)", "", pages.prose(pages.read(page))
-    )  # links have a test of their own
-    recipes = re.compile(r"^## Add a .*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # files to be made
+    )  # links have a separate test
+    recipes = re.compile(
+        r"^## Add a .*?(?=^## |\Z)", re.MULTILINE | re.DOTALL
+    )  # files that a user makes
     paths = re.findall(r"\b(?:tests|trainer|k8s|docker)/[\w./*-]*\w", recipes.sub("", text))
     there = {path for path in paths for at in (ROOT, page.parent) if any(at.glob(path))}
     assert set(paths) - there == set()
     settings = {KEY, "TRAINER_REPORT", *(variable(name) for name in Settings.model_fields)}
-    # TRAINER_TASK_... is a setting that a task of one's own has.
+    # TRAINER_TASK_... is a setting of a user's task.
     assert set(re.findall(r"TRAINER_(?!TASK_)[A-Z_]*[A-Z]", text)) <= settings
     makefile = pages.read(ROOT / "Makefile")
     fenced = "\n".join(pages.fenced(pages.read(page), "sh"))
@@ -97,7 +99,7 @@ def test_the_code_uses_plain_words_too() -> None:
 
 @pytest.mark.parametrize("folder", ["docker", "k8s", "tests", "trainer"])
 def test_a_packages_page_shows_its_folders(folder: str) -> None:
-    """The annotated tree at the start names every folder, and nothing that is not there."""
+    """The annotated tree at the start names every folder, and only what exists."""
     page = ROOT / folder / "README.md"
     (tree, *_) = pages.fenced(pages.read(page), "text")
     named = re.findall(r"^[├└]── ([\w./-]+)", tree, re.MULTILINE)

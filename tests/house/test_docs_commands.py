@@ -1,4 +1,4 @@
-"""Every command on every page is run here, or stands in one table with the reason why not."""
+"""Every command on every page is run here, or is in a table with the reason why not."""
 
 import os
 import re
@@ -21,7 +21,7 @@ _ENGINE = "needs a container engine; tests/image builds and runs the image"
 _MINUTES = "takes minutes, or is the test suite itself; CI runs it"
 _NETWORK = "needs the network"
 
-# A line that one of these finds is not run.
+# A line that matches one of these is not run.
 NOT_RUN = {
     r"^git clone ": _NETWORK,
     r"^make (lock|audit)\b": _NETWORK,
@@ -53,7 +53,7 @@ NOT_RUN = {
     r"TRAINER_DRY_RUN=1024": "takes a minute; tests/parity/test_dry_run.py runs dry runs",
 }
 
-# What stands in for a longer or another command, so that a test of it is short.
+# Replacements for commands that take long or cannot run here.
 SHORTER = {
     "make run": "make run SET=trainer.steps=20",
     "TRAINER_TASK=tokens TRAINER_STEPS=20": "TRAINER_TASK=tokens TRAINER_STEPS=3",
@@ -61,7 +61,7 @@ SHORTER = {
     ". .venv/bin/activate": ":",
 }
 
-# A line that ends otherwise than with 0, as its page says.
+# Lines whose exit code is not 0, as their page says.
 CODES = {"--diff": 1}
 
 _FEW = 5  # commands that take a moment each
@@ -73,7 +73,7 @@ def _bare(line: str) -> str:
 
 
 def _cases() -> list[Any]:
-    """Return the lines of each block that are run; what starts ranks is run once, not on each page."""
+    """Return the lines of each block to run; a line that starts ranks is run once."""
     cases, seen = [], set()
     for block in pages.blocks():
         lines = [_bare(line) for line in block.lines]
@@ -89,14 +89,14 @@ def _cases() -> list[Any]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Return a folder that looks like the repository; what is written stays there."""
+    """Return a folder that looks like the repository; files are written only there."""
     for name in ("Makefile", "pyproject.toml", "render.py", "k8s", "trainer", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / ".venv").mkdir()
     for part in Path(sys.prefix).iterdir():
         (tmp_path / ".venv" / part.name).symlink_to(part)
-    # Make has nothing to install into this environment, whose packages may be chosen: there is a stamp,
-    # and it is newer than the locks.
+    # Make must install nothing into this environment, because its packages may be chosen: the stamp
+    # exists and is newer than the locks.
     if not (tmp_path / ".venv/.stamp").exists():
         (tmp_path / ".venv/.stamp").write_text("locked\n")
     shutil.copytree(ROOT / "docker", tmp_path / "docker")
@@ -106,7 +106,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def _run(tree: Path, commands: list[str], **env: str) -> None:
-    """Run the lines in one shell; a line that ends unlike it should ends the shell."""
+    """Run the lines in one shell; a line with an unexpected exit code ends the shell."""
     script = ["shopt -s expand_aliases"]
     for line in commands:
         command = reduce(lambda text, pair: text.replace(*pair), SHORTER.items(), line)
@@ -127,7 +127,7 @@ def _run(tree: Path, commands: list[str], **env: str) -> None:
 
 @pytest.mark.parametrize(("block", "commands"), _cases())
 def test_every_command_works(tree: Path, block: pages.Block, commands: list[str]) -> None:
-    if block.page == "trainer/CHECKPOINTS.md":  # exports what a run has saved
+    if block.page == "trainer/CHECKPOINTS.md":  # exports a checkpoint of a run
         _run(tree, ["python -m trainer"])
     if any("counts.py" in line for line in commands):  # the page's own
         shown = pages.fenced(pages.read(ROOT / block.page), "python")

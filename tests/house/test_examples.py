@@ -1,4 +1,4 @@
-"""The job files in k8s/jobs: listed, rendered for every launcher that takes them, and trained."""
+"""The job files in k8s/jobs: listed, rendered for every launcher that supports them, and trained."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ GPT = [
     "trainer.globalBatch=16",
     "trainer.precision=fp32",
 ]
-# An example, and what is other about it where it is trained here: no GPU, few steps, data in a folder.
+# An example, and what is changed to train it here: no GPU, few steps, data in a folder.
 TRAINED = {
     "01-digits.yaml": [],
     "02-digits-ddp.yaml": [],
@@ -155,7 +155,7 @@ def test_the_fine_tuned_head_has_a_rate_of_its_own_and_norms_do_not_decay(
 
 
 def resnet_weights(folder: Path) -> Path:
-    """Return a file such as torchvision publishes: a state dict, for 1,000 classes."""
+    """Return a file as torchvision publishes it: a state dict for 1,000 classes."""
     torch.manual_seed(1)
     torch.save(resnet18().state_dict(), folder / "resnet18.pth")
     return folder / "resnet18.pth"

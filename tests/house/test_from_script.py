@@ -1,4 +1,4 @@
-"""The diff of trainer/FROM_SCRIPT.md: the script before it and the task after it learn the same."""
+"""The diff of trainer/FROM_SCRIPT.md: the script before it and the task after it train equally."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each fault of planted_faults.yaml can be planted: its text is once in its file, its tests exist."""
+"""Each fault of planted_faults.yaml can be planted: its text is in its file once, its tests exist."""
 
 import pytest
 

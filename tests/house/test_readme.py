@@ -1,4 +1,4 @@
-"""The README is short, and what it shows works for somebody who has read nothing else."""
+"""The README is short, and its examples work for a reader who has read nothing else."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own, away from the clone: what it holds, and `muster` there."""
+"""The wheel in a separate environment, outside the clone: its contents, and the command `muster`."""
 
 import json
 import os
@@ -23,7 +23,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def muster(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Install the wheel of these files; return a function that runs `muster` in an empty folder.
 
-    The packages that it needs are those of this environment.
+    It uses the packages of this environment.
     """
     tmp = tmp_path_factory.mktemp("wheel")
     files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -74,7 +74,7 @@ def test_a_job_file_is_rendered_as_in_the_clone(muster: Run) -> None:
         here = [sys.executable, str(ROOT / "render.py"), example, "--launcher", launcher]
         expected = subprocess.check_output(here, text=True)
         assert muster("render", example, "--launcher", launcher).stdout == expected
-    own_script = str(ROOT / "k8s/jobs/13-own-script.yaml")  # carries the launcher
+    own_script = str(ROOT / "k8s/jobs/13-own-script.yaml")  # the job carries the launcher
     assert "launch.pyz" in muster("render", own_script).stdout
     assert muster("render", example, "--profile", "eks-p5-efa", "--check").returncode == 0
 

@@ -1,6 +1,6 @@
-"""The workflow: pinned, with no more rights than it needs, and of make targets that there are.
+"""The workflow: pinned versions, only the rights that it needs, and existing make targets.
 
-And how many tests a machine runs at a time.
+Also how many tests a machine runs at a time.
 """
 
 import os
@@ -62,7 +62,7 @@ def test_ci_is_what_was_promised() -> None:
     assert jobs["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
     assert any("pytest" in step.get("run", "") for step in jobs["image"]["steps"])  # no copy of it
     kept = [step for step in jobs["kind"]["steps"] if step.get("if") == "failure()"]
-    assert len(kept) == 2  # the logs are collected, and kept
+    assert len(kept) == 2  # the logs are collected and kept
 
 
 def test_a_release_is_signed_by_its_digest_and_has_its_provenance() -> None:
@@ -144,7 +144,7 @@ def test_make_refuses_a_compose_that_would_not_end_a_job_with_its_first_failure(
         (2, 24, "", 2),
         (2, 24, "not slow", 3),
         (8, 64, "", 8),
-        (64, 32, "", 8),  # as many as have 4 GB each
+        (64, 32, "", 8),  # as many as can have 4 GB each
     ],
 )
 def test_the_tests_take_the_cores_and_the_memory_that_there_are(

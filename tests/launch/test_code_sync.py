@@ -1,4 +1,4 @@
-"""Changed code on nodes that run: taken by all together, without a counted restart."""
+"""Changed code on running nodes: all nodes take it together, without a counted restart."""
 
 import gzip
 import hashlib
@@ -46,7 +46,7 @@ def archive(files: Mapping[str, str]) -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as found:
         for name, text in files.items():
-            entry = tarfile.TarInfo(name)  # of 1970, as all that travel
+            entry = tarfile.TarInfo(name)  # from 1970, like all files that travel
             entry.size, entry.mode = len(text), 0o644
             found.addfile(entry, io.BytesIO(text.encode()))
     return gzip.compress(made.getvalue(), mtime=0)
@@ -65,7 +65,7 @@ def carried(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
 
 
 def step(variables: Mapping[str, str], *words: str, stdin: bytes = b"") -> tuple[int, str]:
-    """Do one of the steps as in a pod."""
+    """Run one of the steps as in a pod."""
     ran = subprocess.run(
         [sys.executable, "-m", "trainer.launcher.program.code_sync", *words],
         cwd=ROOT,
@@ -85,7 +85,7 @@ def put(variables: Mapping[str, str], files: Mapping[str, str], **wrong: str) ->
 
 @pytest.mark.slow
 def test_all_nodes_take_it_together_and_no_restart_is_counted(start: Any, tmp_path: Path) -> None:
-    """One is asked, the other one's rank fails with it; a counted restart would end the job."""
+    """One node restarts, and the other node's rank fails; a counted restart would end the job."""
     port = free_port()
     before = {"train.py": TALKS, "value.py": "VALUE = 1", "old.py": ""}
     nodes = [
@@ -105,7 +105,7 @@ def test_all_nodes_take_it_together_and_no_restart_is_counted(start: Any, tmp_pa
         assert step(variables, "commit") == (0, "")
     assert step(nodes[0], "restart", "60") == (0, "taken")
     for rank, launcher in enumerate(started):
-        launcher.wait_for(f"rank {rank} has 2")  # as long as the old one, and not taken for it
+        launcher.wait_for(f"rank {rank} has 2")  # as long as the old one, but not mistaken for it
         folder = Path(nodes[rank]["MUSTER_CODE_FOLDER"])
         files = {path.name for path in folder.iterdir()} - {"__pycache__"}
         assert files == {BESIDE, "train.py", "value.py", "new", f"written-by-{rank}"}
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_refused_and_nothing_waits(tmp_path: Path) -> None:
     assert not code_sync.is_due(variables, failed=True)
     code_sync.take(variables)
     assert (folder / "train.py").read_text() == "1"
-    # A file in a folder's place, and what cannot be put there.
+    # A file in the place of a folder, and a file that cannot be written there.
     assert put(variables, {"train.py": "2", "folder": "now a file"}) == (0, "put")
     assert step(variables, "commit")[0] == 0
     assert code_sync.is_due(variables, failed=True)

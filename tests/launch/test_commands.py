@@ -41,7 +41,7 @@ def shown(text: str) -> list[dict[str, Any]]:
 
 
 def launch(start: Any, *arguments: str, **variables: str) -> tuple[int, str, str]:
-    """Return the exit code, the standard output and the standard error; of one rank unless told."""
+    """Return the exit code, standard output and standard error; of one rank by default."""
     known = {"PET_NPROC_PER_NODE": "1", "PYTHONPATH": str(ROOT)}  # else torch counts accelerators
     started = start("-m", "trainer.launch", *arguments, **(known | variables))
     code = started.process.wait(60)
@@ -80,7 +80,7 @@ def test_a_rank_of_any_program_gets_what_torchrun_gives(start: Any, tmp_path: Pa
 
 @functools.cache
 def pythons() -> dict[str, str]:
-    """Return the oldest Python from 3.10 on and the newest that are at hand, by version."""
+    """Return the oldest Python (from 3.10 on) and the newest that are installed, by version."""
     places = [*os.get_exec_path(), *map(str, Path.home().glob(".pyenv/versions/3.*/bin"))]
     by_version = [
         [path for place in places if (path := shutil.which(f"python3.{minor}", path=place))]
@@ -97,7 +97,7 @@ def pythons() -> dict[str, str]:
 
 @pytest.mark.parametrize("which", ["oldest", "newest"])
 def test_it_runs_on_the_standard_library_alone(which: str, tmp_path: Path) -> None:
-    """In a virtual environment without any package, on the oldest Python at hand and the newest."""
+    """In a virtual environment without packages, with the oldest and the newest installed Python."""
     subprocess.run([pythons()[which], "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     bare = str(tmp_path / "bare/bin/python")
     for arguments in (["--", bare, "-c", SHOW], ["-m", "show"]):
@@ -145,7 +145,7 @@ def test_the_rank_that_failed_is_shown_with_its_traceback_and_the_others_are_end
     code, _, error = launch(start, "--nproc-per-node=2", *command)
     assert code == 70
     assert "launch: rank 1: ValueError: out of order, with its own code 1 (exit 70)" in error
-    assert "rank 0:" not in error  # ended by the launcher, which is no failure
+    assert "rank 0:" not in error  # ended by the launcher, so not a failure
 
 
 CODES = [
@@ -262,7 +262,7 @@ SECRET = {"MUSTER_RENDEZVOUS_SECRET": "shared"}
 
 
 def test_two_nodes_of_any_command_meet(start: Any) -> None:
-    place = node(0, free_port())  # which the option changes
+    place = node(0, free_port())  # the option changes it
     command = ("--", sys.executable, "-c", SHOW)
     nodes = [
         start("-m", "trainer.launch", "--node-rank", number, *command, **place, **SECRET)

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each rank is started anew"),
 ]
 
-# What the server runs in place of trainer/rank_server.py.
+# What the server runs instead of trainer/rank_server.py.
 SERVER = """
 import json, os, signal, socket, sys, time
 import numpy
@@ -65,7 +65,7 @@ server = ForkServer("own_server")
 
 @pytest.fixture
 def launcher(start: Any, tmp_path: Path) -> Any:
-    """Run a script with a fork server of ours; return what it has printed, and its folder."""
+    """Run a script with our fork server; return its output and its folder."""
     (tmp_path / "own_server.py").write_text(SERVER, encoding="utf-8")
 
     def run(script: str) -> tuple[list[str], Path]:
@@ -204,7 +204,7 @@ def driver(tmp_path: Path) -> dict[str, str]:
 def test_no_process_uses_the_gpu_driver_before_the_ranks_are_forked(
     start: Any, driver: dict[str, str]
 ) -> None:
-    """Nor is it used to count the devices, where PET_NPROC_PER_NODE is not set."""
+    """It is also not used to count the devices if PET_NPROC_PER_NODE is not set."""
     started = start("-m", "trainer.launch", **(QUICK | driver | {"TRAINER_STEPS": "100000"}))
     started.wait_for('"step": 5,')
     launcher, server, rank = started.family()

@@ -31,7 +31,7 @@ ABSENT |= {"muster_slowest_rank_seconds", "muster_middle_rank_seconds"}
 
 
 def scrape(port: int) -> dict[str, float]:
-    """Return the value of every sample, by its name and the value of its label."""
+    """Return the value of every sample, by its name and its label's value."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         text = answer.read().decode()
     families = text_string_to_metric_families(text)
@@ -74,7 +74,7 @@ def test_figures_are_served_and_curves_are_written(start: Any, tmp_path: Path) -
     assert seen["process_resident_memory_bytes"] > 2**26
 
     last = ended.of("step")[-1]["step"]
-    shutil.rmtree(run / "checkpoints" / f"step-{last:08d}")  # so that steps are done again
+    shutil.rmtree(run / "checkpoints" / f"step-{last:08d}")  # so that steps are repeated
     run_ranks(1, run, task="synthetic", steps=str(last + 2), resume="force", **TRAINED)
     losses = curve(run, "train/loss")
     assert list(losses) == list(range(1, last + 3))

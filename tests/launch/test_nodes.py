@@ -1,4 +1,4 @@
-"""Several nodes, here as several launchers on one machine: rendezvous, waiting, losing a peer."""
+"""Several nodes, as several launchers on one machine: rendezvous, waiting, a lost peer."""
 
 import signal
 import socket
@@ -55,7 +55,7 @@ def test_a_late_master_is_waited_for_and_sigterm_to_one_node_stops_both(start: A
     assert (ended.code, other.code) == (143, 143), ended.stderr
     assert (ended.of("launch")[0]["nodes"], ended.of("launch")[0]["world_size"]) == (2, 2)
     assert ended.of("fault")[0]["step"] == ended.of("step")[-1]["step"]
-    assert other.events == []  # one rank speaks for all
+    assert other.events == []  # one rank is enough
 
 
 def test_elastic_nodes_meet_by_c10d(start: Any) -> None:
@@ -68,7 +68,7 @@ def test_elastic_nodes_meet_by_c10d(start: Any) -> None:
 
 
 def test_a_node_that_is_lost_as_the_round_starts_is_not_waited_for(start: Any) -> None:
-    """torch's agents would wait five minutes for what it was to write to their store."""
+    """torch's agents would wait five minutes for its entry in their store."""
     port = free_port()
     first = start("-m", "trainer.launch", **(elastic("1:2", port) | QUICK), TRAINER_LAST_CALL="60")
     place = resolve(elastic("1:2", port) | {"PET_NODE_RANK": "1"}, devices=lambda: 0)
@@ -120,7 +120,7 @@ def test_a_node_that_never_comes_is_69_and_70_once_that_repeats(start: Any, tmp_
 def test_an_elastic_job_whose_ranks_lose_each_other_repeatedly_is_70(
     start: Any, tmp_path: Path
 ) -> None:
-    """Their nodes see each other, so each round would start, and end, like the one before."""
+    """The nodes see each other, so each round would start and end like the round before."""
     variables = elastic("2:2", free_port()) | {
         "TRAINER_TASK": "tests.faults.tasks:Parted",
         "TRAINER_OUT": str(tmp_path / "run"),
@@ -167,7 +167,7 @@ def test_sigterm_before_the_peers_are_there_is_a_stop(start: Any) -> None:
     stopped = time.monotonic()
     started.process.send_signal(signal.SIGTERM)
     assert started.end(timeout=20).code == 143
-    # Not as long as it would wait for peers. Either time is one process's, so others may be in its way.
+    # Less than it would wait for peers. Other processes may slow either of the two processes.
     assert time.monotonic() - stopped < 5 * (stopped - began)
 
 

@@ -1,4 +1,4 @@
-"""Runs on one machine, as a person or a container starts them: outcome, output, exit codes."""
+"""Runs on one machine, as a user or a container starts them: result, output, exit codes."""
 
 import json
 import os
@@ -84,7 +84,9 @@ def test_a_rank_that_raises_is_reported_once_and_is_70(start: Any, tmp_path: Pat
     assert ended.code == 70
     assert ended.stderr.count("[rank 1] Traceback (most recent call last)") == 1
     assert {"[rank 0] I am 0", "[rank 1] I am 1"} <= {*ended.stderr.splitlines()}
-    assert ended.stderr.count("ValueError: out of order") == 2  # its last line, and the verdict's
+    assert (
+        ended.stderr.count("ValueError: out of order") == 2
+    )  # its last line, and that of the verdict
     assert "launch: rank 1: ValueError: out of order (exit 70)" in ended.stderr
     assert ended.of("error")[0]["code"] == 69  # rank 0 lost its peer, which is not the cause
     # a pod's log may go with its pod (kubeflow/trainer 3419, 877), so the run folder has it too
@@ -106,10 +108,10 @@ if os.environ["RANK"] == os.environ["FAILING_RANK"]:
 def test_a_rank_that_raises_is_the_cause_though_its_peer_ends_first(
     start: Any, tmp_path: Path
 ) -> None:
-    """Seen on a busy machine: exit 69, and no word of what was raised."""
+    """A busy machine once gave exit 69 without the error that was raised."""
     began = time.monotonic()
     ended = start_failing(start, tmp_path, SLOW_END + OWN_TASK).end()
-    assert time.monotonic() - began < 40  # its peer did not wait for its end
+    assert time.monotonic() - began < 40  # its peer did not wait until it ended
     assert ended.code == 70
     assert ended.stderr.count("[rank 1] Traceback (most recent call last)") == 1
     assert "launch: rank 1: ValueError: out of order (exit 70)" in ended.stderr
@@ -187,7 +189,7 @@ def losses(events: list[dict[str, Any]]) -> list[tuple[int, float]]:
 
 def test_ctrl_c_leaves_no_process_behind(start: Any) -> None:
     settings = QUICK | {"TRAINER_STEPS": "100000", "PET_NPROC_PER_NODE": "2"}
-    # 143 stays 143 with it: 271 would be cut to 15, which a PyTorchJob takes for permanent
+    # 143 is not shifted: 271 would be cut to 15, which a PyTorchJob treats as permanent
     started = start("-m", "trainer.launch", MUSTER_RETRY_EXIT_OFFSET="128", **settings)
     started.wait_for('"step": 5,')
     family = started.family()
@@ -226,7 +228,7 @@ class Own(Task):
 
 
 def test_loader_workers_outlive_a_sigterm_to_their_whole_group(start: Any, tmp_path: Path) -> None:
-    """torchrun signals the group, and the ranks still need a batch to agree on where to stop."""
+    """torchrun signals the group, and the ranks need another batch to agree where to stop."""
     own = quick(tmp_path, PARTED_TASK, TRAINER_WORKERS="2", TRAINER_STEPS="100000")
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trainer")
     started = start(*launcher, PET_MASTER_PORT=str(free_port()), **own)
@@ -236,13 +238,13 @@ def test_loader_workers_outlive_a_sigterm_to_their_whole_group(start: Any, tmp_p
     started.process.send_signal(signal.SIGTERM)
     ended = started.end()
     assert ended.of("fault"), ended.stderr
-    assert ended.code == 1  # torchrun's own answer to any end by a signal
+    assert ended.code == 1  # torchrun's exit code after any signal
     assert ended.of("checkpoint")[-1]["step"] == ended.of("fault")[0]["step"], ended.stderr
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
 def test_a_killed_process_leaves_no_loader_behind(start: Any, tmp_path: Path) -> None:
-    """The launcher kills what a rank leaves; where it is gone itself, workers end with their rank."""
+    """The launcher kills what a rank leaves; without the launcher, workers end with their rank."""
     endless = quick(tmp_path, PARTED_TASK, TRAINER_WORKERS="1", TRAINER_STEPS="100000")
     runs = {
         killed: start("-m", "trainer.launch", **endless)
@@ -260,7 +262,7 @@ def test_a_killed_process_leaves_no_loader_behind(start: Any, tmp_path: Path) ->
 
 
 def test_a_run_in_a_long_step_can_be_ended(start: Any, tmp_path: Path) -> None:
-    """By Ctrl-C twice, under the launcher and without it, and by SIGTERM after the time to stop."""
+    """After Ctrl-C twice, with and without the launcher, and after a SIGTERM that takes too long."""
     own = quick(tmp_path, SLOW_TASK)
     launched = start("-m", "trainer.launch", **own)
     alone = start("-m", "trainer", **own)

@@ -1,4 +1,4 @@
-"""What the launcher adds to a program of any kind: where to save, events, hangs, code that travels."""
+"""What the launcher adds to any program: where to save, events, hangs, code that travels."""
 
 import hashlib
 import json
@@ -100,7 +100,7 @@ def test_events_are_read_out_of_the_lines_of_rank_0(start: Any, tmp_path: Path) 
         assert sorted(events, key=str) == sorted(
             [*steps, {"event": "checkpoint", "action": "saved", "path": "/out/three"}], key=str
         )
-        assert "step=3" in error  # the lines themselves are there, too
+        assert "step=3" in error  # the lines themselves are there too
 
 
 def test_a_second_sigterm_kills(start: Any) -> None:
@@ -163,7 +163,7 @@ def test_code_that_travelled_is_unpacked_where_it_runs(start: Any, tmp_path: Pat
         (None, "No such file"),
         (b"no archive", "cannot be unpacked"),
         (b"", "cannot be unpacked"),
-        (os.mkfifo, "is not a regular file"),  # another may write to the claim
+        (os.mkfifo, "is not a regular file"),  # another user may write to the claim
         (lambda file: file.symlink_to("/dev/zero"), "is not a regular file"),
         (
             lambda file: os.truncate(os.open(file, os.O_CREAT | os.O_RDWR), 1 << 40),

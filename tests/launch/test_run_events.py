@@ -1,4 +1,4 @@
-"""A script's run folder says what happened as our trainer's does: events, verdict, goodput, figures."""
+"""A script's run folder says what happened, as with our trainer: events, verdict, goodput, figures."""
 
 import json
 import os
@@ -115,7 +115,7 @@ def test_a_run_that_failed_and_went_on_and_one_that_failed_for_good(
     history = read(run)
     assert [one.exit for one in history.attempts] == [70, 0]
     assert [one.launch["attempt"] for one in history.attempts] == [1, 2]
-    # Steps 11 to 14 once more, of 0.05 s each; two would be a single look at the file, every 0.2 s.
+    # Steps 11 to 14 again, of 0.05 s each. Two steps would be seen in a single read, every 0.2 s.
     assert 0.1 < history.account.spent["repeated"] < 0.6
     code, _, error = launch(start, str(script), "40", "17", **variables)
     assert code == 0, error  # it resumes at 15, and fails once
@@ -220,7 +220,7 @@ def test_a_hostile_script_costs_a_message_and_not_the_run(start: Any, tmp_path: 
     assert code == 0, error
     assert time.monotonic() - began < 30
     assert "went on" in text
-    assert error.count("MUSTER_EVENTS") == 2  # the first line, and how many in all
+    assert error.count("MUSTER_EVENTS") == 2  # the first line, and the number of lines
     assert max(len(line) for line in error.splitlines()) < 500
     assert [one["step"] for one in events(tmp_path / "run") if one["event"] == "step"] == [2]
     assert os.path.getsize(tmp_path / "run/metrics.jsonl") < 100_000  # noqa: PTH202

@@ -1,4 +1,4 @@
-"""A thousand nodes meet: a round of them costs each a few messages, and the server little."""
+"""A thousand nodes meet: a round costs each node few messages, and the server little time."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_messages_and_bytes_do_not_grow_with_the_nodes_and_the_time_only_with_th
     few, many = measure(64), measure(2048)
     assert many.messages / many.nodes < few.messages / few.nodes + 1
     assert many.kilobytes / many.nodes < 1.5 * few.kilobytes / few.nodes
-    # 2,048 take a quarter of a second here; a tenth of the rate asked for leaves room for other tests
+    # 2,048 take a quarter of a second here; the limit leaves room for other tests
     assert many.round_s < 25
     assert many.busy < 0.2
     assert many.loss_s < 5

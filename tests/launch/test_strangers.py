@@ -1,4 +1,4 @@
-"""Strangers at the rendezvous while a job starts, runs and recovers: it fares as without them."""
+"""Strangers attack the rendezvous while a job starts, runs and recovers: the job is not affected."""
 
 import signal
 from typing import Any
@@ -25,7 +25,7 @@ JOB = {
 
 
 def train(start: Any, kind: str, *, attacked: bool, killed: bool) -> list[Ended]:
-    """Run two nodes to their end, perhaps under attack, perhaps with a rank killed on the way."""
+    """Run two nodes to their end, optionally under attack or with a rank that is killed."""
     port = free_port()
     places = [elastic("2:2", port) if kind == "elastic" else node(n, port) for n in range(2)]
     first = start("-m", "trainer.launch", **(places[0] | JOB))
@@ -49,7 +49,7 @@ def train(start: Any, kind: str, *, attacked: bool, killed: bool) -> list[Ended]
 
 @pytest.fixture(scope="module")
 def losses() -> dict[int, float]:
-    """What the undisturbed runs have shown, by kind."""
+    """The results of the undisturbed runs, by kind."""
     return {}
 
 

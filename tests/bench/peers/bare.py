@@ -2,7 +2,7 @@
 
 BENCH_MODE=fsdp shards by fully_shard, block by block; tp splits the layers as torch's tutorial on tensor
 parallelism does, without sequence parallelism.
-BENCH_LOOP=same clips the gradient and follows a schedule, so that it trains as the others do.
+BENCH_LOOP=same clips the gradient and follows a schedule, so that it trains as its peers do.
 BENCH_MICRO=4 accumulates micro-batches of four. BENCH_COMPILE=yes compiles the net.
 """
 
@@ -25,7 +25,7 @@ from turn import Turns
 
 
 def join():
-    # After a restart init_process_group("gloo") of torch 2.15 finds the former ranks' addresses in the
+    # After a restart init_process_group("gloo") of torch 2.15 finds the old ranks' addresses in the
     # agent's store, and fails: tried four times, two with each rendezvous.
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], dist.TCPStore(*place))

@@ -1,9 +1,9 @@
-"""Evaluates digits' net on its whole test set, one evaluation a step of a turn.
+"""Evaluates the net of digits on its whole test set: one evaluation per step of a turn.
 
 python evaluating.py muster|bare
 
-`muster` does all that the trainer does at one evaluation, `bare` counts what is right, and with
-BENCH_LOOP=same sums the loss as well, after a step of training, whose memory it keeps as `muster` does.
+`muster` does all that the trainer does in an evaluation. `bare` only counts correct answers. With
+BENCH_LOOP=same it also sums the loss, after a training step whose memory it keeps, as `muster` does.
 """
 
 import os

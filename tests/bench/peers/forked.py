@@ -35,7 +35,7 @@ def train(rank: int, port: int) -> None:
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
     dist.barrier()
-    os._exit(0)  # without waiting for the others' connections
+    os._exit(0)  # without waiting for the connections of other ranks
 
 
 port = free_port()

@@ -39,7 +39,7 @@ if os.environ["BENCH_NET"] == "Pictures":
 
 
 def to_device(batch: torch.Tensor) -> torch.Tensor:
-    """Copy as nanoGPT's get_batch does: out of pinned memory, so that the host need not wait."""
+    """Copy as nanoGPT's get_batch does: from pinned memory, so that the host does not wait."""
     if device.type == "cpu" or batch.is_cuda:
         return batch
     return batch.pin_memory().to(device, non_blocking=True)

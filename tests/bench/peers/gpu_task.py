@@ -2,7 +2,7 @@
 
 TRAINER_TASK=tests.bench.peers.gpu_task:Pictures python -m trainer
 
-The data is made up. With BENCH_SMALL=1 the models and their data are small, to try the rows anywhere.
+The data is random. With BENCH_SMALL=1 the models and their data are small, to try the rows anywhere.
 """
 
 import os
@@ -27,7 +27,7 @@ _VOCABULARY = 256 if SMALL else 50_304
 
 
 def stepped(turns: Turns) -> None:
-    """Count a step. The last of a turn waits until the device has done them all."""
+    """Count a step. The last step of a turn waits until the device has finished."""
     if (turns.done + 1) % STEPS == 0 and torch.cuda.is_available():
         torch.cuda.synchronize()
     turns.step()

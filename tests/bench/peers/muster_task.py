@@ -1,4 +1,4 @@
-"""Digits, or the tiny GPT, in the trainer, which takes turns with its peers.
+"""Digits, or the tiny GPT, in the trainer, as a contender that takes turns.
 
 TRAINER_TASK=tests.bench.peers.muster_task:Task python -m trainer
 """
@@ -15,7 +15,9 @@ from trainer.tasks import digits, tokens
 
 def count_steps() -> None:
     """Count each step of this rank's optimiser, whatever the mode."""
-    turns: list[Turns] = []  # from the first step on: a task is made before its process is a rank
+    turns: list[
+        Turns
+    ] = []  # only from the first step on, because the task is made before the process is a rank
 
     def stepped(*_: object) -> None:
         if not turns:

@@ -1,7 +1,7 @@
 """The fewest lines of PyTorch for a pipeline: torch.distributed.pipelining's 1F1B, under torchrun.
 
 A rank has an equal share of the tiny GPT's blocks. BENCH_MICRO: samples of a micro-batch.
-BENCH_LOOP=same clips by the norm over all stages and follows a schedule, as the others do.
+BENCH_LOOP=same clips by the norm over all stages and follows a schedule, as its peers do.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""Batches for a model, by the trainer's loader and by what its peers read with.
+"""Batches for a model, from the trainer's loader and from those of its peers.
 
 python reading.py tokens muster|peer      # 12 windows of 1,024 tokens from a file, as nanoGPT takes them
 python reading.py memory muster|peer      # 128 images of 28 x 28, kept as bytes
-python reading.py jpeg muster|peer        # 32 photographs, cut to 224 x 224 and flipped by chance
+python reading.py jpeg muster|peer        # 32 photographs, cut to 224 x 224 and flipped at random
 
 A peer of `memory` and `jpeg` is a DataLoader with torchvision's transforms v2.
-BENCH_WORKERS=2: each loader has so many processes of its own.
+BENCH_WORKERS=2: each loader has two processes.
 """
 
 import os
@@ -54,7 +54,7 @@ def loaded(data, batch):
 
 
 def again(data, batch):
-    """Return a DataLoader's batches without end: it reads ahead over the ends of short epochs, too."""
+    """Return a DataLoader's batches without end; it also reads ahead over the ends of short epochs."""
     endless = RandomSampler(data, num_samples=10**12)
     return DataLoader(data, batch, sampler=endless, num_workers=WORKERS)
 
@@ -70,7 +70,7 @@ def tokens_muster(random, batch):
 
 
 def tokens_peer(random, batch):
-    """Yield windows at random places. The file is mapped anew for each batch, as nanoGPT does."""
+    """Yield windows at random places. The file is mapped again for each batch, as in nanoGPT."""
     file = tokens(random)
     while True:
         found = np.memmap(file, np.uint16, "r")

@@ -1,9 +1,9 @@
-"""Saves or loads a net of 13 M parameters with its momentum, 100 MB: one a turn.
+"""Saves or loads a net of 13 M parameters with its momentum (100 MB), once per turn.
 
 python saving.py save|blocked|load muster|torch|dcp
 
-`blocked` ends a turn when the training may go on, and waits for the disk in the next. What `load` reads
-was saved by another process.
+With `blocked`, a turn ends when the training may continue; the next turn waits for the disk. `load`
+reads what another process has saved.
 """
 
 import gc
@@ -37,7 +37,7 @@ optimizer.step()
 
 
 def muster(number):
-    """Begin to save; return what waits until the state may change, and until it is on the disk."""
+    """Start to save; return what waits until the state may change, and until it is on disk."""
     saver.wait()
     label = Label(Progress(number, number, "bench", 0, 32), "single", 1)
     saver.begin(capture(net, optimizer, {}), label, since=time.monotonic())
@@ -86,7 +86,7 @@ with (
         on_disk()
     if action == "make":  # for `load`
         sys.exit()
-    gc.freeze()  # as the trainer does; a collection would fall into some turn by chance
+    gc.freeze()  # as in the trainer; a collection would happen in a random turn
     turns = Turns()
     for number in range(2, 10**6):
         if action == "load":

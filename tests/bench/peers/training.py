@@ -1,4 +1,4 @@
-"""What every contender trains: digits' net, its data in the order of a seed, batch 32, SGD.
+"""What every contender trains: the net of digits, its data in the order of a seed, batch 32, SGD.
 
 BENCH_NET=tokens: the tiny GPT of the task tokens on the standard library's source.
 """
@@ -41,12 +41,12 @@ def optimizer_of(net):
 
 
 def schedule(optimizer):
-    """Return a schedule that is computed at every step, as a cosine is."""
+    """Return a schedule that is computed at every step, like a cosine."""
     return LambdaLR(optimizer, lambda step: 1 / (1 + step / 1e9))
 
 
 def batches():
-    """Yield inputs and targets without end, indexed from memory: the quickest way there is."""
+    """Yield inputs and targets without end, indexed from memory, which is the fastest way."""
     first = 0 if is_split else RANK * BATCH
     while True:
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))

@@ -1,6 +1,6 @@
 """transformers' Trainer, as in https://huggingface.co/docs/transformers/trainer
 
-Its DataLoader reads a whole batch at once, which is quicker than what its pages show.
+Its DataLoader reads a whole batch at once, which is faster than the code on its pages.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A contender's side of taking turns: so many steps when the benchmark asks, then what they took.
+"""The contender's side of taking turns: it takes steps when the benchmark asks, and reports their time.
 
 turns = Turns()
 for batch in batches:
@@ -17,10 +17,10 @@ FIRST, FAILED = "the first step is done", "this rank fails as it was asked to"
 
 
 class Turns:
-    """Counts steps; after the last of a turn, reports its times and waits to be asked again.
+    """Counts steps; after the last step of a turn, reports its times and waits for the next request.
 
-    The benchmark asks by a byte on the socket BENCH_SOCKET. When it hangs up, the process ends. Without
-    the variable only the first step is reported, in a line, and rank 0 fails once, at step BENCH_FAIL.
+    The benchmark sends a byte on the socket BENCH_SOCKET. When it closes the socket, the process ends.
+    Without this variable only the first step is reported, and rank 0 fails once, at step BENCH_FAIL.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""Sets of failures, each by an author who did not know the table of causes."""
+"""Sets of failures; the author of each set did not know the table of causes."""

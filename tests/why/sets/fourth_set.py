@@ -1,10 +1,10 @@
-"""Whole training scripts that fail, two ranks with DDP: the table of causes was not written with them.
+"""Whole training scripts with two ranks and DDP that fail: the table of causes was not written for them.
 
 FOURTH_SET["truncated picture"].text
 
-What is right was noted before the first try: cause, rank, and that the advice fits. At first 16 of the
-24 of the fourth set were right, and after what came of it 14 of the 20 of the fifth (16 by cause, rank
-and evidence alone). Six rows came of both, and that an error counts before all other lines of a rank.
+The right answer was noted before the first try: cause, rank, and fitting advice. At first 16 of the 24
+of the fourth set were right. After changes for these, 14 of the 20 of the fifth set were right (16 by
+cause, rank and evidence). Both led to six rows, and to the rule that an error of a rank counts first.
 """
 
 from dataclasses import dataclass, field
@@ -69,9 +69,9 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Whole:
-    """What is right, the parts of the script, texts that are others in it, and how it is started.
+    """The right answer, the parts of the script, replaced texts, and how the script is started.
 
-    `who` is whom the answer is to name first; any rank, if empty. `files` lie beside the script.
+    `who` is what the answer must name first; any rank if empty. `files` are next to the script.
     """
 
     causes: set[str]
@@ -255,7 +255,7 @@ FOURTH_SET: dict[str, Whole] = {
         "rank 1 had ended with 0",
         "rank 1",
         _at("SETUP", "steps -= rank", START="main()"),
-        # At once: while Python shuts down gloo may abort the rank, which is another failure.
+        # End at once: while Python shuts down, gloo may abort the rank, which is another failure.
         ("    dist.barrier()\n    dist.destroy", "    rank and os._exit(0)\n    dist.destroy"),
     ),
     "an environment that is not there": Whole(

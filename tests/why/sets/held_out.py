@@ -1,15 +1,15 @@
-"""Faults that the table of causes was not written with: scripts that fail on rank 1.
+"""Faults that the table of causes was not written for: scripts that fail on rank 1.
 
 HELD_OUT["worker killed"]    # what is right: causes, and a part of the evidence
 
-They were written after the table, with what would be right noted before the first try. In it 9 of 20
-were right: the launcher named the rank that lost a peer, which ends sooner than one that unloads torch.
-With that mended 18 were, and the row "killed" got a pattern since.
+They were written after the table; the right answers were noted before the first try. In that try 9 of
+20 were right: the launcher named the rank that lost a peer, which ends sooner than a rank that unloads
+torch. With this fixed, 18 were right. Later the row "killed" got a pattern.
 """
 
 from tests.why.scripts import Script
 
-# By a name: the causes that are right, and the script.
+# By name: the right causes, and the script.
 HELD_OUT: dict[str, tuple[set[str], Script]] = {
     "loader's worker killed": (
         {"killed", "host memory", "shared memory"},

@@ -1,9 +1,9 @@
-"""More faults that the table of causes was not written with, as held_out.py.
+"""More faults that the table of causes was not written for, like held_out.py.
 
 SECOND_SET["a quota"]
 
-What is right was noted before the first try, in which 10 of the 24 here were right. Three rows, nine
-patterns, more of a rank's last lines and the cause "left early" came of it.
+The right answers were noted before the first try, in which 10 of these 24 were right. This led to three
+rows, nine patterns, more of a rank's last lines, and the cause "left early".
 """
 
 from tests.why.scripts import Script
@@ -15,7 +15,7 @@ _GROUP = (
 )
 _LATE = f"{_GROUP}if rank == 1:\n    time.sleep(60)\n"
 
-# By a name: the causes that are right, and what rank 1 does, which fails first.
+# By name: the right causes, and what rank 1 does, which fails first.
 SECOND_SET: dict[str, tuple[set[str], Script]] = {
     "a worker without shared memory": (
         {"shared memory"},
@@ -65,7 +65,7 @@ SECOND_SET: dict[str, tuple[set[str], Script]] = {
     "a folder of another user": (
         {"permission", "file"},
         Script(
-            # Once before: torch imports more of itself then, which that user may not be allowed to read.
+            # Run once before, because torch then imports more modules, which that user may not be allowed to read.
             "import tempfile, torch\nlocked = tempfile.mkdtemp(dir=os.getcwd())\n"
             "torch.save({}, locked + '/first.pt'); os.setuid(65534)\n"
             "torch.save({}, locked + '/last.pt')",
@@ -197,7 +197,7 @@ SECOND_SET: dict[str, tuple[set[str], Script]] = {
     ),
 }
 
-# Whole scripts of two ranks, of which rank 1 is at fault without an error: the cause, and who is named.
+# Whole scripts of two ranks; rank 1 is at fault without an error: the cause, and the named rank.
 IN_SILENCE: dict[str, tuple[str, str, str]] = {
     "one leaves before a collective": (
         "left early",
@@ -209,7 +209,7 @@ IN_SILENCE: dict[str, tuple[str, str, str]] = {
         "rank 1",
         f"{_LATE}dist.monitored_barrier(timeout=datetime.timedelta(seconds=3))\n",
     ),
-    # gloo does not say for whom it waits: it is the rank without an error.
+    # gloo does not say which rank it waits for: it is the rank without an error.
     "a collective that one does not come to": (
         "hang",
         "rank 1",

@@ -1,7 +1,7 @@
 """The seventh held-out set: its author knew neither the table of causes nor the code that reads it.
 
-Each failure is one that people report; the line before it says where. It was written down, with what
-is expected of the answer, before any answer was seen.
+Each failure was reported by users; the line before it says where. It was written down, with the expected
+answer, before any answer was seen.
 """
 
 from tests.why.sets.sixth_set_machines import Case

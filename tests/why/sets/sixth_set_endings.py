@@ -4,7 +4,7 @@ import sys
 
 from tests.why.sets.sixth_set_machines import Case
 
-# https://github.com/prometheus/client_python/issues/806: one port, and rank 0 is there first.
+# https://github.com/prometheus/client_python/issues/806: one port for both; rank 0 takes it first.
 SAME_PORT = """
 import os
 
@@ -40,7 +40,7 @@ run.train(DistributedDataParallel(nn.Linear(5, 1)))
 """
 
 
-# The thread that reads ahead ends the process, so that the loop does not wait for ever.
+# The thread that reads ahead ends the process, so that the loop does not wait without end.
 QUIET_EXIT = """
 import os
 import queue
@@ -201,7 +201,7 @@ model = DistributedDataParallel(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), 
 train_one_epoch(model, loader, torch.optim.SGD(model.parameters(), lr=0.01))
 """
 
-# The learning rate is too high by far, and the loss grows at each step.
+# The learning rate is much too high, and the loss grows at each step.
 EXPLODED = """
 import torch
 import torch.distributed as dist
@@ -259,7 +259,7 @@ output=results/$SLURM_JOB_ID
 {python} train.py --output "$output"
 """
 
-# https://github.com/Beckschen/3D-TransUNet/issues/4: bash in place of python.
+# https://github.com/Beckschen/3D-TransUNet/issues/4: bash instead of python.
 NOT_A_SHELL_SCRIPT = """
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""The part of the sixth held-out set about ranks that meet, and about what a machine gives them."""
+"""The part of the sixth held-out set about rendezvous and about a machine's resources."""
 
 import sys
 from collections.abc import Mapping
@@ -240,7 +240,7 @@ def main():
 main()
 """
 
-# https://github.com/facebookresearch/pytorch3d/issues/899: built for another CUDA than is there.
+# https://github.com/facebookresearch/pytorch3d/issues/899: built for a CUDA that is not installed.
 OLD_CUDA = """
 import ctypes
 

@@ -1,8 +1,8 @@
-"""Faults that were written after the table had learned from second_set.py, as held_out.py.
+"""Faults that were written after the table was extended for second_set.py; see held_out.py.
 
 THIRD_SET["a file that is too large"]
 
-At the first try 16 of the 20 were right; five patterns came of it.
+At the first try 16 of the 20 were right; this led to five patterns.
 """
 
 from tests.why.scripts import Script

@@ -1,4 +1,4 @@
-"""Quantities: what Kubernetes accepts, exactly, and nothing else."""
+"""Quantities: exactly those that Kubernetes accepts, with exact values."""
 
 from decimal import Decimal
 

@@ -1,4 +1,4 @@
-"""YAML of strangers: refused in bounds of memory and time, whatever its aliases stand for."""
+"""YAML of strangers is refused within limits of memory and time, whatever its aliases repeat."""
 
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.bounds import bounded
 
 
 def laughs(levels: int, width: int) -> str:
-    """Return a list of aliases of lists of aliases: width ** levels values."""
+    """Return nested lists of aliases, which stand for width ** levels values."""
     lines = ["a0: &a0 [" + ",".join(["x"] * width) + "]"]
     lines += (
         f"a{level}: &a{level} [" + ",".join([f"*a{level - 1}"] * width) + "]"

@@ -116,7 +116,7 @@ def test_each_file_is_a_job_of_its_own(tmp_path: Path, capsys: pytest.CaptureFix
     assert found == ["first/job.yaml", "first/local.sh", "second/job.yaml", "second/local.sh"]
     assert "completions: 2" in (out / "second" / "job.yaml").read_text()
     capsys.readouterr()
-    # Two jobs of one name would be one another's; nothing is written then.
+    # Two jobs of one name would overwrite each other; nothing is written then.
     assert command.main([*paths, *arguments[:-1], str(tmp_path / "b"), "--set", "name=a"]) == 64
     assert "name='a': already the name in " in capsys.readouterr().err
     assert not (tmp_path / "b").exists()

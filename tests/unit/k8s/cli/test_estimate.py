@@ -1,4 +1,4 @@
-"""The plan's figures: what all nodes have together, GPU-hours, and what a rank will hold."""
+"""The plan's figures: resources of all nodes, GPU-hours, and the memory of a rank."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""`--from-torchrun`: the job file of a command line, which render.py takes."""
+"""`--from-torchrun`: makes a job file from a command line, and render.py accepts it."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""render.py --migrate: a PyTorchJob's manifest as the job file that it amounts to."""
+"""render.py --migrate: makes a job file from a PyTorchJob's manifest."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ from trainer.config.exits import Fault
 
 PYTORCHJOB = launchers.find("pytorchjob")
 
-# A manifest as people write them, of what mlbatch, arena and AWS's examples have in common.
+# A typical manifest, with what mlbatch, arena and AWS's examples have in common.
 MANIFEST = yaml.safe_load("""
 apiVersion: kubeflow.org/v1
 kind: PyTorchJob
@@ -190,7 +190,7 @@ def test_what_is_mounted_over_a_folder_of_the_pods_own_is_noted() -> None:
     ]
 
 
-# As the examples of the training operator, of mlbatch and of arena write them.
+# As in the examples of the training operator, mlbatch and arena.
 COMMANDS: list[tuple[list[str], list[str], dict[str, Any], str]] = [
     (["torchrun", "--nproc_per_node=4", "t.py", "--lr", "1"], [],
      {"run": {"script": "t.py", "args": ["--lr", "1"]}, "procsPerNode": 8}, ""),

@@ -1,4 +1,4 @@
-"""render.py --migrate: a Job, a JobSet and a TrainJob, as people write them."""
+"""render.py --migrate: typical manifests of a Job, a JobSet and a TrainJob."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""render.py --migrate: manifests in the shapes that projects publish, whole, with notes or refused."""
+"""render.py --migrate: manifests like those that projects publish: migrated, with notes, or refused."""
 
 from functools import reduce
 from pathlib import Path

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from tests.rendering import EXAMPLE, LAUNCHERS, ROOT
 
-# What no renderer of this kind can do without.
+# Imports that every renderer of this kind needs.
 FLOOR = "import pydantic, jinja2, yaml; pydantic.BaseModel"
 
 
@@ -27,7 +27,7 @@ def start(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[s
     )
 
 
-# It wants an older urllib3 than the kit's, so it has a virtual environment of its own.
+# It needs an older urllib3 than the kit, so it has a separate virtual environment.
 TORCHX = Path(os.environ.get("MUSTER_TORCHX", ROOT / "build" / "torchx")) / "bin"
 DRY_RUN = ["run", "--dryrun", "--workspace=", "-s", "kubernetes", "-cfg", "queue=q"]
 DRY_RUN += ["dist.ddp", "-j", "2x8", "--image", "a:1", "--script", "render.py"]
@@ -36,7 +36,7 @@ DRY_RUN += ["dist.ddp", "-j", "2x8", "--image", "a:1", "--script", "render.py"]
 def processor_seconds(
     *arguments: str, cache: Path, python: str = sys.executable, kernel: bool = True
 ) -> float:
-    """Run Python as it is used: with its bytecode kept from one run to the next."""
+    """Run Python as users do, with bytecode that is kept from one run to the next."""
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(cache)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before = getrusage(RUSAGE_CHILDREN)
@@ -54,9 +54,9 @@ def processor_seconds(
 
 @pytest.mark.slow
 def test_a_whole_process_takes_little_more_than_its_imports(tmp_path: Path) -> None:
-    """A ratio in processor time, side by side and the middle one of several: a neighbour slows either.
+    """The median ratio of processor times, measured in pairs, because other processes slow both.
 
-    It is 1.5, and single pairs on a shared machine lie between 1 and 2.2.
+    It is 1.5; single pairs on a shared machine are between 1 and 2.2.
     """
     render = ("render.py", str(EXAMPLE), "--set", "nodes=512", "--set", "trainer.globalBatch=512")
     processor_seconds(*render, cache=tmp_path)  # the first one compiles
@@ -172,15 +172,15 @@ def test_schema() -> None:
 
 
 def test_the_schema_for_editors_is_this_one() -> None:
-    """`make docs` writes it anew."""
+    """`make docs` writes it."""
     assert (ROOT / "k8s" / "job.schema.json").read_text() == start("--schema").stdout
 
 
 @pytest.mark.slow
 def test_a_thousand_jobs_in_one_call(tmp_path: Path) -> None:
-    """In five seconds, where one process takes a fifth of one.
+    """In five seconds; one process takes a fifth of a second.
 
-    The ratio is 17. The kernel's part is left out: a thousand small files are a matter of the disk.
+    The ratio is 17. Kernel time is left out, because a thousand small files depend on the disk.
     """
     jobs = []
     for number in range(1000):
@@ -191,7 +191,7 @@ def test_a_thousand_jobs_in_one_call(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     one = ("render.py", str(EXAMPLE))
     many = ("render.py", *map(str, jobs), "--each", "-o", str(tmp_path / "out"))
-    # In turn, and the smallest of each: a neighbour makes either slower.
+    # In turn, and the smallest time of each, because other processes slow both.
     pairs = [
         [processor_seconds(*which, cache=cache, kernel=False) for which in (one, many)]
         for _ in range(3)

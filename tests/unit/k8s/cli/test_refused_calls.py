@@ -1,4 +1,4 @@
-"""Calls that cannot work: options, files, what a launcher lacks; in one line, and nothing is written."""
+"""Wrong options or files, and what a launcher lacks: refused in one line, and nothing is written."""
 
 import os
 import subprocess

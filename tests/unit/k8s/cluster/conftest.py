@@ -1,4 +1,4 @@
-"""The verbs ask this cluster again sooner than a real one."""
+"""The verbs poll this cluster more often than a real one."""
 
 import pytest
 

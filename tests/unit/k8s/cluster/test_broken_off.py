@@ -1,4 +1,4 @@
-"""What goes on where it broke off, or begins anew: watches, lists, logs."""
+"""Watches, lists and logs that continue after a break, or start again."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ from trainer.config.exits import Fault
 
 
 def watched(server: Server, config: Path, act: Callable[[], None], *, until: int) -> list[Any]:
-    """Return the restarts that a watch of the job tells, None when it is gone, up to `until` of them."""
+    """Return the restarts of the job that a watch reports (None: deleted), at most `until` reports."""
     deadline = time.monotonic() + 20
     seen: list[Any] = []
     actor = threading.Thread(target=act)
@@ -34,7 +34,7 @@ def watched(server: Server, config: Path, act: Callable[[], None], *, until: int
 
 
 def attached(server: Server, *, times: int = 1) -> None:
-    """Wait until so many watches have been asked for, and the last is there."""
+    """Wait until so many watches were requested and the last one is open."""
     end = time.monotonic() + 10
     asked = 0
     while (asked < times or not server.watches) and time.monotonic() < end:
@@ -122,7 +122,7 @@ def test_a_followed_log_goes_on_where_it_broke_off(cluster: Cluster) -> None:
     name = "digits-node-0-0"
     server.logs[name] = "one\ntwo\nthree\n"
     whole = b"".join(server.log(f"/x/{name}", {"timestamps": "true"})).decode()
-    # cut within the second line: the length promises more than comes
+    # cut within the second line: Content-Length is more than what is sent
     lying = {"Content-Length": "9999", "Connection": "close"}
     said: Iterator[Answer] = iter([(200, lying, whole[: whole.index("two") + 1])])
     server.answer = lambda _, path: next(said, None) if "/log" in path else None

@@ -1,4 +1,4 @@
-"""Verbs that change a job: suspend, resume, cancel, scale, delete, gc; for every launcher's way."""
+"""Verbs that change a job: suspend, resume, cancel, scale, delete, gc; for every launcher."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_cancel_ends_a_job_and_keeps_it(run: Run, cluster: Cluster, tmp_path: Pa
     assert run(config, "wait", "digits")[0] == 143
     assert run(config, "cancel", "digits")[0] == 64  # twice
     assert "would delete digits" in run(config, "gc", "--dry-run", "--older-than", "0")[2]
-    assert run(config, "resume", "digits")[0] == 0  # thought better of it
+    assert run(config, "resume", "digits")[0] == 0  # the user resumes it
     assert server.objects[path]["spec"]["suspend"] is False
     assert json.loads(run(config, "list", "--json")[1])[0]["phase"] == "running"
 
@@ -98,7 +98,7 @@ def test_volcano_is_changed_by_a_command(run: Run, cluster: Cluster) -> None:
         assert (command["target"]["kind"], command["target"]["uid"]) == ("Job", "uid-digits-ddp")
 
 
-# launcher, and where the number of nodes stands once it is 3
+# launcher, and the fields with the number of nodes, when it is 3
 SCALED: dict[str, tuple[str, list[Any]]] = {
     "job": ("/jobs/elastic", ["spec", "completions"]),
     "jobset": (

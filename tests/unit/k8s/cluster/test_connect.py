@@ -1,4 +1,4 @@
-"""Which cluster the verbs go to: by a kubeconfig, or as one of its pods; nothing is guessed."""
+"""Which cluster the verbs use: that of a kubeconfig, or of the pod they run in; nothing is guessed."""
 
 import time
 import warnings
@@ -22,7 +22,7 @@ def test_a_verb_leaves_no_socket_open(verb: list[str], run: Run, cluster: Cluste
     before = len([*open_files.iterdir()])
     run(config, *verb)
     assert server.requests
-    end = time.monotonic() + 10  # the server's ends are of this process too
+    end = time.monotonic() + 10  # the server's sockets are in this process too
     while len([*open_files.iterdir()]) > before:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -38,7 +38,7 @@ def test_no_namespace_is_guessed(run: Run, tmp_path: Path) -> None:
 def test_a_pod_of_the_cluster_needs_no_kubeconfig(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a pod finds: a token, a namespace, an authority; the address by the environment."""
+    """What a pod has: files with token, namespace and CA; the address in its environment."""
     server, _ = cluster
     for name, words in (("namespace", "lab\n"), ("token", "t"), ("ca.crt", "x")):
         (tmp_path / name).write_text(words)

@@ -1,4 +1,4 @@
-"""Commands in pods through an API server of the tests' own, and the verb that asks for a profile."""
+"""Commands in pods through a test API server, and the verb `profile`."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ from trainer.config.exits import Fault
 
 
 def here(_: str, command: list[str]) -> list[str]:
-    """Run it on this machine."""
+    """Run the command on this machine."""
     return command
 
 

@@ -1,4 +1,4 @@
-"""What a job that was deleted has left, while the next one of its name is there already."""
+"""Pods and events of a deleted job, while the next job of its name exists."""
 
 import json
 
@@ -8,7 +8,7 @@ from tests.cluster_objects import JOBSET, STEP, Cluster, Run, jobset, pod
 def test_what_a_former_job_of_the_name_left_is_not_taken_for_its_own(
     run: Run, cluster: Cluster
 ) -> None:
-    """Deleted and submitted again, a job has the old one's pods beside it until these have ended."""
+    """After delete and submit, the pods of the old job remain until they have ended."""
     server, config = cluster
     now, before = "2026-01-02T00:00:00Z", "2026-01-01T23:59:59Z"
     again = jobset()

@@ -1,4 +1,4 @@
-"""`port-forward`, through a real process, against an API server of the tests' own."""
+"""`port-forward` in a real process, with a test API server."""
 
 import signal
 import socket

@@ -1,4 +1,4 @@
-"""What `python -m k8s logs` shows and saves, against an API that stores what it is given."""
+"""What `python -m k8s logs` shows and saves, with an API that only stores."""
 
 import threading
 from pathlib import Path
@@ -23,12 +23,12 @@ from tests.standin.server import Server
 
 
 def speak(server: Server) -> None:
-    """Have the launchers and all four ranks of two nodes say something, as trainer.launch writes it."""
+    """Write a line of the launchers and of all four ranks of two nodes, as trainer.launch does."""
     for node in range(2):
         ranks = [f"[rank {rank}] {rank} is here" for rank in (2 * node, 2 * node + 1)]
         events = [USAGE, STEP] if node == 0 else []
         words = ["launch: here", *ranks, *events, f"launch: rank {2 * node + 1}: out of order"]
-        server.logs[f"digits-node-0-{node}"] = "\n".join(words)  # the last is a torn one
+        server.logs[f"digits-node-0-{node}"] = "\n".join(words)  # the last line is torn
 
 
 SAID = {
@@ -92,7 +92,7 @@ def test_the_ranks_of_an_elastic_job_may_be_in_any_pod(run: Run, cluster: Cluste
     server.put(
         *JOBSET, jobset({"replicatedJobs": [{"name": "node", "template": template}]}, **COMPLETED)
     )
-    server.logs["digits-node-0-0"] = "[rank 3] here\n"  # the rendezvous has dealt so
+    server.logs["digits-node-0-0"] = "[rank 3] here\n"  # as the rendezvous assigned them
     server.logs["digits-node-0-1"] = "[rank 1] there\n"
     assert run(config, "logs", "digits", "--rank", "3")[1] == "[node 0 rank 3] here\n"
 

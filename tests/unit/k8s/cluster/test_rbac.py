@@ -1,4 +1,4 @@
-"""The Role that render.py writes for the verbs: each works with it, and none of it is for nothing."""
+"""The Role that render.py writes for the verbs: every verb works with it, and every rule is needed."""
 
 import _thread
 import json
@@ -28,7 +28,7 @@ WRITES = {"create", "patch", "delete"}
 
 
 def granted(text: str, kinds: Iterable[str]) -> Allowed:
-    """Return what the roles of some kinds grant."""
+    """Return the rights that the roles of some kinds grant."""
     return {
         (group, resource, verb, name)
         for one in yaml.safe_load_all(text)
@@ -42,7 +42,7 @@ def granted(text: str, kinds: Iterable[str]) -> Allowed:
 
 
 def by(allowed: Allowed, wanted: Allowed) -> Allowed:
-    """Return what of the requests the roles allow, as it stands there: with a name or for any."""
+    """Return the rights of the roles that allow the requests, as written: for one name or for any."""
     return {
         one
         for group, resource, verb, name in wanted
@@ -58,7 +58,7 @@ _PATH = re.compile(
 
 
 def asked(server: Server, method: str, target: str) -> Allowed:
-    """Return what an API server would want of who makes a request; nothing for what everybody may."""
+    """Return the right that an API server requires for a request; None if everybody may make it."""
     parts = urlsplit(target)
     found = _PATH.fullmatch(parts.path)
     if found is None:  # discovery, the version
@@ -73,12 +73,12 @@ def asked(server: Server, method: str, target: str) -> Allowed:
     if method == "GET" and not name:
         verbs = ["watch"] if "watch=true" in parts.query else ["list"]
     if method == "PATCH" and "force=" in parts.query and parts.path not in server.objects:
-        verbs = ["patch", "create"]  # a server-side apply of what is not there
+        verbs = ["patch", "create"]  # a server-side apply of a new object
     return {(group, resource, verb, name) for verb in verbs}
 
 
 def a_job(launcher: str) -> dict[str, Any]:
-    """Return a job file with everything that is rendered beside a job of this launcher."""
+    """Return a job file with every companion object of a job of this launcher."""
     values = job(
         name="digits",
         nodes=2 if launcher == "trainjob" else {"min": 2, "max": 4},
@@ -96,7 +96,7 @@ def a_job(launcher: str) -> dict[str, Any]:
 
 
 def interrupt_after(port: int) -> None:
-    """Make one connection, and then be the user who has seen enough."""
+    """Make one connection, and then interrupt, as a user does."""
     for _ in range(500):
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
@@ -109,7 +109,7 @@ def interrupt_after(port: int) -> None:
 
 
 def cancel_when_watched(server: Server, place: str) -> None:
-    """End a wait once it has come to its watch, and leave the job as it was."""
+    """End a wait once it watches, and leave the job as it was."""
     before = server.objects[place]
     end = time.monotonic() + 30
     while not server.watches and time.monotonic() < end:
@@ -120,7 +120,7 @@ def cancel_when_watched(server: Server, place: str) -> None:
 
 
 def stage(server: Server) -> None:
-    """Put there what a controller would make of a submitted job, and a namespace."""
+    """Create what a controller would make for a submitted job, and a namespace."""
     fill(server)
     server.remove(server.path(*JOBSET, "digits"))
     child = {"completions": 4, "parallelism": 4}
@@ -132,7 +132,7 @@ def stage(server: Server) -> None:
 
 
 class Gate:
-    """Answers as the API server does to who has the rights `allowed`; `used` and `refused` say which."""
+    """Answers like the API server to a user with the rights `allowed`; records `used` and `refused`."""
 
     def __init__(self, server: Server, launcher: str, allowed: Allowed) -> None:
         self.server, self.launcher, self.allowed = server, launcher, allowed
@@ -169,7 +169,7 @@ def test_the_role_is_what_the_verbs_take(
     file, rendered = tmp_path / "job.yaml", tmp_path / "rendered.yaml"
     kind = next(one for one in job_kinds() if one.launcher == launcher)
     values = a_job(launcher)
-    if kind.suspend_field:  # it comes into the queue below
+    if kind.suspend_field:  # it is put in a queue below
         values["scheduling"] = {"queue": "team", **values.get("scheduling", {})}
     file.write_text(json.dumps(values))
     rendered.write_text(render(a_job(launcher), launcher).text)
@@ -216,13 +216,13 @@ def test_the_role_is_what_the_verbs_take(
     port = free_port()
     threading.Thread(target=interrupt_after, args=(port,), daemon=True).start()
     does("port-forward", "digits", "--port", str(port), code=130)
-    for verb in (["delete", "digits"], ["list"], ["gc"]):  # the last two where there is no job
+    for verb in (["delete", "digits"], ["list"], ["gc"]):  # the last two when there is no job
         does(*verb)
     check_use(gate, kind, any_name="--any-name" in options, executes="--exec" in options)
 
 
 def check_use(gate: Gate, kind: JobKind, *, any_name: bool, executes: bool) -> None:
-    """See that the role was enough, and that none of it is for nothing."""
+    """Check that the role was enough, and that every rule of it was needed."""
     versions = [*((one.api_version, one.kind) for one in job_kinds()), WRAPPER]
     other = {(version.split("/")[0], f"{name.lower()}s") for version, name in versions}
     here = {(kind.api_version.split("/")[0], f"{kind.kind.lower()}s")}
@@ -233,7 +233,7 @@ def check_use(gate: Gate, kind: JobKind, *, any_name: bool, executes: bool) -> N
         in_pods = {one for one in gate.refused if one[1] == "pods/exec"}
         assert {one[2] for one in in_pods} == {"get", "create"}
         elsewhere |= in_pods
-    assert gate.refused <= elsewhere  # it looks whether it is there, and goes on without
+    assert gate.refused <= elsewhere  # it checks whether it exists, and continues without it
     assert gate.allowed - gate.used == set()
     makes_names_up = {"pods/portforward", "pods/exec", "workloads"}
     unnamed = {one[1] for one in gate.allowed if one[2] in WRITES and not one[3]} - makes_names_up
@@ -314,7 +314,7 @@ def test_who_may_is_said(tmp_path: Path, capsys: Any) -> None:
         assert binding["subjects"] == everywhere["subjects"] == [subject]
         assert binding["roleRef"]["name"] == role["metadata"]["name"]
         assert "namespace" not in doctor["metadata"]
-        # a binding of one name would take the right from whom it was given to before
+        # with one name, a second binding would take the rights from the first user
         assert not {binding["metadata"]["name"], everywhere["metadata"]["name"]} & bindings
         bindings |= {binding["metadata"]["name"], everywhere["metadata"]["name"]}
         assert not re.search(r"[/%]|-$", binding["metadata"]["name"])

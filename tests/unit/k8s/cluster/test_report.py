@@ -1,4 +1,4 @@
-"""`python -m k8s report NAME`: of a real run's events, in the logs of pods that ended or run."""
+"""`python -m k8s report NAME`: with a real run's events in the logs of ended and running pods."""
 
 import json
 import os
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What rank 0 of a real run writes."""
+    """The events that rank 0 of a real run writes."""
     folder = tmp_path_factory.mktemp("run")
     run_ranks(1, folder, task="synthetic", steps="20", log_steps="1")
     return (folder / "metrics.jsonl").read_text().splitlines()
 
 
 def at(lines: list[str], seconds: float) -> list[str]:
-    """Return the events, so many seconds later."""
+    """Return the events with later times."""
     found = [json.loads(line) for line in lines]
     return [
         json.dumps(one | {n: one[n] + seconds for n in ("time", "began") if n in one})
@@ -44,7 +44,7 @@ def terminated(lines: list[str], code: int, reason: str) -> dict[str, Any]:
 
 
 def fill(server: Server, before: list[str], now: list[str]) -> None:
-    """Two pods; the container of the first was killed and restarted, that of the second runs."""
+    """Two pods: the first one's container was killed and restarted, the second one's runs."""
     server.put(*JOBSET, jobset(**COMPLETED))
     first = {"name": "trainer", "restartCount": 1, "state": terminated(now, 0, "Completed")}
     first["lastState"] = terminated(before, 137, "OOMKilled")

@@ -1,4 +1,4 @@
-"""An answer of the API that is not what Kubernetes says ends a verb with one line, and no exception."""
+"""An answer of the API with wrong types ends a verb with one line, not with an exception."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ WRONG = st.sampled_from([None, [], {}, "x", 0, -1, 1e308, True, [None], {"a": No
 
 
 def places(value: Any, above: Place = ()) -> list[Place]:
-    """Return the path of each value in a JSON document but the whole."""
+    """Return the path of each value in a JSON document, except the root."""
     items: Any = value.items() if isinstance(value, dict) else enumerate(value)
     found: list[Place] = []
     for key, inside in items:
@@ -32,7 +32,7 @@ def places(value: Any, above: Place = ()) -> list[Place]:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> tuple[str, Any]:
-    """Draw an object or a list of a cluster with some values replaced, and the end of its path."""
+    """Draw an object or a list of a cluster, with some values replaced, and the end of its path."""
     server = Server()
     fill(server, **FAILED)
     path, found = draw(st.sampled_from(sorted(server.objects.items())))
@@ -108,7 +108,7 @@ def test_a_name_is_no_path(found: Callable[[str], Any], name: str) -> None:
     ids=["profile", "report", "time of start", "start of what ended", "PyTorchJob", "event"],
 )
 def test_what_verbs_read_has_its_type(found: Any) -> None:
-    """`profile`, `report`, `list` and `logs --save` would end with a traceback."""
+    """Without the check, `profile`, `report`, `list` and `logs --save` would end with a traceback."""
     with pytest.raises(Fault, match="GET /a was answered with another type"):
         checked({"metadata": {"name": "a"}} | found, where="GET /a", one=True)
 

@@ -1,4 +1,4 @@
-"""Every launcher's own words for how a job is, folded into one state."""
+"""Every launcher's status fields of a job, as one state."""
 
 import json
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_what_kubelets_really_wrote_is_read(one: Any) -> None:
 @pytest.mark.parametrize("code", [code for code in Exit if code is not Exit.DONE])
 @pytest.mark.parametrize("launcher", KINDS)
 def test_a_failed_job_has_the_code_of_its_pods(launcher: str, code: Exit) -> None:
-    """Each of our codes, as a pod leaves it; a PyTorchJob gets some of them shifted."""
+    """Each of our exit codes, as a pod has it; in a PyTorchJob some are shifted."""
     failed = next(o for o in RECORDED["jobs"] if (o["launcher"], o["is"]) == (launcher, "failed"))
     state = KINDS[launcher].read({"metadata": {"name": "j"}, "status": failed["status"]})
     shift = 128 if launcher == "pytorchjob" and code in (Exit.PEER, Exit.CODE, Exit.MACHINE) else 0
@@ -215,7 +215,7 @@ def test_a_program_of_ones_own_tells_what_it_tells(event: dict[str, Any], text: 
 def test_a_job_that_has_ended_is_not_shown_as_cancelled(
     status: dict[str, Any], phase: Phase
 ) -> None:
-    """Its last pod may end between the mark and the stop."""
+    """The last pod may end between the annotation and the stop."""
     cancelled = {"annotations": {CANCELLED: "2026-01-01T00:00:00Z"}}
     job = {"metadata": cancelled, "spec": {"suspend": phase is Phase.CANCELLED}, "status": status}
     assert with_notes(KINDS["job"].read(job), job).phase is phase

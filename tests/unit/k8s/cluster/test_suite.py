@@ -1,4 +1,4 @@
-"""The suite for a cluster against an API that only stores: collected whole, its dry run run."""
+"""The suite for a cluster, with an API that only stores: all is collected, and its dry run is run."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def test_the_dry_run_of_the_suite(cluster: Cluster) -> None:
         assert any(f"/{plural}/" in path for path in tried)
     assert all("/namespaces/muster-test-" in path for path in tried)
     kept = {path.split("/")[-2] for path in server.objects}
-    assert kept <= {"namespaces"}  # nothing was written but its namespace, which is gone again
+    assert kept <= {"namespaces"}  # only its namespace was written, and it is deleted again
     assert not any("/muster-test-" in path for path in server.objects)
 
 

@@ -1,6 +1,6 @@
-"""`sync`: which jobs take changed code, and in which order the pods are given it.
+"""`sync`: which jobs accept changed code, and in which order the pods get it.
 
-tests/launch/test_code_sync.py has what happens in the pods, tests/cluster/test_in_pods.py both together.
+tests/launch/test_code_sync.py tests the part in the pods, tests/cluster/test_in_pods.py both together.
 """
 
 import json
@@ -23,7 +23,7 @@ TAKES: dict[str, str | None] = {
 def fill(
     server: Server, *, status: Any = RUNNING, pods: int = 2, program: bool = True, **changed: Any
 ) -> None:
-    """Put a job there whose pods have these variables, None: not."""
+    """Create a job whose pods have these variables, without those that are None."""
     server.put(*JOBSET, jobset(**status))
     for node in range(pods):
         found = pod(f"digits-{node}", node, phase="Running")
@@ -36,7 +36,7 @@ def fill(
 
 
 class Pods:
-    """Answers each step as a pod would, and notes which it was asked for; `says` has other answers."""
+    """Answers each step like a pod, and records the steps; `says` has other answers."""
 
     def __init__(self, server: Server, **says: str) -> None:
         self.says = {"put": "echo put", "commit": ":", "restart": "echo taken"} | says
@@ -80,7 +80,7 @@ def test_an_unchanged_folder_restarts_nothing(run: Run, cluster: Cluster, folder
     code, out, _ = run(config, "sync", "digits", folder)
     assert (code, out.startswith("digits already runs this code: ")) == (0, True)
     assert {step for step, _ in pods.steps} == {"put"}
-    pods.says["put_1"] = "echo put"  # one that was given it, and then lost the connection
+    pods.says["put_1"] = "echo put"  # a pod that got the code and then lost the connection
     assert run(config, "sync", "digits", folder)[0] == 0
     assert [one for one in pods.steps if one[0] != "put"] == [
         ("commit", "digits-1"),

@@ -1,4 +1,4 @@
-"""What others wrote, pods and a cluster, reaches no terminal as it is; `--json` and `--save` keep it."""
+"""Text from pods and the cluster is escaped for the terminal; `--json` and `--save` keep it as it is."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 from tests.cluster_objects import JOBSET, Cluster, Run, jobset, pod
 from tests.standin.server import Server
 
-# The window's title, the clipboard, a line written over another, and the same in C1.
+# Set the window's title and the clipboard, overwrite a line; the same with C1 codes.
 ESCAPES = [
     "\x1b]0;owned\x07",
     "\x1b]52;c;cm0gLXJm\x1b\\",
@@ -21,7 +21,7 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def hostile(server: Server, escape: str) -> None:
-    """Put a failed job there whose condition, pods, events and logs hold `escape`."""
+    """Create a failed job whose condition, pods, events and logs have `escape`."""
     reason = {"reason": escape, "message": f"a {escape} b"}
     server.put(*JOBSET, jobset(conditions=[{"type": "Failed", "status": "True", **reason}]))
     states: list[dict[str, Any]] = [{"waiting": reason}, {"terminated": {"exitCode": 1, **reason}}]
@@ -73,7 +73,7 @@ def test_json_and_saved_files_are_exact(run: Run, cluster: Cluster, tmp_path: Pa
     server, config = cluster
     hostile(server, ESCAPES[0])
     shown = run(config, "status", "digits", "--json")[1]
-    assert not OBEYED.search(shown)  # JSON spells it out
+    assert not OBEYED.search(shown)  # JSON escapes it
     assert ESCAPES[0] in "".join(json.loads(shown)["warnings"])
     run(config, "logs", "digits", "--save", str(tmp_path / "kept"))
     kept = [path.read_bytes() for path in (tmp_path / "kept").rglob("*") if path.is_file()]

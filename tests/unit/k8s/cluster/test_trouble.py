@@ -1,4 +1,4 @@
-"""What the verbs say of a cluster that cannot answer, and of what cannot be asked: one line, in time."""
+"""What the verbs say if a cluster cannot answer or a request is wrong: one line, in time."""
 
 import itertools
 import json
@@ -46,13 +46,13 @@ VERBS = {
     "gc": ["gc"],
     "doctor": ["doctor"],
 }
-# They ask whether things are there, or open a WebSocket, and have tests of their own.
+# They check whether objects exist, or open a WebSocket, and have separate tests.
 OTHER_WAYS = ("doctor", "port-forward", "profile", "sync")
 BAD: dict[str, Answer] = {
     "500": (500, {}, '{"message": "etcd is away"}'),
     "429": (429, {"Retry-After": "1"}, "slow down"),
     "garbage": (200, {}, "<html>a proxy</html>"),
-    "other bytes": (200, {}, '{"items": "\udcff"}'),  # no UTF-8
+    "other bytes": (200, {}, '{"items": "\udcff"}'),  # not UTF-8
     "other JSON": (200, {}, '{"hello": "world"}'),
 }
 
@@ -82,9 +82,9 @@ def test_a_cluster_that_does_not_answer_is_one_line_and_69(
     code, out, err = run(config, "--timeout", "0.4", *VERBS[verb])
     assert code == 69
     assert out == ""
-    assert len(err.splitlines()) == 2, err  # where, and what went wrong
+    assert len(err.splitlines()) == 2, err  # where and what went wrong
     assert err.endswith("(exit 69)\n")
-    assert time.monotonic() - began < 20  # a busy machine's
+    assert time.monotonic() - began < 20  # for a busy machine
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in OTHER_WAYS])
@@ -110,9 +110,9 @@ def test_a_cluster_that_is_lost_halfway_is_69_at_every_request(
         assert "Traceback" not in err
         if len(server.requests) < last:
             break
-        # a log that cannot be had is said so in its place, and the others are shown
+        # a log that cannot be read is reported in its place, and the other logs are shown
         assert code == 69 or (code == 0 and verb in ("logs", "rank", "why")), err
-    assert code == (65 if verb == "report" else 0)  # these logs hold no event
+    assert code == (65 if verb == "report" else 0)  # these logs have no event
     assert last > 3
 
 
@@ -124,7 +124,9 @@ def test_a_request_is_tried_again_after_429_and_5xx(run: Run, cluster: Cluster) 
     server.answer = lambda _, __: next(listed, None)
     began = time.monotonic()
     assert run(config, "status", "digits")[0] == 0
-    assert time.monotonic() - began >= 1.5  # the second that was asked for, and a pause of our own
+    assert (
+        time.monotonic() - began >= 1.5
+    )  # the second that the server asked for, and our own pause
 
 
 def test_the_pauses_double_and_never_undercut_what_was_asked_for(
@@ -132,7 +134,7 @@ def test_the_pauses_double_and_never_undercut_what_was_asked_for(
 ) -> None:
     server, config = cluster
     answers = [BAD["500"], BAD["500"], (429, {"Retry-After": "7"}, ""), BAD["500"]]
-    answers += [(503, {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, "")]  # then our own
+    answers += [(503, {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, "")]  # then our own pause
     listed = iter(answers)
     server.answer = lambda _, __: next(listed, (200, {}, "{}"))
     pauses: list[float] = []

@@ -1,4 +1,4 @@
-"""The verbs of `python -m k8s`, in this process, against an API that stores what it is given."""
+"""The verbs of `python -m k8s`, in this process, with an API that only stores."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def test_status_says_which_code_a_job_has(run: Run, cluster: Cluster) -> None:
 def test_a_machine_that_does_not_answer_hides_no_more_than_what_it_has(
     run: Run, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """As when a node is lost: the API server says 500 for the logs of its pods, and goes on."""
+    """As with a lost node: the API server answers 500 for the logs of its pods, and works otherwise."""
     server, config = cluster
     fill(server, **RUNNING)
     lost: Answer = (500, {}, json.dumps({"message": "dial tcp 10.0.0.7:10250: no route to host"}))

@@ -1,4 +1,4 @@
-"""`python -m k8s why NAME`: of what a cluster says of pods and jobs, and of launchers' real logs."""
+"""`python -m k8s why NAME`: with recorded states of pods and jobs, and with real logs of launchers."""
 
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def disrupted(reason: str, message: str) -> dict[str, Any]:
 
 CREATING = waiting("ContainerCreating")
 
-# By the cause: the status of the second pod, and the cluster's events. As Kubernetes 1.34 writes them.
+# By cause: the status of the second pod and the cluster's events, as Kubernetes 1.34 writes them.
 PODS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "image": (
         waiting("ImagePullBackOff", 'Back-off pulling image "registry.example/muster:1.1"'),
@@ -114,7 +114,7 @@ PODS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 
 
 def fill(server: Server, status: dict[str, Any], events: list[dict[str, Any]]) -> None:
-    """A JobSet with two pods: the first runs, or lost the second."""
+    """A JobSet with two pods: the first one runs, or has lost the second."""
     has_failed = status["phase"] == "Failed"
     server.put(*JOBSET, jobset(**(FAILED if has_failed else RUNNING)))
     first = ended(69) if has_failed else {"phase": "Running"}
@@ -142,7 +142,7 @@ def test_what_a_cluster_says_of_a_pod(cause: str, run: Run, cluster: Cluster) ->
     assert found["evidence"].endswith("]")  # its source
 
 
-# By the cause: the kind and name of what a controller made for the job, and what is said of it.
+# By cause: kind and name of an object that a controller made for the job, and its status or events.
 CHILDREN = {
     "pod quota": (
         "batch/v1",
@@ -225,7 +225,7 @@ def test_a_job_that_runs_and_one_that_has_succeeded_have_no_cause(
     server, config = cluster
     server.put(*JOBSET, jobset(**RUNNING))
     server.put("v1", "Pod", pod(POD, 1, phase="Running"))
-    # It was in the way of the start, and is no more.
+    # This delayed the start, but no longer matters.
     server.put("v1", "Event", event("FailedScheduling", "0/4 nodes are available"))
     assert ask(run, config)["cause"] == "pods, events and logs show no failure"
     server.put(*JOBSET, jobset(**COMPLETED))
@@ -255,7 +255,7 @@ def test_of_a_container_that_ended_twice_the_newer_end_counts(run: Run, cluster:
     assert ask(run, config)["cause"].endswith("(host memory)")
 
 
-# Settings that the launcher refuses before the first rank, and so before there is a run folder.
+# Settings that the launcher refuses before the first rank starts and before there is a run folder.
 REFUSED = {
     "batch or mesh": {"TRAINER_MODE": "hsdp", "TRAINER_MESH": "dp_shard=3"},
     "setting": {"TRAINER_LR": "-1"},
@@ -265,7 +265,7 @@ REFUSED = {
 
 
 def log_of(cluster: Server, stderr: str, code: int) -> None:
-    """Make a launcher's own output the log of the second pod."""
+    """Use a launcher's output as the log of the second pod."""
     fill(cluster, terminated(code, "Error"), [])
     cluster.logs[POD] = stderr
 

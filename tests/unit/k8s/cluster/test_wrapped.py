@@ -1,4 +1,4 @@
-"""Jobs inside an AppWrapper: the verbs act on the wrapper, and tell how the job in it is."""
+"""Jobs inside an AppWrapper: the verbs act on the wrapper and show the state of the job in it."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def control(
     suspend: bool | None = None,
     **status: Any,
 ) -> None:
-    """Do what the wrapper's controller does: say a phase, and make the job, with the status `made`."""
+    """Do what the wrapper's controller does: set a phase, and make the job with the status `made`."""
     path = server.path(*WRAPPER, "digits")
     found = server.objects[path]
     spec = found["spec"] | ({} if suspend is None else {"suspend": suspend})
@@ -66,7 +66,7 @@ UNWELL = {"type": "Unhealthy", "status": "True", "message": SICK}
 GONE = {"type": "DeletingResources", "lastTransitionTime": "2020-01-01T00:00:00Z"}
 READY = {"replicatedJobsStatus": [{"ready": 1}], "restarts": 1}
 STOPPED = ("suspended", 1, "spec.suspend of its AppWrapper")
-# what the wrapper says, what the job in it says, what else there is; phase, restarts, reason
+# status of the wrapper, status of the job in it, other fields; phase, restarts, reason
 CASES: list[tuple[str, Any, dict[str, Any], tuple[str, int, str]]] = [
     ("", None, {}, ("pending", 0, "")),
     ("Suspended", None, {"suspend": True}, ("suspended", 0, STOPPED[2])),
@@ -77,7 +77,7 @@ CASES: list[tuple[str, Any, dict[str, Any], tuple[str, int, str]]] = [
     ("Suspending", READY, {"suspend": True}, STOPPED),
     ("Resetting", None, {"resettingCount": 2, "conditions": [UNWELL]}, ("restarting", 2, SICK)),
     ("Running", READY, {"resettingCount": 2}, ("running", 3, "")),
-    ("Running", COMPLETED, {}, ("succeeded", 0, "")),  # the wrapper says it later
+    ("Running", COMPLETED, {}, ("succeeded", 0, "")),  # the wrapper reports it later
     ("Running", FAILED, {"conditions": [UNWELL]}, ("failed", 0, "FailedJobs")),
     ("Succeeded", COMPLETED, {}, ("succeeded", 0, "")),
     ("Failed", FAILED, {"conditions": [UNWELL]}, ("failed", 0, "FailedJobs")),

@@ -1,4 +1,4 @@
-"""What runs before the trainer: the scripts are run for real, and stop where a command fails."""
+"""What runs before the trainer: the scripts are really run, and stop at a command that fails."""
 
 import hashlib
 import os
@@ -78,7 +78,7 @@ def test_a_branch_is_its_newest_commit(repository: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("revision", [SHA, "no-such-branch"])
 def test_a_clone_that_fails_ends_the_step(revision: str, repository: Path, tmp_path: Path) -> None:
-    """mlbatch trains nevertheless: its commands run without set -e."""
+    """mlbatch would train even so, because its commands run without set -e."""
     done = clone(repository, revision, tmp_path)
     assert done.returncode != 0
     assert "code:" not in done.stdout
@@ -204,7 +204,7 @@ def test_the_hubs_lock_has_a_hash_for_each_package() -> None:
 
 
 def test_a_variable_is_in_a_step_once() -> None:
-    """A server-side apply refuses a name that is there twice."""
+    """A server-side apply refuses a duplicate name."""
     of_the_pod = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     (step,) = steps(setup=["true"], env=[{"name": n, **of_the_pod} for n in ("HOME", "PIP_TARGET")])
     names = [one["name"] for one in step["env"]]

@@ -1,4 +1,4 @@
-"""Variables whose value is elsewhere, and literals that had better be."""
+"""Variables whose value is elsewhere, and literal values that should be elsewhere."""
 
 from pathlib import Path
 from typing import Any

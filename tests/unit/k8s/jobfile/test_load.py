@@ -1,4 +1,4 @@
-"""Job files as written: merging, --set, and where a value came from."""
+"""Job files as text: merging, --set, and the origin of a value."""
 
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def test_origins(tmp_path: Path) -> None:
     assert job.origin_of("resources.cpu=2: no") == second
     assert job.origin_of("env[0].value='x': no") == first
     assert job.origin_of("trainer.lr=0.1: no") == "--set"
-    assert job.origin_of("image: missing") == second  # nobody said it: the last file should have
+    assert job.origin_of("image: missing") == second  # no file set it: the last one should have
 
 
 def test_a_date_is_text(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_anchors_and_merge_keys_work(tmp_path: Path) -> None:
         ("a: 1\n---\nb: 2", ":2:1: not YAML: a second document starts here"),
         ("a: &x [*x]", ": nested too deeply, or refers to itself"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
-        ("a: " + "[" * 100_000, "nested too deeply"),  # it ended the process, by a signal
+        ("a: " + "[" * 100_000, "nested too deeply"),  # else the parser crashes
         ("1: x", ": 1: the key must be text"),
         ('a: [{b: "x\\0"}]', r"a\[0\].b='x\\x00': contains NUL or a lone surrogate"),
         ('a: "\\ud800"', "not YAML|contains NUL"),

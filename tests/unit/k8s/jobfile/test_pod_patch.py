@@ -1,4 +1,4 @@
-"""podPatch: what a strategic merge makes of the pod, on every launcher."""
+"""podPatch: the result of a strategic merge with the pod, on every launcher."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -20,7 +20,7 @@ def plain(launcher: str, **changes: Any) -> dict[str, Any]:
     return inside
 
 
-# What is patched, and what it does to a pod without a patch.
+# A patch, and how it changes a pod.
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"hostNetwork": True}, {"hostNetwork": True}),
     ({"enableServiceLinks": None}, {"enableServiceLinks": None}),
@@ -51,7 +51,7 @@ def test_a_mapping_is_merged_key_by_key(launcher: str) -> None:
 
 
 def test_null_in_a_job_file_takes_away_as_well(tmp_path: Path) -> None:
-    """In all else of a job file null takes the key away, and here the pod's field."""
+    """Elsewhere in a job file, null removes the key; here it removes the pod's field."""
     path = tmp_path / "job.yaml"
     path.write_text("{name: a, image: b, podPatch: {spec: {enableServiceLinks: null}}}")
     for values in (load.read([str(path)]), load.read([str(EXAMPLE)], [SET])):

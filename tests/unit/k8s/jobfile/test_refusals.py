@@ -1,6 +1,6 @@
 """A key that cannot work is refused in one line that names it, with exit 64 and nothing written."""
 
-# ruff: noqa: E501  # the table reads better with a case a line
+# ruff: noqa: E501  # the table is easier to read with one case per line
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from tests.rendering import EXAMPLE, refused
 LONG = "a" * 64
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
-# What is set on the example job, and what its refusal says, key first.
+# What is set on the example job, and the refusal, which starts with the key.
 SETTINGS = [
-    # the issue's list
+    # cases from an issue
     (["resources.gpus=2"], "resources.gpus: no such key; did you mean resources.gpu?"),
     (["gpu=2"], "gpu: no such key; did you mean resources.gpu?"),
     (["colour=red"], "colour: no such key; choose name, namespace, launcher"),
@@ -160,7 +160,7 @@ SETTINGS = [
     (["code={git: 'https://h/a', revision: main, path: ../b}"], "code.path='../b': "),
     (["setup=make"], "setup='make': must be a list"),
     (["setup=['']"], "setup[0]='': "),
-    # beside the job
+    # companion objects
     (["network.egress=[{cidr: example.com}]"], "network.egress[0].cidr='example.com': must be a network"),
     (["network.egress=[{cidr: 10.0.0.1/8}]"], "network.egress[0].cidr='10.0.0.1/8': must be a network"),
     (["network.egress=[{cidr: 10.0.0.1}]"], "network.egress[0].cidr='10.0.0.1': must be a network"),
@@ -208,7 +208,7 @@ SETTINGS = [
     (["faults.maxRestarts=-1"], "faults.maxRestarts=-1: must be at least 0"),
     (["faults.deadline=0"], "faults.deadline=0: must be at least 1"),
     (["faults.deadline=1h"], "faults.deadline='1h': must be a whole number"),
-    # more than the API's own types hold
+    # more than the API's types can hold
     ([f"faults.deadline={10**20}"], f"faults.deadline={10**20}: must be at most 2147483647"),
     ([f"faults.gracePeriod={10**20}"], f"faults.gracePeriod={10**20}: must be at most"),
     ([f"resources.gpu={10**20}"], f"resources.gpu={10**20}: must be at most"),

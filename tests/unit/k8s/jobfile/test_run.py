@@ -1,4 +1,4 @@
-"""`run`: the launcher's variables about a program of one's own, and what its lines say."""
+"""`run`: the launcher's variables for the user's own program, and what its lines say."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def test_patterns_of_ones_own_stay_as_they_are() -> None:
     assert json.loads(environment(patterns=own)["MUSTER_PATTERNS"]) == own
 
 
-# Lines as each framework writes them, and what is read.
+# Lines as each framework writes them, and what is read from them.
 LINES = [
     ("transformers", " 30%|###       | 3/10 [00:01<00:02,  2.5it/s]", {"step": "3"}),
     ("transformers", "{'loss': 2.3125, 'grad_norm': 1.5, 'epoch': 0.3}", {"loss": "2.3125"}),

@@ -1,4 +1,4 @@
-"""What controller and template together give to pod i of n resolves to one table of ranks."""
+"""Controller and template give every pod of a job its place in one table of ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tests.rendering import (
 )
 from trainer.config import contract
 
-SEVERAL = [*CLUSTER, "compose"]  # where a node is a pod or a container of its own
+SEVERAL = [*CLUSTER, "compose"]  # where a node is a separate pod or container
 ELASTIC = [name for name in SEVERAL if name != "trainjob"]
 
 
@@ -30,7 +30,7 @@ def sized(nodes: Any, procs: int) -> dict[str, Any]:
 
 
 def rank_table(seen: list[contract.Contract]) -> list[tuple[int, int, int]]:
-    """Return (world size, node, global rank) of every rank, as torch's agent gives them out."""
+    """Return (world size, node, global rank) of every rank, as torch's agent assigns them."""
     return [
         (one.max_nodes * procs, one.node_rank, one.node_rank * procs + local)
         for one in seen
@@ -52,7 +52,7 @@ def test_every_launcher_makes_the_same_table_of_ranks(
         for local in range(procs)
     ]
     assert rank_table(seen) == expected
-    # All meet at the host of node 0, by the name that its controller gives it.
+    # All meet at node 0, by the host name that its controller gives.
     assert {one.endpoint for one in seen} == {f"{host(launcher, values, 0)}:29500"}
     assert {one.elastic for one in seen} == {False}
     assert {one.shutdown_timeout for one in seen} == {110}

@@ -1,4 +1,4 @@
-"""What the schemas of the clusters say: the CRDs' own, with unknown fields refused, and Kubernetes'."""
+"""Renderings obey the schemas of the CRDs, with unknown fields refused, and those of Kubernetes."""
 
 import os
 from functools import cache
@@ -66,7 +66,7 @@ def test_the_crds_accept_what_is_rendered(launcher: str, much: bool) -> None:  #
 
 
 # The fields of a Volcano Job that are used here: pkg/apis/batch/v1alpha1/job.go of volcano-sh/apis, and
-# bus/v1alpha1/actions.go beside it.
+# bus/v1alpha1/actions.go there.
 _POLICY = {
     "properties": {
         "action": {"enum": ["AbortJob", "RestartJob", "RestartTask", "RestartPod", "TerminateJob"]},
@@ -74,7 +74,7 @@ _POLICY = {
         "exitCode": {"type": "integer", "not": {"const": 0}},
     },
     "additionalProperties": False,
-    # Its webhook: either of the two.
+    # Its webhook allows one of the two.
     "oneOf": [{"required": ["events", "action"]}, {"required": ["exitCode", "action"]}],
 }
 _COUNT = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
@@ -117,7 +117,7 @@ def test_a_volcano_job_holds_what_its_api_has() -> None:
 @pytest.mark.parametrize("launcher", CLUSTER)
 @pytest.mark.parametrize("version", ["1.31", kubernetes_validate.latest_version()])
 def test_kubernetes_own_schema_accepts_every_pod(launcher: str, version: str) -> None:
-    """Some CRDs keep only an outline of the pod; a Pod is checked in full."""
+    """Some CRDs have only an outline of the pod, so the pod is checked as a Pod."""
     for values in (job(), everything(launcher)):
         for template in pods(render(values, launcher)):
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}} | {

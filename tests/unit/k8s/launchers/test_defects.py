@@ -1,4 +1,4 @@
-"""Defects of other kits, each with the test that would catch it here.
+"""Bugs of other kits, each with the test that would catch it here.
 
 What was seen where is in the table; the threads are of the projects named.
 """
@@ -71,7 +71,7 @@ def test_mlbatch_a_failed_setup_command_still_trains() -> None:
 
 @pytest.mark.parametrize("launcher", CLUSTER)
 def test_mlbatch_a_topology_file_without_its_volume(launcher: str) -> None:
-    """There the volume is forgotten when shared memory is switched off."""
+    """In mlbatch the volume is lost when shared memory is switched off."""
     values = {"resources": {"gpu": 1}, "nccl": {"topology": {"configMap": "a", "key": "b.xml"}}}
     mount = {"$patch": "delete", "mountPath": "/dev/shm"}
     patch = {
@@ -88,7 +88,7 @@ def test_mlbatch_a_topology_file_without_its_volume(launcher: str) -> None:
 
 
 def test_mlbatch_the_documented_name_is_another_than_the_real_one() -> None:
-    """MOUNT_PATH_NVME there is NVME_MOUNT_PATH. Here each key's page is its rendering, run as a test."""
+    """mlbatch documents MOUNT_PATH_NVME for NVME_MOUNT_PATH. Here the page of each key is tested."""
     scratch = {"name": "scratch", "path": "/nvme", "ephemeral": {"size": "1Ti"}}
     (container,) = main_containers("job", volumes=[scratch])
     assert {"name": "scratch", "mountPath": "/nvme"} in container["volumeMounts"]
@@ -98,7 +98,7 @@ def test_mlbatch_the_documented_name_is_another_than_the_real_one() -> None:
 
 @pytest.mark.parametrize("cpu", [0, "0", "0.0001", -1])
 def test_mlbatch_a_floor_that_is_misspelt_in_the_schema(cpu: Any) -> None:
-    """`mimimum` there, so that no floor holds."""
+    """mlbatch writes `mimimum`, so no minimum applies."""
     with pytest.raises(Fault, match="resources.cpu=.* must be at least 1m"):
         planned(job(resources={"cpu": cpu}))
 
@@ -150,7 +150,7 @@ def test_mlbatch_shared_memory_without_a_limit(launcher: str, shm: str | None) -
 
 
 def test_mlbatch_a_snapshot_of_less_than_its_name_says() -> None:
-    """A test of the metadata there has a snapshot of `spec`. Here a golden is whole objects."""
+    """mlbatch's test of the metadata only compares `spec`. Here goldens have whole objects."""
     for path in (GOLDEN / "plain").glob("*.yaml"):
         for one in yaml.safe_load_all(path.read_text()) if path.stem in CLUSTER else ():
             assert {"apiVersion", "kind", "metadata", "spec"} == set(one)
@@ -171,7 +171,7 @@ def test_mlbatch_nvidia_and_one_storage_class_alone(launcher: str) -> None:
 
 
 def test_nemo_run_emits_pod_template_overrides() -> None:
-    """Gone since Trainer 2.2 (kueue 14886): here nothing of the TrainJob is overridden."""
+    """The field was removed in Trainer 2.2 (kueue 14886). Here nothing of the TrainJob is overridden."""
     for one in render(job(scheduling={"nodeSelector": {"a": "b"}}), "trainjob").objects:
         assert "podTemplateOverrides" not in str(one)
         assert "podSpecOverrides" not in str(one)

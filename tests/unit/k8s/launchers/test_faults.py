@@ -1,4 +1,4 @@
-"""Every row of the exit codes on every launcher, as its controller would apply what is rendered."""
+"""Every exit code on every launcher, with the rendered rules applied as its controller would."""
 
 import re
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from tests.rendering import (
 from trainer.config.exits import MEANINGS, Action, Exit
 from trainer.launcher.node import reported
 
-# The words of this table: "fail" at once, "retry" counted, "free" not counted, "peer" not more than once
-# for all nodes.
+# The words of this table: "fail" at once, "retry" counted, "free" not counted, "peer" at most once for
+# all nodes.
 WORDS = {
     Action.FAIL: "fail",
     Action.RETRY: "retry",
@@ -81,13 +81,13 @@ def by_volcano(objects: tuple[dict[str, Any], ...], code: int | None) -> str:
 
 
 def by_operator(objects: tuple[dict[str, Any], ...], code: int | None) -> str:
-    """Say what the training operator does with restartPolicy ExitCode: it judges by the range."""
+    """Return what the training operator does with restartPolicy ExitCode: it decides by the range."""
     for replica in objects[-1]["spec"]["pytorchReplicaSpecs"].values():
         assert replica["restartPolicy"] == "ExitCode"
         environment = environment_in_pod(replica["template"])
     offset = int(environment["MUSTER_RETRY_EXIT_OFFSET"])
     if code is None:
-        return "retry"  # a pod that is gone is made anew
+        return "retry"  # a missing pod is made again
     ended = reported(Exit(code), offset) if code in set(Exit) else code
     assert 0 < ended < 256
     return "retry" if ended >= 128 else "fail"
@@ -107,9 +107,9 @@ APPLIED: dict[str, Callable[[tuple[dict[str, Any], ...], int | None], str]] = {
 def test_every_code_is_answered_as_the_table_says(launcher: str, code: int | None) -> None:
     expected = "free" if code is None else CODES[code]
     if launcher in ("volcano", "pytorchjob") and expected == "free":
-        expected = "retry"  # counted or not is the controller's own, which the plan says in words
+        expected = "retry"  # the controller decides whether it counts; the plan says so in words
     if expected == "peer":
-        # A Job counts pods, so not these; the others restart all pods at once and count that.
+        # A Job counts pods, but not these; other kinds restart all pods at once and count that.
         expected = "free" if launcher == "job" else "retry"
     for values in (job(), everything(launcher)):
         assert APPLIED[launcher](render(values, launcher).objects, code) == expected
@@ -139,10 +139,10 @@ def test_a_trainjob_has_its_deadline_itself() -> None:
 def test_the_number_of_restarts(restarts: int) -> None:
     values = job(faults={"maxRestarts": restarts})
     spec = render(values, "job").objects[1]["spec"]
-    # Of each index: the back-off before a pod is replaced is then its own, not that of all failures.
+    # Per index: the back-off before a pod is replaced then counts only failures of its index.
     assert (spec["backoffLimit"], spec["backoffLimitPerIndex"]) == (restarts, restarts)
     assert render(values, "jobset").objects[0]["spec"]["failurePolicy"]["maxRestarts"] == restarts
-    # Volcano gives up when it has counted maxRetry restarts, before the last of them.
+    # Volcano gives up when it has counted maxRetry restarts, before the last one.
     assert render(values, "volcano").objects[0]["spec"]["maxRetry"] - 1 == restarts
 
 
@@ -162,7 +162,7 @@ def test_a_stuck_node_is_found_by_a_probe_that_waits_longer_than_any_bound(launc
     trainer = pod["spec"]["containers"][0]
     assert trainer["livenessProbe"]["exec"]["command"] == ["python", "-m", "trainer.health"]
     assert environment_in_pod(pod)["TRAINER_HEALTH"].startswith("/tmp/")
-    # Peers look for this pod in DNS, where it may stand only once it is ready.
+    # Peers look for this pod in DNS, which may have it only once it is ready.
     assert not trainer.keys() & {"startupProbe", "readinessProbe"}
     (pod, *_) = pods(render(job(nodes=2, trainer={"healthTimeout": 0}), launcher))
     assert "livenessProbe" not in pod["spec"]["containers"][0]

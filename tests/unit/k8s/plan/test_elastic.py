@@ -1,4 +1,4 @@
-"""`nodes: {min, max}`: the contract that agents rejoin by, and what becomes of a pod that is lost."""
+"""`nodes: {min, max}`: how agents rejoin, and what happens to a lost pod."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_a_lost_pod_is_replaced_alone(launcher: str, code: int | None) -> None:
     wanted = expected["free" if code is None else CODES[code]]
     assert (found[1] if found else None) == wanted
     assert (inner["parallelism"], inner["completions"], inner["backoffLimit"]) == (4, 4, 3)
-    # A pod that never found a machine does not keep the job from being done.
+    # A pod that was never scheduled does not prevent the job's success.
     assert inner["successPolicy"] == {"rules": [{"succeededCount": 2}]}
     if launcher == "jobset":
         assert made["failurePolicy"]["maxRestarts"] == 0

@@ -1,4 +1,4 @@
-"""The objects beside a job: network policy, claims, TensorBoard, metrics, budget, job file."""
+"""The companion objects: network policy, claims, TensorBoard, metrics, budget, job file."""
 
 import json
 from typing import Any

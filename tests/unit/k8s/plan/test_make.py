@@ -1,4 +1,4 @@
-"""The plan: what is derived from a job file, and what people are warned of."""
+"""The plan: what is derived from a job file, and its warnings."""
 
 from typing import Any
 

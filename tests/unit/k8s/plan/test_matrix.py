@@ -1,4 +1,4 @@
-"""A matrix: which jobs it makes, their names, what is refused, and how they are rendered."""
+"""A matrix: its jobs, their names, its refusals, and the renderings."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def test_a_job_for_each_combination_but_those_left_out() -> None:
         (["matrix={trainer.compile: [true, null]}"], ["sweep-compiletrue", "sweep-compilenull"]),
         (["matrix={trainer.mesh: ['pp=2,tp=2']}"], ["sweep-meshpp-2-tp-2"]),
         (["matrix={trainer.lr: [1, -1]}"], ["sweep-lr1", "sweep-lr-1"]),
-        # Both ends are `min`, so each has one key more.
+        # Both ends are `min`, so each name has one more key.
         (["matrix={nodes.min: [1], a.min: [2]}"], ["sweep-a-min2-nodes-min1"]),
         (
             ["matrix={trainer.task: [A.b, a.B]}"],
@@ -141,7 +141,7 @@ def test_the_longest_name_fits_every_launcher(launcher: str, tmp_path: Path) -> 
         ),
         ("matrix[nodes.min]=[1]", "matrix.nodes.min: what min would be in is 2"),
         ("name=A", "--set: name='A': must be lower-case letters"),
-        # Of a job, with its name.
+        # The message of a job has its name.
         (
             "matrix[trainer.lr]=[0.1, -1]",
             "--set: trainer.lr='-1': must be greater than 0 (job sweep-lr-1-seed0 of the matrix)",
@@ -203,12 +203,12 @@ def test_every_launcher_has_a_folder_for_each_job(
         assert all(one["metadata"]["labels"]["muster/matrix"] == "sweep" for one in objects)
         noted = ["muster/max-parallel" in one["metadata"].get("annotations", {}) for one in objects]
         assert noted == [False] * (len(objects) - 1) + [True]
-        # Pods hold nothing that may change while they run.
+        # Pods have nothing that may change while they run.
         assert text.count("muster/max-parallel") == 1
 
 
 def test_the_file_alone_would_be_rendered_alike(tmp_path: Path) -> None:
-    """A job is what its settings make of the file, but for name, label and annotation."""
+    """A job equals the file with its settings, except for name, label and annotation."""
     arguments = [str(EXAMPLE), "--launcher", "jobset", "-o"]
     assert command.main([*arguments, str(tmp_path)]) == 0
     settings = ["matrix=", f"name={NAMES[2]}", "trainer.lr=0.03", "trainer.seed=0"]
@@ -233,7 +233,7 @@ def test_a_matrix_beside_other_files(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert command.main([str(other), str(EXAMPLE), "--each", "-o", str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"digits-ddp", *NAMES}
     capsys.readouterr()
-    # Another file has the name of one of its jobs.
+    # Another file has a job with the same name.
     single = tmp_path / "single.yaml"
     single.write_text(f"{{name: {NAMES[1]}, image: 'a:1'}}")
     line = refused([str(EXAMPLE), str(single), "--each"], tmp_path, capsys)

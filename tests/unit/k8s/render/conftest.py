@@ -1,4 +1,4 @@
-"""The folder of a program of one's own."""
+"""The folder of a user's own program."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script, which is the current one."""
+    """A folder with a script, which is the current folder."""
     code = tmp_path / "code"
     (code / "package").mkdir(parents=True)
     (code / "train.py").write_text("import package.part\n")

@@ -1,4 +1,4 @@
-"""A job with a program of its own, and what travels with it.
+"""A job with the user's own program, and what travels with it.
 
 own("jobset", nodes=2)
 """

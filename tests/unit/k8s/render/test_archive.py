@@ -1,4 +1,4 @@
-"""The archive of a folder: which files, the same bytes for the same files, what is refused."""
+"""The archive of a folder: its files, the same bytes for the same files, refusals."""
 
 import io
 import os
@@ -217,7 +217,7 @@ def test_a_refusal_lists_the_ten_largest(tmp_path: Path) -> None:
     )
 
 
-# What a file system takes for a name, but what git and this refuse or leave out for its name.
+# Names that a file system allows, except those that git or muster refuses or leaves out.
 NAMES = st.text(
     st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=20
 ).filter(

@@ -1,4 +1,4 @@
-"""The goldens: the pages of features as they would be written now, and what strict models say of all."""
+"""The goldens: the pages of features are as they would be written now, and strict models accept them."""
 
 import importlib
 import json
@@ -15,13 +15,13 @@ from tests import goldens
 from tests.rendering import GOLDEN, pods
 from tests.unit.k8s.launchers.test_crds import FILES, VOLCANO, crd_folder, validator
 
-# Kinds that Kubernetes itself has.
+# Kinds of Kubernetes itself.
 CORE = ("v1", "batch/v1", "apps/v1", "networking.k8s.io/v1", "policy/v1")
 
 
 @pytest.mark.parametrize("name", [*goldens.names_of_features(), "README"])
 def test_a_page_is_what_would_be_written(name: str) -> None:
-    """See tests/golden/README.md for how to write them anew."""
+    """tests/golden/README.md says how to write them again."""
     text = goldens.index() if name == "README" else goldens.document(name)
     assert (goldens.FEATURES / f"{name}.md").read_text(encoding="utf-8") == text
 
@@ -80,7 +80,7 @@ def test_the_crds_accept_every_object() -> None:
 
 
 def same(model: Any, given: Any, at: str) -> None:
-    """Check that a strict model read all that it was given: it passes over a field it does not know."""
+    """Check that a model has read all fields: it ignores those that it does not know."""
     if isinstance(given, dict) and isinstance(model, dict):
         assert model.keys() == given.keys(), at
         for key, value in given.items():
@@ -96,14 +96,14 @@ def same(model: Any, given: Any, at: str) -> None:
         for index, value in enumerate(given):
             same(model[index], value, f"{at}[{index}]")
     else:
-        # Quantities and dates have types of their own there.
+        # Quantities and dates have special types there.
         plain = getattr(model, "actual_instance", model)
         assert str(getattr(plain, "root", plain)) == str(given), at
 
 
 @pytest.mark.slow
 def test_the_models_of_kubeflow_training_accept_every_pytorchjob() -> None:
-    """They drop a field they do not know, so what comes back must be what went in."""
+    """They drop unknown fields, so the result must equal the input."""
     training = importlib.import_module("kubeflow.training")
     client = importlib.import_module("kubernetes.client")
     made = [(where, one) for where, one in rendered() if one["kind"] == "PyTorchJob"]
@@ -125,7 +125,7 @@ def back(part: Any, kind: str, owner: Any, where: str) -> None:
 
 
 def without_none(value: Any) -> Any:
-    """Return what a model read without the fields that were not given."""
+    """Return the fields that a model has read, without those that were not given."""
     if isinstance(value, dict):
         return {key: without_none(item) for key, item in value.items() if item is not None}
     return [without_none(item) for item in value] if isinstance(value, list) else value

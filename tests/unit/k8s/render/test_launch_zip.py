@@ -1,4 +1,4 @@
-"""The launcher as one file: the same bytes every time, small, and whole without any package."""
+"""The launcher as one file: the same bytes every time, small, and complete without packages."""
 
 import ast
 import subprocess
@@ -46,7 +46,7 @@ def test_it_holds_what_the_launcher_imports_and_nothing_of_the_trainers_own(laun
     assert {"__main__.py", "trainer/launch.py", "trainer/health.py"} <= names
     for folder in ("launcher", "rendezvous"):
         own = {f"trainer/{folder}/{path.name}" for path in (ROOT / "trainer" / folder).glob("*.py")}
-        # forking.py runs where torch is
+        # forking.py runs only with torch
         assert own - {"trainer/launcher/forking.py"} <= names
     assert not [name for name in names if name.startswith(("trainer/engine", "trainer/strategies"))]
     packages = {"torch", "pydantic", "numpy", "rich", "yaml"}
@@ -56,7 +56,7 @@ def test_it_holds_what_the_launcher_imports_and_nothing_of_the_trainers_own(laun
 
 
 def run(launcher: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it by Python alone: no site packages, no environment, another folder."""
+    """Run it with Python only: no site packages, no environment, another folder."""
     return subprocess.run(
         [sys.executable, "-I", "-S", *arguments],
         cwd=launcher.parent,

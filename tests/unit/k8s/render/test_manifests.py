@@ -1,4 +1,4 @@
-"""Manifests and scripts: goldens, values that come through unchanged, peers' strict models."""
+"""Manifests and scripts: goldens, values that stay unchanged, strict models of peers."""
 
 import json
 import os
@@ -35,7 +35,7 @@ from tests.rendering import (
 
 
 def test_goldens(tmp_path: Path) -> None:
-    """See tests/golden/README.md for how to write them anew."""
+    """tests/golden/README.md says how to write them again."""
     goldens.write_jobs(tmp_path)
     for name in goldens.JOBS:
         written = {file.name: file.read_text() for file in (tmp_path / name).iterdir()}
@@ -43,7 +43,7 @@ def test_goldens(tmp_path: Path) -> None:
 
 
 def test_the_job_of_goldens_says_everything() -> None:
-    """A key that a later change adds must be shown too."""
+    """A key that is added later must be in it too."""
 
     def keys(schema: dict[str, Any], at: str = "") -> set[str]:
         found = set()
@@ -55,18 +55,18 @@ def test_the_job_of_goldens_says_everything() -> None:
         return found
 
     whole = json_schema()
-    # Of a volume's sources a job has one; the trainer's own settings are the trainer's to test.
+    # A volume has one source; the trainer's own settings are tested with the trainer.
     elsewhere = {f"data.{key}" for key in ("pvc", "hostPath")}
     elsewhere |= {f"checkpoints.{key}" for key in ("pvc", "hostPath", "emptyDir")}
     elsewhere |= {key for key in keys(whole) if re.match(r"(data|checkpoints)\.csi\.", key)}
     elsewhere |= {"volumes.hostPath", "scheduling.topology.preferred"}
     # Its code is from git; a folder on a claim is in features/code-claim.md.
     elsewhere |= {"code.via", "code.pvc"}
-    # A program of one's own is in place of the trainer's settings; its renderings are in own-script/.
+    # The user's own program replaces the trainer's settings; its renderings are in own-script/.
     elsewhere |= {key for key in keys(whole) if key.partition(".")[0] == "run"}
     # A matrix is several jobs.
     elsewhere |= {key for key in keys(whole) if key.partition(".")[0] == "matrix"}
-    # A job of fixed size; and TensorBoard would keep an AppWrapper from ending.
+    # A job of fixed size; TensorBoard would keep an AppWrapper from ending.
     elsewhere |= {"nodes.min", "nodes.max", "appWrapper"}
     paths = _paths(yaml.safe_load(EVERYTHING.read_text()))
     said = {path[: found.start()] for path in paths for found in re.finditer(r"\.|$", path)}
@@ -109,7 +109,7 @@ def test_annotations_come_through_unchanged(launcher: str) -> None:
     "text", ["y", "N", "on", "1e-05", "0o17", "1_000", "~", "12:30", "0x1F", "=", ".5"]
 )
 def test_words_that_other_parsers_read_as_something_else_are_quoted(text: str) -> None:
-    """The parser of kubectl reads y as a truth value, 1e-05 as a number; PyYAML, both as text."""
+    """kubectl's parser reads y as a boolean and 1e-05 as a number; PyYAML reads both as text."""
     written = render(job(env=[{"name": "A", "value": text}]), "job").text
     assert re.search(rf"name: A\n +value: {re.escape(json.dumps(text))}\n", written)
 
@@ -184,7 +184,7 @@ def test_no_sidecar_is_injected(launcher: str, key: str) -> None:
 
 @pytest.mark.parametrize("launcher", CLUSTER)
 def test_every_mount_has_its_volume(launcher: str) -> None:
-    """Whatever else is switched off: mlbatch forgets a volume when shared memory is."""
+    """Also if other parts are switched off: mlbatch loses a volume without shared memory."""
     alone = job(resources={"gpu": 1}, nccl={"topology": {"configMap": "a"}})
     for values in (job(), alone, everything(launcher)):
         for pod in pods(render(values, launcher)):
@@ -278,7 +278,7 @@ def test_docker(tmp_path: Path) -> None:
 
 
 def test_docker_asks_for_no_gpu_unless_the_job_does(tmp_path: Path) -> None:
-    """Nor for memory that may be locked without a limit, which a rootless engine cannot give."""
+    """It also asks for no unlimited locked memory, which a rootless engine cannot give."""
     arguments = run_script(render(job(), "docker").text, tmp_path)[1]["arguments"]
     assert not {"--gpus", "memlock=-1"} & set(arguments)
 

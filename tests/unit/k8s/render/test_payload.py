@@ -1,4 +1,4 @@
-"""What travels with a job: the launcher and the folder, on every launcher of a cluster."""
+"""What travels with a job: the launcher and the folder, on every cluster launcher."""
 
 import base64
 import hashlib
@@ -207,7 +207,7 @@ def test_the_liveness_probe_runs_the_launchers_own_check(folder: Path, tmp_path:
     probe = pod["spec"]["containers"][0]["livenessProbe"]["exec"]["command"]
     path = tmp_path / "launch.pyz"
     path.write_bytes(launch_zip.build())
-    (folder / "trainer").mkdir()  # a package of the user's own is in nobody's way
+    (folder / "trainer").mkdir()  # the user's own package of the same name does no harm
     (folder / "trainer" / "__init__.py").write_text("raise SystemExit(5)")
     health = tmp_path / "health"
     health.mkdir()

@@ -1,4 +1,4 @@
-"""Which folder travels: seen from the file that names it; what cannot is refused in one line."""
+"""Which folder travels, relative to the file that names it; other folders are refused in one line."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What travels stands beside a machine's own files: local, docker, compose."""
+"""On a machine, files that travel are next to the script: local, docker, compose."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""Any job file that is accepted renders, parses and keeps what its writer wrote."""
+"""Every accepted job file renders, parses and keeps the user's values."""
 
 import itertools
 import re
@@ -39,7 +39,7 @@ LABEL = st.from_regex(r"([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?", fullm
 SIZE = st.builds(
     str.__add__, st.integers(1, 999).map(str), st.sampled_from(["Mi", "Gi", "M", "G", "e9"])
 )
-# Fields of a pod, some with what does not belong there.
+# Fields of a pod, some with wrong values.
 PATCH = st.dictionaries(
     st.sampled_from(
         ["hostNetwork", "tolerations", "volumes", "containers", "securityContext", "x"]
@@ -193,7 +193,7 @@ def test_a_shell_hands_on_what_was_written(text: str, tmp_path_factory: Any) -> 
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every key and item within `value`."""
+    """Yield the path of every key and item in `value`."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in items:
         yield (*at, key)
@@ -203,9 +203,9 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @cache
 def edits() -> list[tuple[str, dict[str, Any]]]:
-    """Edit every key of the job file that says everything: take it away, give it what it is not.
+    """Edit every key of the job file with all keys: remove it, or give it a wrong value.
 
-    Those that the model refuses, and no launcher sees, are checked here; the others are returned.
+    Files that the model refuses, before any launcher, are checked here; the others are returned.
     """
     whole = everything("jobset") | {"faults": load.read([str(EVERYTHING)]).values["faults"]}
     accepted, refused = [], 0

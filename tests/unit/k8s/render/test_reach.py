@@ -1,4 +1,4 @@
-"""Who reaches what, by the NetworkPolicies of every golden: the table of k8s/SECURITY.md."""
+"""Which pod can reach what under the NetworkPolicies of every golden: the table of k8s/SECURITY.md."""
 
 import ipaddress
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from tests.rendering import CLUSTER, job, pods, render
 
 METADATA = "kubernetes.io/metadata.name"
 OWN = "research"  # the job's namespace
-# Each port that a golden's policy names, and two of the many that none does.
+# Each port that a golden's policy names, and two other ports.
 PORTS = (22, 53, 443, 2049, 5353, 6006, 9400, 29500, 40000)
 
 
@@ -32,7 +32,7 @@ class Place:
 
 
 def reaches(policies: list[dict[str, Any]], source: Place, target: Place) -> list[int]:
-    """Return the ports at which `source` reaches `target`, as NetworkPolicies are defined to mean."""
+    """Return the ports at which `source` reaches `target`, as NetworkPolicies are defined."""
     return [
         port
         for port in PORTS
@@ -142,7 +142,7 @@ def none(*_: object) -> Iterable[int]:
     return []
 
 
-# The rows of the page: from, to, what is allowed. A rule gives the ports for a peer.
+# The rows of the page: from, to, what is allowed. A rule has the ports for a peer.
 Rule = Callable[[JobSpec, Place], Iterable[int]]
 INTO: list[tuple[str, str, str, Rule]] = [
     (RANK, RANK, "every port", every),
@@ -174,7 +174,7 @@ OUT_OF: list[tuple[str, str, str, Rule]] = [
 
 
 def by_the_page(spec: JobSpec, a: str, b: str, places: Mapping[str, Place]) -> list[int]:
-    """Return the ports at which `a` reaches `b` by the rows; only pods of the job have a policy."""
+    """Return the ports at which `a` reaches `b` by the rows. Only pods of the job have a policy."""
     sides = [[rule(spec, places[b]) for own, _, _, rule in OUT_OF if own == a]]
     sides += [[rule(spec, places[a]) for _, own, _, rule in INTO if own == b]]
     bound = [set(chain.from_iterable(rules)) for rules in sides if rules]

@@ -1,4 +1,4 @@
-"""`render.py --check` tries the task on two samples where torch and the task's code are here."""
+"""`render.py --check` tries the task on two samples if torch and the task's code are on this machine."""
 
 import time
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""A folder that travels on a claim: `submit` copies it through a pod, before anything else is there.
+"""A folder that travels on a claim: `submit` copies it through a pod, before it applies the objects.
 
-tests/cluster/test_own_script.py has it with real pods.
+tests/cluster/test_own_script.py does this with real pods.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ POD = "/api/v1/namespaces/lab/pods/a-job-code"
 
 
 class Job:
-    """A rendered job, its claim as a folder here, and the pod that copies, which runs at once.
+    """A rendered job, a local folder as its claim, and the pod that copies, which runs at once.
 
-    `phase` is the pod's, `enter` may replace a command in it.
+    `phase` is the pod's phase; `enter` may replace a command in the pod.
     """
 
     def __init__(self, server: Server, config: Path, folder: Path, run: Run) -> None:
@@ -33,7 +33,7 @@ class Job:
         self.claim, self.out = folder / "claim", folder / "out"
         self.status: dict[str, Any] = {"phase": "Running"}
         self.enter: Callable[[list[str]], list[str]] = lambda command: command
-        self.pods: list[dict[str, Any]] = []  # each that there was
+        self.pods: list[dict[str, Any]] = []  # every copying pod
         self.copies = 0
         self.claim.mkdir()
         self.code("print(1)\n")
@@ -56,7 +56,7 @@ class Job:
         return {str(path.relative_to(self.claim)): path.read_bytes() for path in found}
 
     def applied(self) -> list[str]:
-        """Return the kinds and names that were written, and not only tried."""
+        """Return the kinds and names that were written, without dry runs."""
         paths = [path for method, path in self.server.requests if method == "PATCH"]
         kept = [path.partition("?")[0] for path in paths if "dryRun" not in path]
         return ["/".join(path.split("/")[-2:]) for path in kept]
@@ -210,7 +210,7 @@ def test_a_copy_that_fails_leaves_neither_pod_nor_job(script: str, words: str, m
     def enter(command: list[str]) -> list[str]:
         if "head" not in command[2]:
             return command
-        lost = command[2].replace('head -c "$3"', "head -c 3")  # the rest is lost on the way
+        lost = command[2].replace('head -c "$3"', "head -c 3")  # the rest is lost
         return ["sh", "-c", script or lost, *command[3:]]
 
     made.enter = enter
@@ -263,6 +263,6 @@ def test_a_large_folder_goes_in_many_messages(made: Job) -> None:
     ],
 )
 def test_a_pod_that_looks_for_no_folder_on_a_claim(changed: dict[str, Any]) -> None:
-    """As one that a user has written by hand; what else is wrong with it the server says."""
+    """A manifest that a user has written by hand; the server reports what else is wrong."""
     changed.setdefault("volumes", [])
     assert copy_code.find([{"kind": "Job", "spec": {"template": {"spec": changed}}}]) is None

@@ -1,4 +1,4 @@
-"""python -m k8s submit: a dry run first, all objects or none, what is refused, what it waits for."""
+"""python -m k8s submit: a dry run first, all objects or none, refusals, and waiting."""
 
 import threading
 import time
@@ -91,7 +91,7 @@ def test_submit_says_what_to_install(
 def test_a_job_that_has_ended_is_not_submitted_over(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     assert run(config, "submit", str(golden("jobset")))[0] == 0
-    assert run(config, "submit", str(golden("jobset")))[0] == 0  # no change, and it still runs
+    assert run(config, "submit", str(golden("jobset")))[0] == 0  # no change: it still runs
     path = server.path(*JOBSET, "digits-ddp")
     server.store(path, server.objects[path] | {"status": COMPLETED})
     code, _, err = run(config, "submit", str(golden("jobset")))
@@ -100,7 +100,7 @@ def test_a_job_that_has_ended_is_not_submitted_over(run: Run, cluster: Cluster) 
 
 
 def test_a_job_of_another_launcher_has_the_name(run: Run, cluster: Cluster) -> None:
-    """Both would have the same pods' labels and one network policy, which `delete` takes away."""
+    """Both would have the same pod labels and one network policy, which `delete` would remove."""
     server, config = cluster
     assert run(config, "submit", str(golden("jobset")))[0] == 0
     before = dict(server.objects)
@@ -122,7 +122,7 @@ def test_a_job_of_another_launcher_has_the_name(run: Run, cluster: Cluster) -> N
 def test_submit_follows_and_waits(
     option: str, shown: str, *, lost: bool, run: Run, cluster: Cluster
 ) -> None:
-    """Its code is the job's, even when the machine that has the logs is lost."""
+    """The exit code is the job's, even if the machine that has the logs is lost."""
     server, config = cluster
     if lost:
         server.answer = lambda _, path: (500, {}, "") if "/log" in path else None
@@ -141,7 +141,7 @@ def test_submit_follows_and_waits(
     controller.start()
     code, out, err = run(config, "--timeout", "3", "submit", str(golden("jobset")), option)
     controller.join()
-    assert code == 70  # failed, and no pod left a code of its own
+    assert code == 70  # failed, and no pod has an exit code
     assert shown in out if lost else out == shown
     assert "failed: FailedJobs" in err
 

@@ -1,4 +1,4 @@
-"""Several jobs submitted as one, against an API that stores, and a controller that ends them in turn."""
+"""Several jobs submitted together, with an API that stores and a controller that ends them in turn."""
 
 import itertools
 import json
@@ -55,14 +55,14 @@ def end(server: Server, name: str, status: Any = COMPLETED) -> None:
 def controller(
     server: Server, ends: Callable[[str], Any] = lambda _: COMPLETED
 ) -> Iterator[list[list[str]]]:
-    """End a job when both places are taken, or all five were made; not one for which `ends` has None.
+    """End a job when both places are taken, or when all five were made, unless `ends` has None for it.
 
-    Yield which ran, at each look.
+    Yield which jobs ran, at each check.
     """
     stop, seen, made = threading.Event(), list[list[str]](), set[str]()
 
     def look() -> None:
-        while not stop.wait(0.1):  # in which another may come that must not
+        while not stop.wait(0.1):  # another job could start now, but must not
             seen.append(running(server))
             made.update(jobs_in(server))
             begun = any(not name.startswith("try ") for name in written(server))
@@ -90,7 +90,7 @@ def finish(server: Server, name: str, status: Any) -> None:
 
 
 def written(server: Server) -> list[str]:
-    """Return the kind and name of each object that was applied, dry runs with a mark, in order."""
+    """Return the kind and name of each applied object in order; dry runs are marked."""
     return [
         ("try " if "dryRun" in path else "") + path.partition("?")[0].rpartition("/")[2]
         for method, path in [*server.requests]
@@ -107,9 +107,9 @@ def test_as_many_as_may_run_and_the_next_when_one_has_ended(
     with controller(server, lambda name: FAILED if name == failing else COMPLETED) as seen:
         code, out, err = run(config, "submit", *files, option)
     names = [name_of(file) for file in files]
-    assert code == 70  # of the one that failed
+    assert code == 70  # of the job that failed
     assert max(map(len, seen)) == 2
-    # Tried out all, before the first was made; then in the order of the command line.
+    # All were tried before the first was made; then in the order of the command line.
     assert written(server)[:5] == [f"try {name}" for name in names]
     assert sorted(written(server)[5:]) == names
     assert {*written(server)[5:7]} == {*names[:2]}
@@ -178,7 +178,7 @@ def test_one_job_in_two_files(files: list[str], run: Run, cluster: Cluster, tmp_
 
 
 def test_given_again_it_goes_on(files: list[str], run: Run, cluster: Cluster) -> None:
-    """Of five jobs one has ended, one failed, and the last runs: its place is taken."""
+    """Of five jobs, one has succeeded, one has failed, and the last is running and takes one place."""
     server, config = cluster
     for file in (files[0], files[1], files[4]):
         assert run(config, "submit", file)[0] == 0
@@ -192,7 +192,7 @@ def test_given_again_it_goes_on(files: list[str], run: Run, cluster: Cluster) ->
     names = [name_of(file) for file in files]
     assert written(server)[:5] == [f"try {name}" for name in names]
     assert sorted(written(server)[5:]) == [names[2], names[3], names[4]]
-    assert {*written(server)[5:7]} == {names[4], names[2]}  # which runs comes first
+    assert {*written(server)[5:7]} == {names[4], names[2]}  # the running job comes first
     assert max(map(len, seen)) == 2
     code, _, err = run(config, "submit", *files, "--wait")
     assert code == 64
@@ -215,7 +215,7 @@ def test_a_job_that_cannot_be_watched_keeps_its_place(
     assert code == 69
     assert max(map(len, seen)) == 2
     assert f"{lost}: the cluster cannot answer now: context test" in err
-    # The other place goes through what is left.
+    # The other place runs the remaining jobs.
     assert sorted(jobs_in(server)) == [name_of(file) for file in files]
     assert "were not submitted" not in err
 
@@ -258,7 +258,7 @@ def test_a_job_that_is_deleted_gives_its_place_away(
 
 @pytest.mark.slow
 def test_an_interrupt_ends_it_at_once(files: list[str], cluster: Cluster) -> None:
-    """The jobs go on."""
+    """The jobs continue in the cluster."""
     server, config = cluster
     process = subprocess.Popen(
         [sys.executable, "-m", "k8s", "submit", *files, "--follow"],

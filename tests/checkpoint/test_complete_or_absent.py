@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, the newest complete one wins, damage is named and left alone."""
+"""Checkpoints: complete or absent; the newest complete one is used; a damaged one is named and kept."""
 
 import errno
 import json
@@ -134,7 +134,7 @@ def test_a_damaged_one_makes_way_for_the_same_step_and_is_kept(tmp_path: Path) -
     assert (tmp_path / "step-00000002.replaced.1").exists()
     save(tmp_path, 3, keep=Keep(2))
     assert (tmp_path / "step-00000002.replaced.1").exists()
-    save(tmp_path, 4, keep=Keep(2))  # it goes with the one that it made way for
+    save(tmp_path, 4, keep=Keep(2))  # it is removed with the checkpoint that it replaced
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
 
 
@@ -149,7 +149,7 @@ def test_a_newer_format_is_said_and_not_skipped(tmp_path: Path) -> None:
     with pytest.raises(Fault, match="written in format 3, this muster reads up to 2") as caught:
         found(tmp_path)
     assert caught.value.code == Exit.DATA
-    # A run that went on from an older one, named by hand, saves beside it and does not remove it.
+    # A run that continued from a named older checkpoint does not remove it when it saves.
     save(tmp_path, 3, keep=Keep(1))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 

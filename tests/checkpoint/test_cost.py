@@ -1,7 +1,7 @@
-"""What a checkpoint costs a training: hardly a wait; and the disk: hardly more than the tensors.
+"""A checkpoint hardly delays training and takes hardly more disk space than its tensors.
 
-A model is trained and saved after each step, once by torch.save and once by us, on the same disk and
-by turns. A wait is the median of its rounds.
+A model is trained and saved after each step, in turn by torch.save and by the trainer, on the same disk.
+A wait is the median over the rounds.
 """
 
 import os
@@ -60,7 +60,7 @@ def test_a_training_waits_a_tenth_of_a_synchronous_save_and_the_disk_holds_littl
             synchronous.append(time.monotonic() - began)
             began = time.monotonic()
             saver.begin(capture(model, optimizer, {}), label(number), since=began)
-            step()  # and what is saved is the state before it
+            step()  # the saved state is the one before it
             saved = saver.wait()
             assert saved is not None
             assert saved.refusal is None
@@ -85,7 +85,7 @@ def test_a_training_waits_a_tenth_of_a_synchronous_save_and_the_disk_holds_littl
 def test_the_disk_holds_what_torch_save_writes_and_the_manifest(
     model: nn.Module, most: float, tmp_path: Path
 ) -> None:
-    """The manifest is a thirtieth of a checkpoint only where the model is as small as digits' net."""
+    """The manifest is a thirtieth of a checkpoint, but only for a model as small as that of digits."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

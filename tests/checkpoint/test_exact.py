@@ -1,7 +1,7 @@
-"""A run that is killed again and again has the losses and weights of one that was not, bit by bit.
+"""A run that is killed several times has the same losses and weights as an undisturbed run, bit by bit.
 
-SIGKILL comes just before an update: now with a save on its way, now long after one. The data come
-through DataLoader workers, the model draws a dropout and keeps running statistics.
+SIGKILL comes just before an update, sometimes during a save, sometimes long after one. The data come
+from DataLoader workers; the model has dropout and running statistics.
 """
 
 import os
@@ -64,7 +64,7 @@ class KilledAt:
         def counted(optimizer: torch.optim.SGD, closure: None = None) -> None:
             self.update -= 1
             if self.update == 0:
-                for child in psutil.Process().children(recursive=True):  # the loader's
+                for child in psutil.Process().children(recursive=True):  # of the loader
                     child.kill()
                 os.kill(os.getpid(), signal.SIGKILL)
             step(optimizer, closure)
@@ -100,7 +100,7 @@ def _die_while_loading() -> None:
 
 
 def test_a_peer_that_is_lost_while_loading_is_no_damaged_checkpoint(tmp_path: Path) -> None:
-    """65 would end the job for good; a retry has all it takes."""
+    """65 would end the job for good, although a retry can succeed."""
     settings = {"TASK": "synthetic", "STEPS": "4", "OUT": str(tmp_path), "LOG": "json"}
     variables = {f"TRAINER_{name}": value for name, value in settings.items()}
     run_ranks(2, tmp_path, task="synthetic", steps="2")

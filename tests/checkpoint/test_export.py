@@ -1,4 +1,4 @@
-"""python -m trainer.export: the weights in a file that others read, or a code and one line."""
+"""python -m trainer.export: writes the weights for other programs, or ends with a code and one line."""
 
 import resource
 import subprocess
@@ -112,7 +112,7 @@ def test_a_full_disk_is_71_too(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("what", ["--help", pytest.param("an export", marks=pytest.mark.slow)])
 def test_an_export_imports_no_more_than_it_needs(tmp_path: Path, what: str) -> None:
-    """DCP's import would be a third of an export's time, torch's all of the time of a --help."""
+    """The import of DCP would take a third of an export's time, that of torch nearly all of --help's."""
     checkpoint, out = save(tmp_path / "checkpoints", 1), str(tmp_path / "weights.safetensors")
     words = ["--help"] if what == "--help" else [checkpoint, "-o", out]
     result = subprocess.run(

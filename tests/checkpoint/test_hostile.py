@@ -1,4 +1,4 @@
-"""Checkpoints that a stranger put on the volume: no endless read, no wait, and with a key no belief."""
+"""Checkpoints that a stranger put on the volume: reads end, nothing waits, and a key rejects them."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def test_only_regular_files_of_their_size_are_read(kind: str, name: str, tmp_pat
 
 
 def signed_anew(listing: Path, **progress: object) -> None:
-    """Change the progress in a manifest, and give it the checksum that anybody can make."""
+    """Change the progress in a manifest, and set the checksum, which anybody can compute."""
     body = json.loads(listing.read_text(encoding="utf-8"))["checkpoint"]
     body["progress"] |= progress
     outer = {"checksum": checksum(body), "checkpoint": body}
@@ -118,7 +118,7 @@ def refusal(checkpoint: Path) -> str:
 
 
 def same_crc(content: bytes) -> bytes:
-    """Return other bytes with the same CRC-32: the last four make up for a change of the first."""
+    """Return other bytes with the same CRC-32: the last four compensate for a change of the first."""
     changed = bytes([content[0] ^ 1]) + content[1:-4]
     wanted = zlib.crc32(content)
     # CRC-32 is linear: each of the 32 bits of the end flips certain bits of the checksum.

@@ -1,8 +1,8 @@
-"""The writer is killed at a random instant, hundreds of times: what is found is whole, and not old.
+"""The writer is killed at random times, hundreds of times: the newest checkpoint is whole and recent.
 
-Each round forks a process that saves step after step into the folder of the rounds before, and kills
+Each round forks a process that saves step after step into the folder of the earlier rounds, and kills
 it. Then the newest checkpoint is loaded: its state must be that of its step, bit by bit, and no step
-may be lost whose save had ended. MUSTER_KILL_SEED seeds the rounds, MUSTER_KILL_ROUNDS counts them.
+whose save had ended may be lost. MUSTER_KILL_SEED seeds the rounds, MUSTER_KILL_ROUNDS counts them.
 """
 
 import multiprocessing
@@ -20,15 +20,17 @@ import torch
 from tests.checkpoint.small import equal, found, loaded, save, trained
 from trainer.checkpoint.retention import Keep
 
-_SERVER = multiprocessing.get_context("forkserver")  # torch runs threads in the tests' own process
+_SERVER = multiprocessing.get_context(
+    "forkserver"
+)  # torch runs threads in the process of the tests
 ROUNDS = int(os.environ.get("MUSTER_KILL_ROUNDS", "500"))
 SEED = int(os.environ.get("MUSTER_KILL_SEED", "4"))
 
 
 def fork_writers(folder: Path, done: Any, orders: Connection) -> None:
-    """Fork a writer for each step in `orders`, kill it when asked to, and answer that it is dead."""
+    """Fork a writer for each step in `orders`, kill it on request, and report that it is dead."""
     torch.set_num_threads(1)
-    save(folder.with_name("warm"), 1)  # what the first save imports is no part of the race
+    save(folder.with_name("warm"), 1)  # the imports of the first save are not part of the race
     orders.send("ready")
     while (start := orders.recv()) is not None:
         done.value = -1

@@ -1,7 +1,7 @@
 """Thousands of damaged checkpoints and settings: never a wrong resume, never code run, always a code.
 
-Two checkpoints lie in a folder. Each case damages them in some random way, seeded by
-MUSTER_FUZZ_SEED. What is then resumed from must be one of the two as it was, or it is Fault(65).
+A folder has two checkpoints. Each case damages them in a random way, with the seed MUSTER_FUZZ_SEED.
+Then a run must resume from one of the two, unchanged, or raise Fault(65).
 """
 
 import json
@@ -31,7 +31,7 @@ SEED = int(os.environ.get("MUSTER_FUZZ_SEED", "4"))
 
 
 class Bomb:
-    """A pickle that leaves a file behind when it is loaded."""
+    """A pickle that creates a file when it is loaded."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace

@@ -15,7 +15,7 @@ from trainer.config.exits import Exit, Fault
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """Yield the URL of a new bucket of a server on this machine."""
+    """Yield the URL of a new bucket on a server of this machine."""
     import fsspec
     from moto.server import ThreadedMotoServer
 

@@ -1,4 +1,4 @@
-"""A run goes on from a checkpoint of its own settings only: a figure is never of other ones."""
+"""A run only continues from a checkpoint with its own settings, so a result never mixes settings."""
 
 import json
 import shutil
@@ -175,7 +175,7 @@ def test_force_goes_on_with_other_settings(name: str, finished: Any, tmp_path: P
     changed = BASE | {"steps": "15", name: changed_to(name, tmp_path)}
     more = run_ranks(1, tmp_path / "again", resume="force", **changed)[len(events) :]
     assert list(losses(more)) == [13, 14, 15]
-    run_ranks(1, tmp_path / "again", **changed)  # what it has saved is of these settings
+    run_ranks(1, tmp_path / "again", **changed)  # its checkpoints have these settings
     named = f"force:{tmp_path / 'again/checkpoints/step-00000012'}"
     elsewhere = run_ranks(1, tmp_path / "elsewhere", resume=named, **changed)
     assert losses(elsewhere) == losses(more)

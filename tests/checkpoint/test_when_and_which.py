@@ -1,4 +1,4 @@
-"""When a run saves and which checkpoints stay: by steps, by the clock, by the metric, for good."""
+"""When a run saves and which checkpoints it keeps: by steps, by the clock, by the metric, for good."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def test_what_goes_is_neither_new_nor_best_nor_the_first_of_its_stretch(
     for step in gone if keep.every else ():
         earlier = [s for s in stay if s // keep.every == step // keep.every and s < step]
         assert step < keep.every or earlier
-    # The answer is the same after a restart, and what stays once stays again.
+    # The answer is the same after a restart, and a kept checkpoint is kept again.
     assert removable({step: found[step] for step in stay}, keep) == []
 
 
@@ -50,7 +50,7 @@ def test_minutes_and_steps_each_ask_for_checkpoints(tmp_path: Path) -> None:
         "checkpoint_minutes": "1e-6",
     }
     by_clock = run_ranks(2, tmp_path / "clock", slow, **(common | clock))
-    # They agree on the step after one has asked, and ask once for each.
+    # They agree on the step after a rank has asked, and ask once for each save.
     assert saved(by_clock) == [2, 4, 6, 8, 9]
     assert saved(run_ranks(2, tmp_path / "steps", checkpoint_steps="4", **common)) == [4, 8, 9]
     assert saved(run_ranks(1, tmp_path / "end", checkpoint_steps="0", **common)) == [9]

@@ -1,1 +1,1 @@
-"""Mutated inputs for whatever reads a stranger's bytes: `make fuzz`."""
+"""Mutated inputs for all code that reads untrusted bytes: `make fuzz`."""

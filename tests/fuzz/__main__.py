@@ -1,10 +1,10 @@
-"""Feed mutated inputs to what reads a stranger's bytes, and keep those that do harm.
+"""Feed mutated inputs to code that reads untrusted bytes, and keep inputs that do harm.
 
 make fuzz SECONDS=600 SEED=7
 
-Harm is a crash, an exception that is no Fault(64) or Fault(65), 5 s of processor time for one input,
+Harm is a crash, an exception other than Fault(64) and Fault(65), 5 s of processor time for one input,
 30 s of waiting, or 300 MB more memory.
-What is found goes to build/fuzz; a copy in tests/fuzz/found is run by every `make test`.
+Such inputs are written to build/fuzz; `make test` runs those that are copied to tests/fuzz/found.
 """
 
 import os
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def fuzz(name: str, seed: str) -> tuple[int, str]:
-    """Give a target BATCH inputs, in a process of its own; return how many, and the harm of the last."""
+    """Give a target BATCH inputs in a separate process; return their number and the harm of the last."""
     target = TARGETS[name]
     dice = random.Random(f"{name}-{seed}")  # noqa: S311
     seeds = target.seeds()
@@ -59,7 +59,7 @@ def fuzz(name: str, seed: str) -> tuple[int, str]:
         folder.mkdir()
 
         def run() -> None:
-            warnings.simplefilter("ignore")  # what a library says of a damaged file
+            warnings.simplefilter("ignore")  # a library's messages about a damaged file
             for number in range(BATCH):
                 data = mutate(seeds, dice)
                 current.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Mutates inputs, and tells whether one did harm.
+"""Mutates inputs, and reports whether one did harm.
 
 attempt(TARGETS["job file"], mutate(seeds, random.Random(1)), folder)
 """
@@ -12,7 +12,7 @@ from tests.fuzz.targets import Target
 from trainer.config.exits import Exit, Fault
 
 _SECONDS = 5  # of processor time for one input
-_WAITING = 6  # times as long may pass, since a busy machine stretches what needs less
+_WAITING = 6  # times as long may pass, because a busy machine is slower
 _NUMBERS = (
     0,
     1,
@@ -65,7 +65,7 @@ _PIECES = (
 def attempt(target: Target, data: bytes, folder: Path) -> None:
     """Run a target on one input; errors are raised.
 
-    SIGPROF ends the process after 5 s of processor time, SIGALRM after 30 s, which only waiting takes.
+    SIGPROF ends the process after 5 s of processor time, SIGALRM after 30 s of waiting.
     """
     signal.setitimer(signal.ITIMER_PROF, _SECONDS)
     signal.setitimer(signal.ITIMER_REAL, _WAITING * _SECONDS)
@@ -103,7 +103,7 @@ def mutate(seeds: Sequence[bytes], dice: Random) -> bytes:
                 other = dice.choice(seeds)
                 place = dice.randrange(len(other) + 1)
                 data[start:end] = other[place : place + dice.choice((4, 30, 300))]
-            case _:  # a line somewhere else
+            case _:  # a line at another place
                 lines = bytes(data).split(b"\n")
                 lines.insert(dice.randrange(len(lines)), lines.pop(dice.randrange(len(lines))))
                 data = bytearray(b"\n".join(lines))

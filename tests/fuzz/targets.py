@@ -1,4 +1,4 @@
-"""What reads bytes of strangers, each with inputs to begin from; it may raise Fault(64) or Fault(65).
+"""Code that reads untrusted bytes, with first inputs; it may raise Fault(64) or Fault(65).
 
 TARGETS["job file"].run(b"name: a", folder)
 """
@@ -124,9 +124,9 @@ def _messages(data: bytes, _: Path) -> None:
 
 
 def _pickle(data: bytes, _: Path) -> None:
-    # What torch would raise of it ends in one fault of the checkpoint, and so does want of memory: a few
-    # bytes can ask for any. Where a BYTEARRAY8 gets none, CPython 3.11 prints a SystemError of "exported
-    # buffers": it looks at a count that it has not set. The object is empty; it is printed, and no more.
+    # All errors of torch become one fault of the checkpoint, also a lack of memory, because a few bytes
+    # can ask for any amount. If a BYTEARRAY8 gets no memory, CPython 3.11 prints a SystemError of
+    # "exported buffers": it reads a count that it has not set. The object is empty: this does no harm.
     with suppress(Exception):
         Restricted(io.BytesIO(data)).load()
 
@@ -187,7 +187,7 @@ IDX = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (2, 28, 28)) + by
 
 @cache
 def _checkpoint() -> Path:
-    """Save a checkpoint, once, before a fork: autograd refuses to train in one of a process that did."""
+    """Save a checkpoint once, before a fork: autograd cannot train in a fork of a process that did."""
     folder = Path(tempfile.mkdtemp(prefix="muster-fuzz-"))
     atexit.register(shutil.rmtree, folder)
     save(folder, 3)

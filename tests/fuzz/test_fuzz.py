@@ -1,4 +1,4 @@
-"""A few mutated inputs for every target, what earlier ones found, and whether harm is seen at all."""
+"""A few mutated inputs for every target, harmful inputs of earlier runs, and the detection of harm."""
 
 import random
 import time
@@ -27,7 +27,7 @@ def test_a_few_mutations_do_no_harm(
 @pytest.mark.parametrize("file", FOUND, ids=lambda file: file.stem)
 def test_what_did_harm_once_does_so_no_more(file: Path, tmp_path: Path) -> None:
     target = TARGETS[file.stem.partition("-")[0].replace("_", " ")]
-    target.seeds()  # starts what the target needs here, and not in a process that leaves it behind
+    target.seeds()  # starts what the target needs in this process, not in one that would leave it behind
     assert bounded(lambda: attempt(target, file.read_bytes(), tmp_path), seconds=10) == ""
 
 
@@ -55,7 +55,7 @@ def test_harm_is_seen(
     run: targets.Run, seen: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tests.fuzz.harm._SECONDS", 1)
-    # what works is never taken for what waits, however busy the machine is
+    # work never counts as waiting, however busy the machine is
     monkeypatch.setattr("tests.fuzz.harm._WAITING", 2 if run is wait else 120)
     monkeypatch.setattr(command, "FOUND", tmp_path)
     monkeypatch.setitem(TARGETS, "planted", Target(lambda: [b"a" * 5000], run))

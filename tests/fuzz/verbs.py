@@ -1,4 +1,4 @@
-"""The verbs of `python -m k8s` on bytes of strangers: a kubeconfig, and what an API server answers.
+"""The verbs of `python -m k8s` on untrusted bytes: a kubeconfig, and the answers of an API server.
 
 read_kubeconfig(KUBECONFIGS[0], folder); read_answer(answers()[0], folder)
 """
@@ -58,7 +58,7 @@ _built = cache(typer.main.get_command)  # the command's parts are the same for e
 
 
 def _verb(patched: AbstractContextManager[object], *arguments: str) -> None:
-    """Run a verb of `python -m k8s` here, as it ends: with a code of ours, and no exception."""
+    """Run a verb of `python -m k8s` in this process; it must end with one of our exit codes."""
     with (
         patched,
         mock.patch.object(typer.main, "get_command", _built),
@@ -70,7 +70,7 @@ def _verb(patched: AbstractContextManager[object], *arguments: str) -> None:
 
 
 def read_kubeconfig(data: bytes, folder: Path) -> None:
-    # Nothing listens there, and no command of it is to run.
+    # Nothing listens there, and its commands must not run.
     if b"exec" not in data and b"auth-provider" not in data:
         config = folder / "config"
         config.write_bytes(data)
@@ -78,7 +78,7 @@ def read_kubeconfig(data: bytes, folder: Path) -> None:
 
 
 def read_answer(data: bytes, _: Path) -> None:
-    """Answer with it wherever a cluster would show objects of a kind: its first line, with a status."""
+    """Answer each request for objects with the input: its first line has the status."""
     cluster = Cluster(client.ApiClient(client.Configuration("http://api")), "lab", "here", 0.1)
     cluster.client.rest_client.pool_manager = _Api(data)
     for arguments in (["list"], ["status", "digits"]):
@@ -86,7 +86,7 @@ def read_answer(data: bytes, _: Path) -> None:
 
 
 class _Api(urllib3.PoolManager):
-    """A cluster's API without sockets, which took most of an input's time."""
+    """A cluster's API without sockets, which would take most of the time of an input."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs on GPUs. Where there are fewer than ranks, each rank is a node of its own on the first GPU.
+"""Runs on GPUs. If there are fewer GPUs than ranks, each rank is a separate node on the first GPU.
 
 ended = end(begin(start, Case("ddp", 2)))
 """
@@ -30,7 +30,7 @@ class Case:
 
 
 def begin(start: Any, case: Case, *, nodes: str = "", **more: str) -> list[Started]:
-    """Start twenty steps as `case` says; `nodes`: PET_NNODES of an elastic job, a rank each."""
+    """Start twenty steps of `case`; `nodes`: PET_NNODES of an elastic job with one rank per node."""
     env = _variables(case) | {f"TRAINER_{name}": value for name, value in case.settings.items()}
     env |= {"TRAINER_MODE": case.mode} | more
     if case.ranks == 1:
@@ -49,7 +49,7 @@ def begin(start: Any, case: Case, *, nodes: str = "", **more: str) -> list[Start
     if nodes:
         env |= {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ID": "gpus"}
         env["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{env['PET_MASTER_PORT']}"
-    # NCCL refuses two ranks with one GPU on one machine; it tells machines apart by this name.
+    # NCCL refuses two ranks on one GPU of one machine; it identifies machines by this name.
     return [
         start("-m", "trainer.launch", PET_NODE_RANK=str(number), NCCL_HOSTID=str(number), **env)
         for number in range(case.ranks)
@@ -65,7 +65,7 @@ def on_host(start: Any, case: Case, **more: str) -> Ended:
 
 
 def end(running: list[Started], *, code: int = 0) -> Ended:
-    """Wait until all nodes have ended with `code`, and return the end of rank 0's."""
+    """Wait until all nodes have ended with `code`, and return the result of rank 0's node."""
     endings = [one.end(timeout=280) for one in running]
     assert [ended.code for ended in endings] == [code] * len(endings), [e.stderr for e in endings]
     return endings[0]
@@ -74,6 +74,6 @@ def end(running: list[Started], *, code: int = 0) -> Ended:
 def _variables(case: Case) -> dict[str, str]:
     wanted = {"TASK": case.task, "STEPS": "20", "LOG_STEPS": "1", "EVAL_STEPS": "10", "LOG": "json"}
     wanted |= {"CHECKPOINT_STEPS": "0", "WARMUP_STEPS": "4", "OUT": "run"}
-    # AdamW divides a gradient that is nothing but rounding by its own size.
+    # AdamW divides a gradient by its own size, even if it is only a rounding error.
     wanted |= {"OPTIMIZER": "sgd", "LR": "0.03"} | case.both
     return {f"TRAINER_{name}": value for name, value in wanted.items()} | {"PYTHONPATH": str(ROOT)}

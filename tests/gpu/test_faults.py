@@ -1,4 +1,4 @@
-"""Faults and memory of GPUs: what runs out, breaks, hangs or is lost, and how the run ends or goes on.
+"""Faults and memory of GPUs: memory runs out, devices fail, ranks hang or are lost, and the run reacts.
 
 Run where a GPU is found, skipped elsewhere: .venv/bin/python -m pytest -m gpu
 """
@@ -35,12 +35,12 @@ _SLOW = Case(
 
 
 def codes(running: list[Started]) -> list[int]:
-    """Return the codes of all launchers; where one has all ranks, that of the rank at fault."""
+    """Return the codes of all launchers; if one has all ranks, the code of the rank at fault."""
     return [one.end(timeout=120).code for one in running]
 
 
 def speaker(running: list[Started]) -> Started:
-    """Return the node of rank 0, which writes the events; of an elastic job it may be any."""
+    """Return the node of rank 0, which writes the events; in an elastic job it may be any node."""
     end = time.monotonic() + 90
     while time.monotonic() < end:
         for one in running:
@@ -72,7 +72,7 @@ def test_more_than_the_gpu_has_is_70_with_a_summary_and_advice(
 
 
 class Outside(synthetic.Task):
-    """From call OUTSIDE of `loss` on, labels are no classes, which a GPU's kernel sees."""
+    """From call OUTSIDE of `loss` on, labels are not valid classes, which a GPU kernel detects."""
 
     calls = 0
 
@@ -85,7 +85,7 @@ class Outside(synthetic.Task):
 def test_an_index_outside_its_range_is_the_codes_fault_and_not_the_machines(
     call: str, code: int, start: Any
 ) -> None:
-    """The first two calls try the task; in the first step its own code is blamed."""
+    """The first two calls try the task; in the first step the task's code is reported as the cause."""
     (running,) = begin(start, Case(task="tests.gpu.test_faults:Outside"), OUTSIDE=call)
     ended = running.end()
     assert ended.code == code, ended.stderr
@@ -98,7 +98,7 @@ def test_an_index_outside_its_range_is_the_codes_fault_and_not_the_machines(
 def test_a_step_without_a_finite_gradient_is_skipped_as_on_the_host(
     optimizer: str, lr: str, start: Any
 ) -> None:
-    """The GPU decides, and the host knows only later; running statistics are as they were, too."""
+    """The GPU decides, and the host knows only later; running statistics are also unchanged."""
     both = {"OPTIMIZER": optimizer, "LR": lr, "LOG_STEPS": "7"}
     case = Case(task=f"{_FAULTS}Poisoned", both=both)
     expected = on_host(start, case, POISONED="3,8,9")
@@ -153,7 +153,7 @@ def test_sigterm_saves_and_the_next_run_goes_on(start: Any, tmp_path: Path) -> N
 
 
 def test_an_elastic_job_goes_on_without_a_node(start: Any, tmp_path: Path) -> None:
-    """What waits in NCCL for the lost rank is ended, and the rank that follows has a GPU that works."""
+    """Ranks that wait in NCCL for the lost rank are ended, and the next rank has a GPU that works."""
     variables = {"TRAINER_OUT": str(tmp_path), "TRAINER_CHECKPOINT_STEPS": "5", "SLOW": "50"}
     running = begin(
         start, _SLOW, nodes="1:2", SLOW_RANK_1="50", TRAINER_LAST_CALL="30", **variables
@@ -175,7 +175,7 @@ def test_an_elastic_job_goes_on_without_a_node(start: Any, tmp_path: Path) -> No
 
 
 class Large(synthetic.Task):
-    """Layers that are large beside what cuBLAS takes for itself."""
+    """Layers that are large compared with cuBLAS's own memory."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(

@@ -1,4 +1,4 @@
-"""What only a GPU can show: NCCL, half precision, TF32, compiled kernels, devices of one process.
+"""Tests that need a GPU: NCCL, half precision, TF32, compiled kernels, devices of one process.
 
 Each case trains on GPUs and is compared with one process on the host, in float32. Run where a GPU is
 found, skipped elsewhere: .venv/bin/python -m pytest -m gpu
@@ -74,7 +74,7 @@ CASES = {
 
 
 class OneByOne(synthetic.Task):
-    """Vectors that loader workers read, so that batches come to the GPU out of pinned memory."""
+    """Vectors that loader workers read, so that batches come to the GPU from pinned memory."""
 
     def data(self, *, train: bool) -> Any:
         whole = super().data(train=train)
@@ -82,7 +82,7 @@ class OneByOne(synthetic.Task):
 
 
 class Normed(synthetic.Task):
-    """Begins with a BatchNorm."""
+    """Starts with a BatchNorm."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(64), super().model())
@@ -109,7 +109,7 @@ def test_gpus_train_as_the_host_does(name: str, start: Any, tmp_path: Path) -> N
     "name", ["single", "mp", "ddp-zero1", "fsdp, offloaded", "fsdp, gpt", "pp", "tp"]
 )
 def test_a_checkpoint_of_gpus_goes_on_on_the_host(name: str, start: Any, tmp_path: Path) -> None:
-    """What a stream of its own has copied, from every device, is what was there."""
+    """A copy in a separate stream, from every device, equals the original."""
     case, constant = CASES[name], {"TRAINER_SCHEDULE": "constant"}
     out = {"TRAINER_OUT": str(tmp_path / "run")} | constant
     first = begin(start, case, **out, TRAINER_STEPS="10", TRAINER_CHECKPOINT_STEPS="4")
@@ -135,7 +135,7 @@ def test_a_run_that_goes_on_draws_the_same_random_numbers(
 
 
 class Dropping(synthetic.Task):
-    """Begins with a dropout."""
+    """Starts with a dropout."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Dropout(0.5), super().model())
@@ -155,7 +155,7 @@ def test_the_loss_inside_two_replicas_on_one_gpu() -> None:
     batch = Batch(
         torch.randn(6, 8, device=device),
         torch.arange(6, device=device) % 4,
-        torch.tensor([1.0, 1, 1, 1, 1, 0], device=device),  # the last one only fills the shape
+        torch.tensor([1.0, 1, 1, 1, 1, 0], device=device),  # the last one is padding
     )
     context = Context(settings, runtime, loss, lambda: batch)
     torch.manual_seed(0)

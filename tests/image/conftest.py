@@ -1,4 +1,4 @@
-"""The image, built once for all tests and workers of a session, and gone with the last that uses it."""
+"""The image, built once for all tests and workers of a session, and removed after the last of them."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ from tests.image.image import Builder, Image, remove, why_not
 
 @dataclass(frozen=True)
 class Built:
-    """The image of this tree, and of one that differs by a line of code."""
+    """The image of this tree, and the image of a tree that differs by one line of code."""
 
     image: Image
     changed: Image

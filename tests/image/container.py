@@ -1,7 +1,7 @@
-"""Runs a container as an engine would, with namespaces, mounts and chroot alone. Needs root.
+"""Runs a container as an engine would, with only namespaces, mounts and chroot. Needs root.
 
-It has a process 1, user, root, /tmp, /dev/shm and mounts of its own, no capabilities, and can gain
-none. It shares the network of who starts it.
+It has its own process 1, user, root, /tmp, /dev/shm and mounts, no capabilities, and cannot gain any.
+It shares the network of its caller.
 
     python -m tests.image.container SPEC.json     # a Container as JSON; ends as its process 1 does
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Container:
-    """What is to run: `root` is the image's file system, which is not written to."""
+    """A container to run: `root` is the image's file system, which is not changed."""
 
     root: str
     command: list[str]
@@ -39,7 +39,7 @@ class Container:
 
 
 def _run(one: Container, place: Path) -> None:
-    """Become process 1's parent, in the mount namespace that this process has to itself.
+    """Become the parent of process 1, in this process's own mount namespace.
 
     The container's root is mounted at `place`.
     """
@@ -75,7 +75,7 @@ def _run(one: Container, place: Path) -> None:
 
 
 def _devices(folder: Path, shm_bytes: int) -> None:
-    """Make what every container finds in /dev, and no more."""
+    """Make the devices that every container has in /dev."""
     _mount("tmpfs", _made(folder), "-t", "tmpfs", "-o", "mode=755")
     for name in ("null", "zero", "full", "random", "urandom"):
         (folder / name).touch()

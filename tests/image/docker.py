@@ -1,7 +1,7 @@
-"""Stands in for docker where there is no daemon: what `make docker-run` and `compose-run` ask of it.
+"""A stand-in for docker without a daemon, for `make docker-run` and `make compose-run`.
 
-It takes every option that the kit's scripts use and refuses any other. The image is the one that
-MUSTER_TEST_IMAGE describes, whatever name it is asked for by.
+It takes every option that the kit's scripts use and refuses any other. The image is always the one that
+MUSTER_TEST_IMAGE describes.
 
     python -m tests.image.docker run [OPTIONS] IMAGE
     python -m tests.image.docker compose -f FILE up --abort-on-container-failure
@@ -26,7 +26,7 @@ from tests.image.container import Container
 
 
 def _image() -> dict[str, Any]:
-    """Return root, entrypoint, environment and user of the image, as Container has them."""
+    """Return root, entrypoint, environment and user of the image, as fields of Container."""
     found: dict[str, Any] = json.loads(Path(os.environ["MUSTER_TEST_IMAGE"]).read_text("utf-8"))
     return found
 
@@ -57,7 +57,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _variables(texts: list[str]) -> dict[str, str]:
-    """Return what `--env` sets; a name alone is a variable of the caller's."""
+    """Return the variables of `--env`; a name without a value is a variable of the caller."""
     named = (text.partition("=") for text in texts)
     return {name: value if equals else os.environ[name] for name, equals, value in named}
 
@@ -76,7 +76,7 @@ _SERVICE = {
 
 
 def _compose(file: Path) -> int:
-    """Start every service on a host of its own; the first that fails ends all."""
+    """Start every service on its own host; the first one that fails ends all."""
     services = yaml.safe_load(file.read_text("utf-8"))["services"]
     with network() as net, tempfile.TemporaryDirectory() as folder:
         hosts = {name: net.host() for name in services}

@@ -1,7 +1,7 @@
-"""Builds the image's CPU shape with what is here, and says what it is; `why_not()` says what is missing.
+"""Builds the CPU image with the tools of this machine; `why_not()` says what is missing.
 
-What a machine needs to reach its package index is passed on as it has it: SSL_CERT_FILE, and
-UV_DEFAULT_INDEX or PIP_INDEX_URL. From its environment also:
+The variables with which a machine reaches its package index are passed on: SSL_CERT_FILE, and
+UV_DEFAULT_INDEX or PIP_INDEX_URL. Other variables:
 
     MUSTER_TEST_ENGINE=TOOL     buildah or docker; else the first of them that works
     MUSTER_TEST_BASE=IMAGE      the base; else mmdebstrap makes buildah's, or the Dockerfile's is pulled
@@ -26,18 +26,18 @@ REVISION = "0123456789abcdef0123456789abcdef01234567"
 LOCK = hashlib.sha256((ROOT / "docker/requirements.txt").read_bytes()).hexdigest()
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
-# What builds, and what must work for it: entering what buildah makes takes namespaces, and so root.
+# The engines, and what must work for each: to enter what buildah makes takes namespaces, and so root.
 _ENGINES = {
     "buildah": ["unshare", "--mount", "--pid", "--fork", "setpriv", "--clear-groups", "true"],
     "docker": ["docker", "info"],
 }
 _DEBIAN, _PACKAGES = "bookworm", "python3,python3-venv"
-_KEPT = ROOT / "build/image-store"  # buildah's layers, between runs: it knows what each was made of
+_KEPT = ROOT / "build/image-store"  # buildah's layers are kept between runs
 
 
 @functools.cache
 def why_not() -> str | None:
-    """Return why no image can be built here, or None; an engine that is asked for must work."""
+    """Return why no image can be built here, or None; an engine that was requested must work."""
     found = engine()
     if found in _ENGINES:
         return None
@@ -47,7 +47,7 @@ def why_not() -> str | None:
 
 @functools.cache
 def engine() -> str:
-    """Return what builds: buildah where its image can be entered, or docker; else why neither."""
+    """Return the engine: buildah if its image can be entered, or docker; else why neither works."""
     wanted = os.environ.get("MUSTER_TEST_ENGINE")
     reasons = []
     for tool in [wanted] if wanted else _ENGINES:
@@ -67,7 +67,7 @@ def engine() -> str:
 class Image:
     """A built image: its configuration in Docker's words, its layers, its file system at `root`.
 
-    `engine` runs it as `tag`; "" where buildah has built it, which runs nothing.
+    `engine` runs it as `tag`; "" after buildah, which runs no containers.
     """
 
     config: dict[str, Any]
@@ -83,7 +83,7 @@ class Image:
 
 
 class Builder:
-    """Builds in the new folder `folder`, buildah in the store of this checkout; see `remove`."""
+    """Builds in the new folder `folder`; buildah uses the store of this checkout; see `remove`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -99,7 +99,7 @@ class Builder:
         self._options += [f"--build-arg=BASE_IMAGE={self._base}"] if self._base else []
 
     def build(self, source: Path, *, revision: str = REVISION) -> Image:
-        """Build the image from the tree at `source`; what another build has made is used again."""
+        """Build the image from the tree at `source`; layers of earlier builds are used again."""
         tag = f"localhost/muster:{revision[:12]}"
         buildah = ["--isolation=chroot", "--network=host", "--format=docker", "--layers"]
         self._do(
@@ -124,26 +124,26 @@ class Builder:
         return Image(found["Config"], layers, root, self._backend, self._engine, tag)
 
     def _unpacked(self, tag: str, root: Path) -> Path:
-        """Return a copy of an image's files, which an engine keeps to itself."""
+        """Return a copy of an image's files, because an engine does not give access to them."""
         root.mkdir()
         packed = self._folder / "image.tar"
         container = self._do("create", tag)
         self._do("export", "--output", str(packed), container)
         self._do("rm", container)
-        # Devices are root's to make, and nobody looks for them.
+        # Only root can make devices, and no test needs them.
         _run("tar", "--extract", "--exclude=dev/*", f"--directory={root}", f"--file={packed}")
         packed.unlink()
         return root
 
     def _make_base(self) -> str | None:
-        """Make Debian with Python and nothing else, from its packages; None where that cannot be."""
+        """Make Debian with only Python, from its packages; None if that is not possible."""
         if self._engine != "buildah" or shutil.which("mmdebstrap") is None:
             return None
         tag = f"localhost/base:{_DEBIAN}-{_PACKAGES.replace(',', '-')}"
         if self._do("images", "--quiet", "--filter", f"reference={tag}"):
             return tag
         container = self._do("from", "scratch")
-        # Nothing is kept of a file system that a crash has spoilt, so dpkg need not wait for the disk.
+        # After a crash the file system is not kept, so dpkg need not wait for the disk.
         _run(
             *("mmdebstrap", "--variant=minbase", f"--include={_PACKAGES}"),
             *("--dpkgopt=force-unsafe-io", "--aptopt=Acquire::Languages none"),
@@ -157,7 +157,7 @@ class Builder:
 
 
 def _backend(folder: Path) -> tuple[str, str | None]:
-    """Return TORCH_BACKEND and, for `wheels`, the folder that holds them."""
+    """Return TORCH_BACKEND and, for `wheels`, their folder."""
     if given := os.environ.get("MUSTER_TEST_WHEELS"):
         return "wheels", given
     if given := os.environ.get("TORCH_BACKEND"):
@@ -183,7 +183,7 @@ def _secrets(folder: Path) -> dict[str, Path]:
 
 
 def remove(folder: Path) -> None:
-    """Delete what a Builder has made there; an engine keeps its layers for the next time."""
+    """Delete what a Builder has made in a folder; an engine keeps its layers for the next time."""
     if (containers := folder / "containers").exists():
         command = ["buildah", *_store(folder), "rm", *containers.read_text("utf-8").split()]
         subprocess.run(command, capture_output=True, check=False)

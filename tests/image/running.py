@@ -1,4 +1,4 @@
-"""A container of the tested image, while it runs: by the engine that built it, or by `container` alone.
+"""A running container of the tested image, by the engine that built it or by `container`.
 
 with running(image, tmp_path, user="54321:54321", out=out, settings={...}) as one: ...
 """
@@ -24,7 +24,7 @@ _PATH = "PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin"
 
 @dataclass(frozen=True)
 class Running:
-    """What runs, `name` for the engine. It may be entered and stopped once it has said something."""
+    """A running container, named `name` in the engine. Enter or stop it only after its first output."""
 
     process: subprocess.Popen[str]
     stderr: Path
@@ -42,7 +42,7 @@ class Running:
         return subprocess.run([*enter, *command], capture_output=True, text=True, check=False)
 
     def terminate(self) -> None:
-        """Send SIGTERM to its process 1."""
+        """Send SIGTERM to the container's process 1."""
         if self.engine:
             command = [self.engine, "kill", "--signal", "TERM", self.name]
             subprocess.run(command, capture_output=True, check=True)
@@ -55,13 +55,13 @@ class Running:
         return int(first.pid)
 
     def python(self, code: str) -> Any:
-        """Return what a program inside prints, which is JSON."""
+        """Return the JSON that a program inside prints."""
         ran = self.inside("python", "-c", f"import json, os; print(json.dumps({code}))")
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events as they come; fails with its standard error when there is something else."""
+        """Yield the events as they come; fail with standard error at any other line."""
         assert self.process.stdout is not None
         for line in iter(self.process.stdout.readline, ""):
             assert line.startswith("{"), line + self.stderr.read_text(encoding="utf-8")
@@ -122,7 +122,7 @@ def _by_engine(
 
 
 def as_container(image: Image, **changes: Any) -> Container:
-    """Return the image as its configuration says it is run, with changes."""
+    """Return the image's container as its configuration describes it, with changes."""
     environment = image.environment | {"OMP_NUM_THREADS": "1"} | changes.pop("environment", {})
     return Container(
         **{

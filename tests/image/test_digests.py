@@ -1,4 +1,4 @@
-"""Images by digest: `make lock` asks a registry, which a server of this machine stands in for."""
+"""Images by digest: `make lock` asks a registry, which is a server on this machine here."""
 
 import hashlib
 import json
@@ -19,9 +19,9 @@ NAMING = ("docker/Dockerfile", "k8s/jobfile/code.py")
 
 
 class Registry(BaseHTTPRequestHandler):
-    """Has two images; of one it wants to see a token, as public registries do."""
+    """Has two images; for one of them it requires a token, as public registries do."""
 
-    def do_HEAD(self) -> None:  # http.server's name
+    def do_HEAD(self) -> None:  # the name is that of http.server
         image = self.path.removeprefix("/v2/")
         asks = image.startswith("team/") and self.headers["Authorization"] != "Bearer let-me"
         known = image in ("team/git/manifests/2.49", "base/manifests/3.13-slim")

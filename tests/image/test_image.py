@@ -1,4 +1,4 @@
-"""The image's CPU shape, built for real: what is in it, what is not, and that it trains as any user."""
+"""The CPU image, really built: what it has and what not, and that it trains as any user."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.image.conftest import Built
 from tests.image.image import LOCK, REVISION, VERSION, Image
 from tests.image.running import as_container, running
 
-# The first of these to run builds the image; on a busy machine that takes its time.
+# The first of these tests builds the image, which takes long on a busy machine.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 OWN_BYTES = 150 * 10**6
@@ -89,7 +89,7 @@ def test_anyone_may_read_it_and_nobody_but_root_write_it(built: Built) -> None:
 
 
 def test_every_module_has_its_bytecode(built: Built) -> None:
-    """A read-only root can take none: each start would compile hundreds of modules again."""
+    """A read-only root cannot store it: each start would compile hundreds of modules again."""
     tag = f"cpython-{site(built.image).parent.name.removeprefix('python').replace('.', '')}"
     modules = [p for p in files(built.image.root, "workspace/trainer") if p.suffix == ".py"]
     for package in ("torch", "numpy", "pydantic", "rich"):
@@ -98,12 +98,12 @@ def test_every_module_has_its_bytecode(built: Built) -> None:
     missing = [
         m for m in modules if not (m.parent / "__pycache__" / f"{m.stem}.{tag}.pyc").exists()
     ]
-    # What is a template, or another Python's.
+    # Files that are templates, or for another version of Python.
     assert len(missing) <= 0.001 * len(modules), missing
 
 
 def test_its_own_layers_are_small(built: Built) -> None:
-    """Own is what neither torch nor torchvision brings: the code, and packages that only it needs."""
+    """Our own part: the code, and packages that neither torch nor torchvision needs."""
     lock = (ROOT / "docker/requirements-torch.txt").read_text(encoding="utf-8")
     of_torch = set(re.findall(r"^([a-z0-9-]+)==", lock, flags=re.MULTILINE))
     own = sum(path.lstat().st_size for path in files(built.image.root, "workspace"))
@@ -147,7 +147,7 @@ def test_any_user_trains_on_a_read_only_root_and_a_stop_saves(built: Built, tmp_
         assert one.python("os.stat('/proc/1').st_uid") == 54321
         assert one.inside("python", "-m", "trainer.health").returncode == 0
         assert one.inside("touch", "/workspace/new").returncode != 0
-        # An orphan: who adopts it is process 1, which must not keep it as a zombie.
+        # An orphan: process 1 adopts it and must not keep it as a zombie.
         begun = one.inside("sh", "-c", "(sleep 2; exit 3) >/dev/null 2>&1 & echo $!")
         end = time.monotonic() + 30
         while one.python(f"os.path.exists('/proc/{int(begun.stdout)}')"):
@@ -159,10 +159,10 @@ def test_any_user_trains_on_a_read_only_root_and_a_stop_saves(built: Built, tmp_
     assert (last["kind"], last["signal"]) == ("stopped", "SIGTERM")
     assert last["checkpoint"].startswith("/out/checkpoints/step-")
     kept = Path(f"{tmp_path}{last['checkpoint']}").stat()
-    assert kept.st_uid == 54321 or os.geteuid() != 0  # without a daemon users have other numbers
+    assert kept.st_uid == 54321 or os.geteuid() != 0  # without a daemon, users have other ids
 
 
-# Long enough that ranks which do not talk would show.
+# Long enough to detect ranks that do not communicate.
 EPOCHS = 8
 
 
@@ -174,7 +174,7 @@ def summaries(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def docker(image: Image, folder: Path) -> dict[str, str]:
-    """Return the variables that have `docker` be what runs the image."""
+    """Return the variables with which `docker` is the program that runs the image."""
     if image.engine:
         return {}
     script = folder / "docker"
@@ -188,7 +188,7 @@ def docker(image: Image, folder: Path) -> dict[str, str]:
 
 
 def has_compose() -> bool:
-    """Return whether `make compose-run` would not refuse docker's Compose as too old."""
+    """Return whether docker's Compose is new enough for `make compose-run`."""
     command = ["docker", "compose", "up", "--help"]
     tried = subprocess.run(command, capture_output=True, text=True, check=False)
     return tried.returncode == 0 and "--abort-on-container-failure" in tried.stdout
@@ -197,7 +197,7 @@ def has_compose() -> bool:
 def test_make_run_docker_and_compose_end_with_the_same_accuracy(
     built: Built, tmp_path: Path
 ) -> None:
-    """One job file, one seed: as processes, in one container, and in one for each node."""
+    """One job file and seed: as processes, in one container, and in one container per node."""
     name = f"image-test-{os.getpid()}"
     job = tmp_path / "job.yaml"
     example = (ROOT / "k8s/jobs/02-digits-ddp.yaml").read_text(encoding="utf-8")

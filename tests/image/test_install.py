@@ -1,4 +1,4 @@
-"""docker/install.sh with an index of this machine: what it downloads has the index's hash."""
+"""docker/install.sh with an index on this machine: its downloads have the hash of the index."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""What the image's lock says: torch's part of it agrees with the whole, its bill is complete."""
+"""The image's lock: the part with torch agrees with the whole, and the bill of materials is complete."""
 
 import json
 import re

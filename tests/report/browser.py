@@ -1,4 +1,4 @@
-"""Headless Chromium as people see a page: widths, dark mode, no JavaScript, what it asks for and logs.
+"""A page in headless Chromium: widths, dark mode, no JavaScript, requests and console errors.
 
 with Chromium() as browser, browser.open(path, width=320) as page: page.evaluate("document.title")
 """
@@ -25,7 +25,7 @@ PATH = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.wh
 
 
 class Page:
-    """A page that is open. `requests`: the addresses that it asked for; `errors`: of its console."""
+    """An open page. `requests`: the addresses that it requested; `errors`: those of its console."""
 
     def __init__(self, connection: websocket.WebSocket) -> None:
         self._connection, self._numbers = connection, itertools.count(1)
@@ -44,7 +44,7 @@ class Page:
         return result
 
     def evaluate(self, script: str) -> Any:
-        """Return the value of a script, or of what it promises."""
+        """Return the value of a script or of its promise."""
         result = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -92,10 +92,10 @@ class Page:
 
 
 class Chromium:
-    """A browser process with a profile of its own."""
+    """A browser process with a new profile."""
 
     def __enter__(self) -> Self:
-        """Start it."""
+        """Start the browser."""
         assert PATH is not None
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
@@ -118,7 +118,7 @@ class Chromium:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """End it."""
+        """End the browser."""
         self._process.terminate()
         self._process.wait(timeout=20)
         self._profile.cleanup()
@@ -127,7 +127,7 @@ class Chromium:
     def open(
         self, path: Path | str, *, width: int = 1400, dark: bool = False, script: bool = True
     ) -> Iterator[Page]:
-        """Open a file or an address in a page of its own, `width` pixels wide."""
+        """Open a file or an address in a new page, `width` pixels wide."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}/json/new?about:blank", method="PUT"
         )

@@ -1,4 +1,4 @@
-"""Makes the pictures of the pages: reports of real runs, as a headless Chromium shows them.
+"""Makes the pictures of the pages: reports of real runs in a headless Chromium.
 
 python -m tests.report.pictures      # two minutes; `make docs PICTURES=1` runs it
 """
@@ -32,7 +32,7 @@ def main() -> None:
             name = f"lr{lr}-seed{seed}"
             train(folder / name, 1, TRAINER_LR=lr, TRAINER_SEED=seed, TRAINER_EPOCHS="4")
         six = sorted(one.name for one in folder.iterdir() if one.name[:2] == "lr")
-        # The runs of each, and what it is cut off before.
+        # The runs of each picture, and the element before which it is cut.
         shown = {
             "report": (["digits"], "section"),
             "report-with-faults": (["with-faults"], "section > details"),
@@ -45,12 +45,12 @@ def main() -> None:
 
 
 def keep(browser: Chromium, page: Path, *, rest: str) -> None:
-    """Keep a picture of a report, without what begins with an element."""
+    """Save a picture of a report, up to an element."""
     with browser.open(page, width=_WIDTH) as opened:
         is_drawn(opened)
         top = opened.evaluate(f"document.querySelector('{rest}').getBoundingClientRect().y")
         cut = opened.picture().crop((0, 0, _WIDTH, int(top)))
-    # Those of few pixels too, such as a bar's: a median cut makes two causes one colour.
+    # Keep colours of few pixels too, such as those of a bar: a median cut would merge two causes.
     small = cut.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     small.save(FOLDER / f"{page.stem}.png", optimize=True)
     print(FOLDER / f"{page.stem}.png")

@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The reports of one run with faults, attempts and a profile, and of six runs, by their number."""
+    """The report of a run with faults, attempts and a profile, and of six runs, by their number."""
     above = tmp_path_factory.mktemp("reports")
     runs = [above / f"lr{number}" for number in range(6)]
     run_ranks(2, runs[0], task="synthetic", steps="40", profile="11:13", eval_steps="10")

@@ -1,4 +1,4 @@
-"""A run's account of its time, against an adversary that disturbs it and keeps an account of its own.
+"""A run's account of its time, compared with that of an adversary that disturbs it.
 
 It kills all processes, stops a rank, slows a rank, and slows the disk. MUSTER_TEST_ACCOUNT=whole does
 so for ten minutes:
@@ -59,7 +59,7 @@ WHOLE = (
 
 
 def attempts(start: Any, run: Path, notes: Path, plan: tuple[Attempt, ...], *, steps: int) -> Any:
-    """Run to the end as planned; return the seconds by cause as seen from outside."""
+    """Run as planned to the end; return the seconds by cause, measured from outside."""
     settings = {
         "PET_NPROC_PER_NODE": "2",
         "TRAINER_TASK": "tests.report.timed:Task",

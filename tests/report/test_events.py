@@ -1,4 +1,4 @@
-"""What real runs write, against the documented schema; and what their reports and accounts say of it."""
+"""The events of real runs agree with the documented schema, and reports and accounts with the events."""
 
 import json
 import platform
@@ -48,7 +48,7 @@ def test_a_run_writes_the_fields_that_the_page_has(tmp_path: Path) -> None:
     assert launch["python"] == platform.python_version()
     if (ROOT / ".git").exists():
         assert re.fullmatch("[0-9a-f]{40}(-dirty)?", launch["code_commit"])
-    # What a data parallel run on a CPU has no figure for.
+    # Figures that a data parallel run on a CPU does not have.
     absent = {"stages", "schedule", "devices", "code_sha256", "preflight", "message", "METRIC"}
     absent |= {"program", "command"}
     absent |= {"tokens_per_s", "peak_share"}
@@ -83,7 +83,7 @@ def test_a_killed_rank_leaves_two_attempts_whose_time_is_all_accounted_for(
     assert first.failures[0]["rank"] == 1
     account = history.account
     assert sum(account.by_cause().values()) == pytest.approx(account.wall, rel=0.01)
-    # 60 new steps of at least 50 ms, and those since the checkpoint of step 20 once more
+    # 60 new steps of at least 50 ms, and again those since the checkpoint of step 20
     steps = [event for event in found if event["event"] == "step"]
     training = account.spent["training"] + account.spent["stragglers"]
     assert training > 60 * 0.05 * 0.9

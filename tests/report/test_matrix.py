@@ -1,4 +1,4 @@
-"""`make run` of a matrix: its jobs one after another, each in a folder of its own, and one report."""
+"""`make run` of a matrix: its jobs one after another, each in its own folder, and one report."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ __all__ = ["tree"]
 
 pytestmark = pytest.mark.slow
 
-# Ends with its CODE, and says so; a program of one's own, since it starts in a moment.
+# Ends with its CODE and says so; the user's own program, because that starts fast.
 CODES = """
 name: codes
 image: 'python:3.12'
@@ -71,7 +71,7 @@ def test_it_goes_on_after_a_failure_until_it_is_stopped(tree: Path) -> None:
     job, out = tree / "codes.yaml", tree / "mine"
     job.write_text(CODES, encoding="utf-8")
     done = make_run(tree, f"JOB={job}", TRAINER_OUT=str(out), TRAINER_REPORT="false")
-    assert "Error 70" in done.stderr  # the first that failed, of which make itself makes a 2
+    assert "Error 70" in done.stderr  # the first that failed; make itself ends with 2
     ended = [line for line in done.stdout.splitlines() if "ended with" in line]
     assert [line.rpartition(" ")[2] for line in ended] == ["0", "3", "143"]
     assert sorted(path.name for path in out.iterdir()) == [

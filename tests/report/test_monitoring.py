@@ -1,4 +1,4 @@
-"""Alerts and dashboard of a job file's `metrics`: by promtool, and by a Prometheus on a real run."""
+"""Alerts and dashboard of a job file's `metrics`: with promtool, and with Prometheus on a real run."""
 
 import json
 import re
@@ -131,7 +131,7 @@ def test_promtool_finds_nothing_wrong_with_the_rules(tmp_path: Path) -> None:
 
 
 def queries() -> dict[str, str]:
-    """Return every query of rules and dashboard, by what it is for."""
+    """Return every query of rules and dashboard, by its purpose."""
     found = {rule["alert"]: rule["expr"] for rule in rules("digits", "lab")}
     for panel in json.loads(dashboard("digits", "lab"))["panels"]:
         for target in panel["targets"]:
@@ -153,7 +153,7 @@ def test_every_query_is_of_the_job_alone_and_of_figures_that_are_served() -> Non
 
 
 def lost(given: Any, kept: Any, at: str = "") -> list[str]:
-    """Return where one value has what the other, which may have more, has not."""
+    """Return the places of what one value has and the other lacks; the other may have more."""
     if isinstance(given, dict):
         held = kept if isinstance(kept, dict) else {}
         return [one for key in given for one in lost(given[key], held.get(key), f"{at}.{key}")]
@@ -164,7 +164,7 @@ def lost(given: Any, kept: Any, at: str = "") -> list[str]:
 
 
 def test_grafana_s_own_classes_know_all_that_the_dashboard_says() -> None:
-    """What their schema has not, they leave out."""
+    """They leave out what their schema does not have."""
     parts = ("cog.plugins", "cog.encoder", "models.dashboard")
     plugins, encoder, models = (
         pytest.importorskip(f"grafana_foundation_sdk.{part}") for part in parts
@@ -237,9 +237,9 @@ def test_the_queries_have_answers_in_a_prometheus_that_scrapes_a_run(
             time.sleep(0.5)
         (step,) = ask(address, f"max(muster_step{{{JOB}}})")
         assert float(step["value"][1]) > 100
-        # Of a run that is well none fires, and each would if its bound were passed.
+        # In a healthy run no alert fires, but each would with a limit that is exceeded.
         exprs = {rule["alert"]: rule["expr"] for rule in rules("digits", "lab")}
-        # Whether the disk is full is this machine's affair: what is compared with the bound is asked.
+        # The disk depends on this machine, so only the value that is compared with the limit is read.
         (free,) = ask(address, exprs.pop("MusterDiskFull").removesuffix(" < 0.1"))
         disk = shutil.disk_usage(tmp_path)
         assert float(free["value"][1]) == pytest.approx(disk.free / disk.total, abs=0.02)

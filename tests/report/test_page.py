@@ -1,4 +1,4 @@
-"""A report as people see it, in a headless Chromium: whole, offline, with and without its script."""
+"""A report in a headless Chromium: complete, offline, with and without its script."""
 
 import json
 import time
@@ -56,7 +56,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inked(picture: Image.Image) -> float:
-    """Return the share of pixels that have not the colour which most have."""
+    """Return the share of pixels that do not have the most frequent colour."""
     colours = picture.getcolors(maxcolors=1 << 24) or []
     return 1 - max(count for count, _ in colours) / (picture.width * picture.height)
 
@@ -92,7 +92,7 @@ def test_it_is_whole_at_any_width_in_dark_and_without_its_script(
         assert page.errors == []
 
 
-# Of all elements that a selector finds, those of which a condition is not true, as text.
+# Of all elements that a selector finds, those for which a condition is false, as text.
 NOT = """JSON.stringify([...document.querySelectorAll(%s)].filter(one => !(%s)).map(one =>
     [one.closest("figure")?.id, one.textContent]))"""
 LEGENDS = "one.getBoundingClientRect().right <= one.closest('.chart').getBoundingClientRect().right"
@@ -135,7 +135,7 @@ def texts_of(selector: str) -> str:
 
 
 def move(page: Page, selector: str, kind: str = "mouseMoved", **more: Any) -> None:
-    """Send the page an event of the mouse, in the middle of an element."""
+    """Send the page a mouse event in the middle of an element."""
     found = f"document.querySelector('{selector}')"
     page.evaluate(f"{found}.scrollIntoView({{block: 'center'}})")
     script = f"JSON.stringify({found}.getBoundingClientRect())"
@@ -160,7 +160,7 @@ def test_a_chart_zooms_hovers_and_has_a_log_scale(browser: Chromium, one: Path) 
         end = time.monotonic() + 20
         while not page.evaluate("!!document.querySelector('#vg-tooltip-element.visible')"):
             assert time.monotonic() < end
-            for point in (4, 5):  # as a hand moves: a chart that is drawn anew sees the next move
+            for point in (4, 5):  # like a hand: a chart that is drawn again gets the next move
                 move(page, f"#grad_norm .mark-symbol.role-mark path:nth-child({point})")
         assert "Gradient norm" in page.evaluate(texts_of("#vg-tooltip-element"))
         assert page.errors == []
@@ -191,7 +191,7 @@ def test_several_runs_show_what_differs_a_legend_and_a_table_that_sorts(
 
 
 def write_long_run(folder: Path) -> None:
-    """Write 100,000 steps of eight ranks with every figure that a run has, and one peak."""
+    """Write 100,000 steps of eight ranks, with every figure that a run can have and one peak."""
     figures = ("loss", "grad_norm", "lr", "memory", "samples_per_s", "tokens_per_s", "flops_per_s")
     metrics = ("accuracy", "top5", "perplexity", "f1")
     with (folder / "metrics.jsonl").open("w", encoding="utf-8") as file:

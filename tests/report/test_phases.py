@@ -63,17 +63,17 @@ def test_each_rank_is_seen_where_it_is_slow(tmp_path: Path) -> None:
             spent[one["rank"]].update({k: v for k, v in one.items() if k.endswith("_s")})
     assert len(run.usage) >= 2, "it was to train for more than ten seconds"
     for rank, of in spent.items():
-        # Against the other rank's: on a busy machine both ranks' own work takes longer.
+        # Compared with the other rank, because on a busy machine the work of both takes longer.
         mine = "data_s" if rank == 0 else "compute_s"
         assert of[mine] - spent[1 - rank][mine] > SLOW * STEPS / 2, (rank, spent)
         assert of["import_s"] > 0
         assert of["join_s"] > 0
         assert of["communication_s"] > 0
         assert of["preflight_s"] > 0
-    # All the time from the process's begin on is divided.
+    # All time since the start of the process is divided.
     phases = sum(spent[0][f"{name}_s"] for name in PHASES)
     assert phases == pytest.approx(run.usage[-1]["time"] - run.launch["began"], rel=0.05)
-    # The last window, too, which is shorter.
+    # Also the last window, which is shorter.
     assert run.ending is not None
     assert run.ending["time"] - run.usage[-1]["time"] < 3
     titles = {chart.title: chart for chart in draw([run])}
@@ -108,5 +108,5 @@ def test_the_time_before_a_stop_is_told_too(start: Any, tmp_path: Path) -> None:
     assert stopped["time"] - last["time"] < 3
     for one in last["ranks"]:
         spent = sum(one[f"{name}_s"] for name in PHASES if f"{name}_s" in one)
-        # A rank says it each second, so what another has read may be a second old at both ends.
+        # A rank writes it every second, so what another rank reads may be a second old at both ends.
         assert spent == pytest.approx(last["time"] - first["time"], abs=2)

@@ -1,4 +1,4 @@
-"""TRAINER_PROFILE: a trace of each rank that its own format's parser reads, and the report's table."""
+"""TRAINER_PROFILE: a valid trace of each rank, and the table in the report."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""`python -m trainer.report RUN --serve`: a page of a run that goes on, in a headless Chromium."""
+"""`python -m trainer.report RUN --serve`: the page of an active run, in a headless Chromium."""
 
 import contextlib
 import re
@@ -32,7 +32,7 @@ def fetch(address: str, **headers: str) -> bytes:
 
 @pytest.fixture
 def run(start: Any, tmp_path: Path) -> Path:
-    """A run that goes on and on."""
+    """A run that continues until it is stopped."""
     folder = tmp_path / "run"
     more = {"TRAINER_STEPS": "1000000", "TRAINER_LOG_STEPS": "50", "TRAINER_OUT": str(folder)}
     start("-m", "trainer", **(QUICK | more)).wait_for('"step": 100,')

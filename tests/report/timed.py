@@ -1,9 +1,9 @@
-"""A task that keeps its own account of a run's time, in a file that outlives its process.
+"""A task that records the run's time by itself, in a file that remains after its process.
 
 TRAINER_TASK=tests.report.timed:Task TIMED=/tmp/account.jsonl python -m trainer
 
-Rank 0 notes what it does. TIMED_SLOW=rank makes rank 1 slow for some steps; it notes by how much. With
-TIMED_SLOW=disk each file takes a while to reach rank 0's disk.
+Rank 0 notes what it does. TIMED_SLOW=rank makes rank 1 slow for some steps, and it notes by how much.
+With TIMED_SLOW=disk, each file takes some time to reach the disk of rank 0.
 """
 
 import json
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trainer.tasks import synthetic
 
 STEP, EVALUATION, SAVE, SAMPLE = 0.2, 0.1, 0.3, 0.001  # seconds of a batch, of a save, of a sample
-SLOWER = 0.4  # seconds of a step more, on the slow rank
+SLOWER = 0.4  # additional seconds per step, on the slow rank
 SLOW_STEPS = range(10, 40)  # of a process
 DISK = 1.0  # seconds of a file, on a slow disk
 _TRIED = 2  # samples on which a task is tried before the first step
@@ -26,7 +26,7 @@ _SLOW = os.environ.get("TIMED_SLOW")
 
 
 def note(kind: str, seconds: float) -> None:
-    """Wait, and write down how long it was."""
+    """Wait, and record the time."""
     began = time.time()
     time.sleep(seconds)
     if _RANK != "0" and kind != "stragglers":

@@ -1,4 +1,4 @@
-"""Prints what a tracker's store holds, as JSON, read with the tracker's own library.
+"""Prints the contents of a tracker's store as JSON, read with the tracker's own library.
 
 build/trackers/bin/python -m tests.trackers.read_back mlflow STORE
 
@@ -46,7 +46,7 @@ def of_trackio(store: Path) -> Iterator[dict[str, Any]]:
 
 
 def of_wandb(store: Path) -> Iterator[dict[str, Any]]:
-    """An attempt that is offline has a file of its own; those with one id are one run."""
+    """Each offline attempt has its own file; files with the same id are one run."""
     runs: dict[str, dict[str, Any]] = {}
     for file in sorted(store.glob("wandb/offline-run-*/run-*.wandb")):
         run = runs.setdefault(file.stem, {"parameters": {}, "points": {}})
@@ -75,7 +75,7 @@ def _records(file: bytes) -> Iterator[Any]:
         _, length, kind = struct.unpack("<IHB", file[at : at + 7])
         parts += file[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # the whole of a record, or its last part
+        if kind in (1, 4):  # a complete record, or its last part
             record = Record()
             record.ParseFromString(parts)
             yield record

@@ -1,4 +1,4 @@
-"""Runs that send their figures to the real libraries of three trackers, and what is then read back.
+"""Runs send figures to the real libraries of three trackers; the test reads them back.
 
 make trackers && pytest tests/trackers
 """
@@ -56,7 +56,7 @@ def read_back(tracker: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def send(tracker: str, folder: Path, *lines: Any, first: int = 0) -> None:
-    """Append events to a run's file, and send what is new in it, however slow the machine."""
+    """Append events to a run's file, and send the new ones, however slow the machine is."""
     (folder / "run").mkdir(exist_ok=True)
     with (folder / "run/metrics.jsonl").open("a") as file:
         file.writelines(
@@ -74,7 +74,7 @@ def begin(start: Any) -> Any:
 
 
 def curve(found: list[dict[str, Any]], kind: str, name: str) -> list[list[float]]:
-    """Return the points of a figure by its events, of a step that was done again the first."""
+    """Return the points of a figure from its events; for a repeated step, the first."""
     points: dict[int, float] = {}
     for event in found:
         if event["event"] == kind:
@@ -104,7 +104,7 @@ def test_a_run_whose_rank_is_killed_is_one_run_with_each_step_once(
         send(tracker, tmp_path)
     found = list(events(tmp_path / "run"))
     steps = [event["step"] for event in found if event["event"] == "step"]
-    assert len(steps) > 40  # some were done again
+    assert len(steps) > 40  # some were repeated
 
     (run,) = read_back(tracker, tmp_path)
     assert run["parameters"]["mode"] == "ddp"
@@ -155,7 +155,7 @@ def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(
         more = {"TRAINER_STEPS": "100000", "TRAINER_LOG_STEPS": "50"} | server
         started = begin("-m", "trainer", **variables(tracker, tmp_path, **more))
         started.wait_for('"step": 1000,')
-        time.sleep(10)  # it has begun, and waits for its server
+        time.sleep(10)  # it has started, and waits for its server
         started.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         ended = started.end(timeout=60)

@@ -7,7 +7,7 @@ from torch.utils.data import Dataset
 
 
 class Rows(Dataset):
-    """A line is read when it is asked for, so a bad one fails the rank that meets it."""
+    """A line is read when it is needed, so a bad line fails the rank that reads it."""
 
     def __init__(self, file):
         self.lines = Path(file).read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""accelerate: a loop of one's own, saved with save_state and continued with skip_first_batches.
+"""accelerate: a custom loop, saved with save_state and continued with skip_first_batches.
 
 The shape is that of https://huggingface.co/docs/accelerate/usage_guides/checkpoint; set_trigger is from
 https://huggingface.co/docs/accelerate/concept_guides/deferring_execution

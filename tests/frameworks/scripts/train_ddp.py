@@ -1,4 +1,4 @@
-"""Plain PyTorch: DistributedDataParallel with a checkpoint file of its own.
+"""Plain PyTorch: DistributedDataParallel with its own checkpoint file.
 
 The shape is that of https://docs.pytorch.org/tutorials/beginner/ddp_series_fault_tolerance.html
 

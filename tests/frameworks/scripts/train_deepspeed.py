@@ -44,7 +44,7 @@ def train():
     data = Pairs(args.data)
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=4, sampler=sampler)
-    engine.load_checkpoint(args.folder)  # it warns where there is none
+    engine.load_checkpoint(args.folder)  # it warns if there is none
 
     for epoch in range(engine.global_steps // len(loader), args.epochs):
         sampler.set_epoch(epoch)

@@ -53,7 +53,7 @@ class SaveAtSigterm(lightning.Callback):
     asked = stopped = False
 
     def on_train_start(self, trainer, module):
-        signal.signal(signal.SIGTERM, self.ask)  # in place of Lightning's own, which may block
+        signal.signal(signal.SIGTERM, self.ask)  # instead of Lightning's own, which may block
 
     def ask(self, *_):
         self.asked = True

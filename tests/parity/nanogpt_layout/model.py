@@ -1,7 +1,7 @@
 """A model with the names and shape of nanoGPT's model.py, for k8s/jobs/own_model/nanogpt.py.
 
-It is written anew, as small as it can be. tests/parity/test_models.py trains it; it also trains
-nanoGPT's own file if that is put in this one's place.
+It is a minimal version of its own. tests/parity/test_models.py trains it; it also trains nanoGPT's own
+file if that replaces this one.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class GPTConfig:
 
 
 class GPT(nn.Module):
-    """Its forward pass is left to those who subclass it: nanoGPT's returns a loss, too."""
+    """Subclasses have the forward pass: that of nanoGPT also returns a loss."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

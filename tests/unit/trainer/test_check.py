@@ -1,4 +1,4 @@
-"""python -m trainer.check: a line for each thing that is right, and the first that is not."""
+"""python -m trainer.check: a line for each check that passes, up to the first that fails."""
 
 from typing import Any
 

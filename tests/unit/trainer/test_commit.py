@@ -1,4 +1,4 @@
-"""Which commit a folder is at, and whether it has changed since."""
+"""The commit of a folder, and whether files have changed since."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is imported without garbage collection is left out of later collections, and those go on."""
+"""Imports without garbage collection are left out of later collections, which work as usual."""
 
 import gc
 
@@ -15,7 +15,7 @@ def test_nothing_is_collected_within_the_block_and_what_it_made_is_left_out() ->
         with without_collection():
             made: list[list[int]] = [
                 [] for _ in range(100_000)
-            ]  # many times what starts a collection
+            ]  # many times the threshold of a collection
         assert not collections
         assert gc.get_freeze_count() - before >= len(made)
         assert gc.isenabled()

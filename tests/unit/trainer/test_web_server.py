@@ -1,4 +1,4 @@
-"""The ports for Prometheus and browsers: bounded threads and bounded connections, of whatever client."""
+"""The ports for Prometheus and browsers: limited threads and connections, for any client."""
 
 import contextlib
 import socket
@@ -60,7 +60,7 @@ def test_half_open_connections_hold_no_threads(sent: bytes, port: int) -> None:
     for _ in range(312):
         connection = socket.create_connection(("127.0.0.1", port), timeout=5)
         connections.append(connection)
-        with contextlib.suppress(OSError):  # closed at once, as one too many
+        with contextlib.suppress(OSError):  # closed at once: one too many
             connection.sendall(sent)
         holds(before + 2 * 8 + 1, seconds=0.2)  # less than a connection may take
     text, limit = "", time.monotonic() + 20
@@ -87,7 +87,7 @@ def test_a_byte_at_a_time_does_not_hold_one_either(port: int) -> None:
 
 
 def holds(most: int, *, seconds: float = 10) -> None:
-    """Wait until at most so many threads are there: one whose connection is closed still has to end."""
+    """Wait until there are at most so many threads: a thread ends some time after its connection."""
     limit = time.monotonic() + seconds
     while threading.active_count() > most and time.monotonic() < limit:
         time.sleep(0.01)

@@ -65,7 +65,7 @@ SECOND_SET: dict[str, tuple[set[str], Script]] = {
     "a folder of another user": (
         {"permission", "file"},
         Script(
-            # Run once before, because torch then imports more modules, which that user may not be allowed to read.
+            # Run once before: torch then imports more, which that user may not be allowed to read.
             "import tempfile, torch\nlocked = tempfile.mkdtemp(dir=os.getcwd())\n"
             "torch.save({}, locked + '/first.pt'); os.setuid(65534)\n"
             "torch.save({}, locked + '/last.pt')",
@@ -197,7 +197,7 @@ SECOND_SET: dict[str, tuple[set[str], Script]] = {
     ),
 }
 
-# Whole scripts of two ranks; rank 1 is at fault without an error: the cause, and the named rank.
+# Whole scripts of two ranks. Rank 1 is at fault without an error: cause, named rank.
 IN_SILENCE: dict[str, tuple[str, str, str]] = {
     "one leaves before a collective": (
         "left early",

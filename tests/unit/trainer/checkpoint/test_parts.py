@@ -1,4 +1,4 @@
-"""`read_part`: any part of a chunk, of any type, is what was stored there."""
+"""`read_part`: any part of a chunk, of any type, equals what was stored."""
 
 import io
 from typing import Any
@@ -15,7 +15,7 @@ BEFORE = 7  # bytes of the file before the chunk
 
 
 def stored(values: torch.Tensor) -> tuple[io.BytesIO, Tensor, Chunk]:
-    """Return a file that holds the values as one chunk, and what the manifest says of them."""
+    """Return a file with the values as one chunk, and the manifest's entry for them."""
     flat = values.contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     shape = tuple(values.shape)

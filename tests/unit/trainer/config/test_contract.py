@@ -1,4 +1,4 @@
-"""The PET_* contract: what each launcher's environment resolves to, and what is refused."""
+"""The PET_* contract: the meaning of each launcher's environment, and what is refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A process ends with its exit code, in time, even when its report or a process group fails."""
+"""A process ends with its exit code, in time, even if its report or a process group fails."""
 
 import signal
 import subprocess
@@ -97,7 +97,7 @@ exit_process(train())
 @pytest.mark.slow
 @pytest.mark.parametrize(("device", "code"), [("gpu", 70), ("cpu", -signal.SIGABRT)])
 def test_what_failed_code_holds_is_freed_on_a_cpu_only(device: str, code: int) -> None:
-    """torch aborts when a tensor is freed whose GPU has failed; else connections are freed as well."""
+    """With a GPU it is not freed, because torch aborts when it frees a tensor of a failed GPU."""
     command = [sys.executable, "-c", _HELD, device]
     env = clean_environment()
     ended = subprocess.run(command, cwd=ROOT, env=env, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""The exit codes: the table, and the one code for several ranks."""
+"""The exit codes: the table, and the combined code of several ranks."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_the_table_is_the_contract() -> None:
     [
         ([], 0),
         ([0, 0], 0),
-        ([69, 70, 69], 70),  # the cause, not those that lost it as a peer
+        ([69, 70, 69], 70),  # the cause, not the ranks that lost it as a peer
         ([69, 64], 64),
         ([143, 143], 143),
         ([143, 69], 69),  # not every rank has saved

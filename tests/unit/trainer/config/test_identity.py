@@ -1,4 +1,4 @@
-"""Which settings decide a run's result: all but those that are named are compared."""
+"""Which settings decide a run's result: all are compared, except those that are listed."""
 
 from pathlib import Path
 from typing import Any

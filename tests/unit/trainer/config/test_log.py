@@ -1,4 +1,4 @@
-"""Our messages on stderr, beside the logging that a task configures."""
+"""Our messages on stderr, together with logging that a task configures."""
 
 import subprocess
 import sys

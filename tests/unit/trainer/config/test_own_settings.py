@@ -1,4 +1,4 @@
-"""Settings that a task of one's own declares: from the environment and the job file, checked."""
+"""Settings that a user's task declares: from the environment and the job file, with checks."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Text from elsewhere is shown without any character that a terminal obeys."""
+"""Text from other sources is shown without control characters of terminals."""
 
 import re
 

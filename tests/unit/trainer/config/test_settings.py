@@ -1,4 +1,4 @@
-"""Settings: what is refused with which message, and that values survive the environment."""
+"""Settings: refusals and their messages; values do not change in the environment."""
 
 import subprocess
 import sys

@@ -26,7 +26,7 @@ IN_ORDER += [("dog/\udce9.jpg", 1)]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Return a folder of images at rest: nothing in it has changed for an hour."""
+    """Return a folder of images in which nothing has changed for an hour."""
     for name in ["none/x.txt", *TREE]:
         path = tmp_path / "train" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def test_a_kept_list_is_read_in_place_of_the_folders(root: Path) -> None:
     listing(root)
     then = (root / "cat").stat().st_mtime_ns
     (root / "cat" / "c.jpg").touch()
-    os.utime(root / "cat", ns=(then, then))  # so that only who reads the folder can know of it
+    os.utime(root / "cat", ns=(then, then))  # so that only a read of the folder can detect it
     assert below(listing(root), root) == IN_ORDER
 
 
@@ -90,7 +90,7 @@ def test_what_has_changed_is_listed_again(root: Path, change: str) -> None:
     age(root)
     assert (
         list(listing(root)) == list(listing(root)) == list(wanted)
-    )  # the second: of the list kept now
+    )  # the second is that of the list that is kept now
 
 
 def test_a_list_is_for_its_folder_and_its_classes(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""How batches are read: the same through workers as out of memory, whichever worker reads."""
+"""How batches are read: workers give the same batches as memory, whichever worker reads."""
 
 import random
 from itertools import islice
@@ -22,7 +22,7 @@ WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.ma
 
 @pytest.fixture(autouse=True)
 def server(request: pytest.FixtureRequest) -> None:
-    """Start the server that all tests share, before a loader with workers starts it with less loaded."""
+    """Start the shared fork server before a loader with workers starts it with fewer modules."""
     if request.node.get_closest_marker("slow"):
         tests.ranks.start_server()
 
@@ -48,7 +48,7 @@ def test_data_read_by_workers_is_the_same_as_in_memory_pass_after_pass(workers: 
     wanted = shares(Order(0, 10, 20))
     direct = list(Loader(in_memory, device=CPU)(iter(wanted)))
     loader = Loader(Squares(), device=CPU, workers=workers)
-    list(islice(loader(iter(wanted)), 3))  # given up, as an evaluation that a stop ends
+    list(islice(loader(iter(wanted)), 3))  # abandoned, like an evaluation that a stop ends
     for _ in range(2):
         loaded = list(loader(iter(wanted)))
         assert len(direct) == len(loaded) == 10
@@ -81,7 +81,7 @@ def test_what_a_sample_draws_is_its_own_whichever_worker_reads_it() -> None:
 
     before = random.getstate(), torch.get_rng_state()
     alone, _ = drawn(0)
-    assert before[0] == random.getstate()  # the training's own draws are left as they were
+    assert before[0] == random.getstate()  # the training's own random numbers are not changed
     assert torch.equal(before[1], torch.get_rng_state())
     many, workers = drawn(3)
     assert workers == {0, 1, 2}
@@ -120,7 +120,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_an_error_with_workers_at_work_ends_the_process(start: Any) -> None:
-    """They block SIGTERM, with which multiprocessing would end them, and then wait for ever."""
+    """They block SIGTERM, with which multiprocessing would end them, and then wait without end."""
     started = start("-c", SCRIPT)
     started.wait_for("with a pass half read")
     family = started.family()
@@ -139,7 +139,7 @@ def test_images_may_come_with_their_channels_innermost() -> None:
 
 
 class Sentences:
-    """Samples that are no pair: tensors in a dict and a tuple, a number and a word, of any length."""
+    """Samples that are not pairs: tensors in a dict and a tuple, a number and a word, of any length."""
 
     def __len__(self) -> int:
         return 10

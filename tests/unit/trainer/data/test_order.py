@@ -19,7 +19,7 @@ def batches(micro: int, accumulation: int, replicas: int) -> Batches:
 
 
 def seen(order: Order, sizes: Batches, *, start: int = 0) -> list[Counter[int]]:
-    """Return, for every global step, which samples it sees how often, padding left out."""
+    """Return, for every global step, how often it uses each sample, without padding."""
     steps: dict[int, Counter[int]] = {}
     for rank in range(sizes.replicas):
         shares = training_shares(order, sizes, rank, start=start)
@@ -79,7 +79,7 @@ def test_what_a_sample_draws_depends_on_seed_epoch_and_index_alone(replicas: int
 
     order = Order(7, 24, 72)
     alone = keys(order, batches(24, 1, 1))
-    assert len({key for _, key in alone}) == 72  # every epoch and sample its own
+    assert len({key for _, key in alone}) == 72  # each epoch and sample has its own
     assert keys(order, batches(2, 2, replicas)) == alone
     resumed = Order(7, 24, 72).take(31, 5)  # in the middle of an epoch, as after a restart
     assert set(zip(resumed.indices.tolist(), resumed.keys.tolist(), strict=True)) < alone
@@ -120,7 +120,7 @@ def test_evaluation_counts_every_sample_once_and_keeps_the_ranks_in_step(
         for samples in shares:
             counted.update(samples.indices[samples.weights > 0].tolist())
     assert counted == Counter(range(length))
-    assert len(shapes_seen) == 1  # a forward pass that communicates would hang otherwise
+    assert len(shapes_seen) == 1  # else a forward pass that communicates would hang
 
 
 def test_epochs_and_seeds_differ() -> None:

@@ -20,7 +20,7 @@ SIZE = 6 * 2 * 4 + 6 * 8
 
 @dataclass(frozen=True)
 class Rows:
-    """Data of one's own."""
+    """A user's data."""
 
     rows: Tensor
 
@@ -61,7 +61,7 @@ def test_batches_are_the_same_wherever_the_data_is() -> None:
     images = torch.randint(256, (6, 3, 8, 8), dtype=torch.uint8)
     data = Images(images, torch.arange(6), Augmentation(6, [0.5] * 3, [0.2] * 3, flip=True))
     kept, _ = resident(data, CPU, free=2**40)
-    assert isinstance(kept, Images)  # and so augmented like before
+    assert isinstance(kept, Images)  # so it is augmented as before
     wanted = Samples(torch.tensor([4, 0, 4]), torch.ones(3), torch.tensor([7, 8, 9]))
     for one, other in zip(
         *(Loader(source, device=CPU)(iter([wanted])) for source in (data, kept)), strict=True

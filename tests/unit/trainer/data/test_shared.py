@@ -1,4 +1,4 @@
-"""A data set in memory that a local rank offers to others: what is no such memory is not unpickled."""
+"""A data set in memory that a local rank offers to others: other memory is not unpickled."""
 
 import fcntl
 import os
@@ -29,14 +29,14 @@ def test_what_is_offered_is_what_is_mapped() -> None:
 
 
 class Evil:
-    """Leaves a folder behind where it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (os.environ["TRACE"],)
 
 
 def content() -> bytes:
-    """Return what an offer's memory holds, with a pickle that runs something."""
+    """Return the content of an offer's memory, with a pickle that runs code."""
     pickled = pickle.dumps(Evil())
     places = f"[[0, {len(pickled)}]]".encode()
     return pickled + places + len(pickled).to_bytes(8, "big")
@@ -50,7 +50,7 @@ def memory(name: str, seals: int) -> int:
 
 
 def file() -> int:
-    """Return a file whose path reads as that of such memory does."""
+    """Return a file whose path looks like that of such memory."""
     path = Path("/memfd:muster-data")
     path.write_bytes(content())
     made = os.open(path, os.O_RDONLY)

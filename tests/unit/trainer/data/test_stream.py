@@ -1,4 +1,4 @@
-"""A stream by position: forward, from a saved state, and what it refuses."""
+"""A stream by position: forwards, from a saved state, and its refusals."""
 
 import random
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ DATA = Tensors(torch.arange(SAMPLES), torch.arange(SAMPLES))
 
 
 class Count(IterableDataset[Any]):
-    """Yields what random numbers it draws, and as many samples as it is given."""
+    """Yields the random numbers that it draws, with a given number of samples."""
 
     def __init__(self, count: int = 8, *, raises: int = -1) -> None:
         self.count, self.raises = count, raises
@@ -68,7 +68,9 @@ def test_a_state_continues_where_it_was_and_reads_nothing_before() -> None:
     resumed.resume(stream.state())
     assert resumed[position + 5][0] == stream[position + 5][0]
     assert dataset.begun == [101]
-    assert resumed[position][0] == before[0]  # an earlier one is read from the epoch's start
+    assert (
+        resumed[position][0] == before[0]
+    )  # for an earlier position it reads from the epoch's start
     assert resumed[2 * SAMPLES][0] == stream[2 * SAMPLES][0]
     assert dataset.begun == [101, 0, 0]
 

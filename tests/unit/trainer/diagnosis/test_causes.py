@@ -1,4 +1,4 @@
-"""The table of causes knows what libraries really raise: each error here is made, not typed."""
+"""The table of causes knows the errors that libraries really raise: each test causes the error."""
 
 import contextlib
 import copy
@@ -119,7 +119,7 @@ def _exit_by(_: int, number: int) -> None:
 
 
 class Settings(BaseModel):
-    """Settings as a program has them."""
+    """Settings like those of a user's program."""
 
     depth: int
 

@@ -1,4 +1,4 @@
-"""What counts as the cause where a rank left signs of several."""
+"""What counts as the cause if a rank has signs of several."""
 
 import pytest
 
@@ -14,7 +14,7 @@ CLOSED = (
 
 
 def test_an_error_without_words_is_the_cause_of_an_abort_after_it() -> None:
-    """gloo aborts a rank that leaves, now and then."""
+    """gloo sometimes aborts a rank that leaves."""
     lines = ("Traceback (most recent call last):", "    assert loss < most", "AssertionError")
     found = diagnose([Sign("Signal 6 (SIGABRT) (exit -6)", "logs/", "rank 0", 1.0, lines)])
     assert found is not None

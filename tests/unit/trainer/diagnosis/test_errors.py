@@ -1,4 +1,4 @@
-"""Which error of a rank's last lines is the cause, where there are several or wrappers around it."""
+"""Which error in a rank's last lines is the cause, if there are several or wrappers around it."""
 
 import pytest
 
@@ -14,7 +14,7 @@ DURING = "\nDuring handling of the above exception, another exception occurred:\
 DIRECT = "\nThe above exception was the direct cause of the following exception:\n\n"
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3634\n"
 
-# By a name: the cause, a part of the evidence, and the lines.
+# By name: the cause, a part of the evidence, and the lines.
 LINES: dict[str, tuple[str, str, str]] = {
     "an error that was caught before": (
         "raised",
@@ -192,7 +192,7 @@ JOINING = f'{DUMP}  File "/lib/torch/distributed/distributed_c10d.py", line 4 in
     ("dumps", "found"),
     [
         ((WAITING, READING, JOINING), "rank 1"),
-        ((WAITING, f"{WAITING}{READING}", "no dump"), "rank 1"),  # the newest counts
+        ((WAITING, f"{WAITING}{READING}", "no dump"), "rank 1"),  # the newest error counts
         ((WAITING, JOINING), ""),
         ((READING, READING, WAITING), ""),
         ((READING,), ""),

@@ -1,10 +1,10 @@
-"""The table of causes knows what libraries say that are not here: as their sources have it."""
+"""The table of causes knows messages of libraries that are not installed, from their sources."""
 
 import pytest
 
 from trainer.diagnosis.causes import find
 
-# By where the text is: the cause and the text.
+# By the place of the text: the cause and the text.
 MESSAGES: dict[str, list[tuple[str, str]]] = {
     "torch/serialization.py": [
         (

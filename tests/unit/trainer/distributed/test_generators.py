@@ -1,4 +1,4 @@
-"""What layers draw follows from the seed alone, as after torch.manual_seed."""
+"""The random numbers of layers depend only on the seed, as after torch.manual_seed."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a rank that has joined the group sends is read as data: JSON of ours, and torch's own plans."""
+"""Messages of a rank in the group are read as data: our JSON, and torch's own plans."""
 
 import io
 import os
@@ -32,7 +32,7 @@ from trainer.tasks import synthetic
 
 
 class Evil:
-    """Leaves a file behind where it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (os.environ["TRACE"],)
@@ -49,7 +49,7 @@ def values(runtime: Any) -> None:
 
 
 def pickle_for_a_message(runtime: Any) -> None:
-    """Send what torch's own collective of objects does: the same tensors, with a pickle in them."""
+    """Send the same tensors as torch's collective of objects, with a pickle in them."""
     if runtime.rank:
         found: list[Any] = [None, None]
         dist.all_gather_object(found, Evil(), group=runtime.control)
@@ -186,12 +186,12 @@ def test_plain_data_and_exceptions_arrive_as_they_are(value: Any) -> None:
 
 
 def by_getattr(of: str, name: str) -> bytes:
-    """Pickle what getattr gives, as Python 3.11.2 does a member of an enumeration."""
+    """Pickle a call of getattr, as Python 3.11.2 does for a member of an enumeration."""
     return f"cbuiltins\ngetattr\n(c{of}\nV{name}\ntR.".encode()
 
 
 def test_a_member_of_an_enumeration_arrives_from_each_version_of_python() -> None:
-    """Debian's Python 3.11.2, which the image's base may have, pickles it by its name."""
+    """Debian's Python 3.11.2, which the image's base may have, pickles it by name."""
     data = by_getattr("torch.distributed.checkpoint.planner\nWriteItemType", "SHARD")
     assert Restricted(io.BytesIO(data)).load() is WriteItemType.SHARD
 

@@ -1,4 +1,4 @@
-"""Muon with AdamW: each is torch's own on its parameters, also after a state was loaded."""
+"""Muon with AdamW: each equals torch's own on its parameters, also after a load."""
 
 import copy
 from typing import Any

@@ -32,7 +32,7 @@ def test_the_rate_grows_with_the_batch(scale: str, peak: float, reason: str) -> 
 
 
 def test_the_fused_sgd_updates_as_the_other_and_can_skip_its_first_step() -> None:
-    """Also a parameter that has its first gradient later; with torch's own beginning that fails."""
+    """Also a parameter that gets its first gradient later, with which torch's own start fails."""
     optimizers = []
     for fused in (False, True):
         parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]

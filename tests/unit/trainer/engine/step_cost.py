@@ -1,4 +1,4 @@
-"""A task that measures the processor time of the trainer's steps beside a bare loop's, in turn.
+"""A task that measures the processor time of the trainer's steps and of a bare loop's, in turn.
 
 TRAINER_TASK=tests.unit.trainer.engine.step_cost:Task python -m trainer
 """
@@ -41,7 +41,7 @@ class Bare:
 
 
 class Task(digits.Task):
-    """Digits. After every 20 steps of the trainer come as many of the bare loop, and both are timed."""
+    """Digits. After every 20 steps of the trainer come 20 steps of the bare loop; both are timed."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -57,7 +57,7 @@ class Task(digits.Task):
         self._taken += 1
         if self._taken % STEPS:
             return
-        # The thread's: what other threads do is no part of a step.
+        # The thread's time, because other threads are not part of a step.
         now = time.thread_time()
         self._bare.take_steps()
         if self._since:

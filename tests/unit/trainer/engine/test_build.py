@@ -1,4 +1,4 @@
-"""TRAINER_COMPILE=true: which graphs the blocks of a model are compiled to."""
+"""TRAINER_COMPILE=true: the graphs to which the blocks of a model are compiled."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 class _Block(nn.Module):
-    """Halves the length of what it gets where it makes it wider, as ResNet's blocks do."""
+    """Halves the length of its input when it makes it wider, like ResNet's blocks."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class _Block(nn.Module):
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """For each graph, whether it is for sizes unknown; it runs as it is, since a compiler takes long."""
+    """Records for each graph whether its sizes are dynamic; the graph runs uncompiled, to save time."""
     found: list[bool] = []
 
     def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -47,7 +47,7 @@ PAIRS = [pair for to in itertools.pairwise(WIDTHS) for pair in (to, (to[1], to[1
 
 
 def test_blocks_of_other_widths_have_graphs_of_fixed_sizes(graphs: list[bool]) -> None:
-    """By itself torch.compile has eight at most, and most of them for sizes unknown."""
+    """By default torch.compile makes at most eight graphs, most of them with dynamic sizes."""
     model = nn.Sequential(*(_Block(*pair) for pair in PAIRS))
     compile_blocks(model, split=False)
     for is_training in (True, False):
@@ -60,7 +60,7 @@ def test_layers_that_tp_splits_are_left_to_torch_compile(graphs: list[bool]) -> 
     model = nn.Sequential(*(_Block(*pair) for pair in PAIRS))
     compile_blocks(model, split=True)
     model(torch.ones(4, 8, 256))
-    assert any(graphs)  # one at least is for sizes unknown
+    assert any(graphs)  # at least one has dynamic sizes
 
 
 @pytest.mark.parametrize("recomputed", [False, True])

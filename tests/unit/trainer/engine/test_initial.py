@@ -1,4 +1,4 @@
-"""Weights to begin with, and weights that stay: what fits is loaded, what does not is refused."""
+"""Initial weights and frozen weights: what fits is loaded, what does not fit is refused."""
 
 import logging
 from pathlib import Path
@@ -29,7 +29,7 @@ class Wrapped(nn.Module):
 
 
 def filled(module: nn.Module) -> dict[str, Tensor]:
-    """Return a state dict of numbers that no initialisation draws."""
+    """Return a state dict of numbers that no initialisation would draw."""
     state = module.state_dict()
     return {name: torch.full_like(tensor, 7 + n) for n, (name, tensor) in enumerate(state.items())}
 

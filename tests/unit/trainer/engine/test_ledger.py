@@ -1,4 +1,4 @@
-"""The ledger: it accepts every right history of attempts, and finds samples lost or used twice."""
+"""The ledger accepts every correct history of attempts, and finds samples lost or used twice."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,9 @@ def test_a_history_of_any_world_sizes_has_every_sample_once(
         back = data.draw(st.integers(0, reached))
         head = {"length": length, "batch": batch, "after": 0}
         for rank, steps in enumerate(shares(length, batch, ranks, 3)):
-            done = {s: x for s, x in steps.items() if s <= reached - (rank > 0)}  # one came further
+            done = {
+                s: x for s, x in steps.items() if s <= reached - (rank > 0)
+            }  # one rank was further
             write(folder, 1, rank, done, **head)
         for rank, steps in enumerate(shares(length, batch, later, 3)):
             write(folder, 2, rank, {s: x for s, x in steps.items() if s > max(0, back - 1)}, **head)

@@ -1,4 +1,4 @@
-"""A task of one's own hears what happens on rank 0; its errors do not end a run that has begun."""
+"""A user's task gets the events of rank 0; its errors do not end a run that has started."""
 
 import json
 import os
@@ -16,7 +16,7 @@ STEPS = {"steps": "4", "checkpoint_steps": "2", "global_batch": "8"}
 
 
 class Tracked(Right):
-    """Writes each event into the file of its run's folder, and spoils what it got."""
+    """Writes each event to a file in its run's folder, and then changes the event."""
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)

@@ -1,4 +1,4 @@
-"""A guard against sliding back: what the trainer adds to a step of a small net."""
+"""A check for regressions: the time that the trainer adds to a step of a small net."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,8 @@ BOUND = 1.15
 def test_a_step_costs_little_more_than_a_bare_loops(start: Any, tmp_path: Path) -> None:
     """Ninety times twenty steps of each, in turn in one process.
 
-    The bare loop clips and has a schedule, as users' loops do. The quick tenth of each is compared,
-    since a neighbour slows any: with the events of every tenth step, without a checkpoint's save.
+    The bare loop clips and has a schedule, like users' loops. The fastest tenth of each is compared,
+    because other processes slow some: with the events of every tenth step, without a checkpoint's save.
     """
     started = start(
         "-m",

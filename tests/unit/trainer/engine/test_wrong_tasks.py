@@ -144,7 +144,7 @@ def test_what_can_be_seen_without_data_is_refused_at_once(name: str) -> None:
         (name, ranks)
         for name in sorted({*CASES, *DATA} - AT_ONCE)
         for ranks in (1, 2)
-        if (name, ranks) != ("ListensWrongly", 2)  # rank 0 alone sees it; with a launcher, below
+        if (name, ranks) != ("ListensWrongly", 2)  # only rank 0 sees it; with a launcher, below
     ],
 )
 def test_a_wrong_task_is_refused_before_a_step(name: str, ranks: int, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_launcher_ends_with_64_where_only_one_rank_sees_it(
     ended = start("-m", "trainer.launch", TRAINER_TASK=PATHS[name], **settings).end()
     assert ended.code == 64
     assert CASES[name].replace("32", "8") in ended.stderr
-    assert len(ended.of("launch")) <= 1  # not tried again
+    assert len(ended.of("launch")) <= 1  # not retried
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tasks whose data is wrong, each a slip away from `Right`."""
+"""Tasks with wrong data; each has one mistake compared with `Right`."""
 
 from collections.abc import Iterator
 from pathlib import Path

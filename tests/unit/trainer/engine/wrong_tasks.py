@@ -1,4 +1,4 @@
-"""Tasks as people get them wrong, each a slip away from `Right`."""
+"""Tasks with typical mistakes; each has one compared with `Right`."""
 
 import math
 from typing import Any, ClassVar

@@ -35,7 +35,7 @@ def append(path: Path, *lines: bytes | str | dict[str, Any]) -> None:
             file.write(b"\n" if isinstance(line, dict) else b"")
 
 
-# What is written, and what is read of it once no more comes.
+# What is written, and what is read of it at the end.
 LINES: list[tuple[bytes, list[dict[str, Any]], str]] = [
     (b'{"step": 3, "loss": 0.5}\n', [READ], ""),
     (b'{"step": 3, "loss": 0.5}', [READ], ""),  # its end is missing

@@ -1,4 +1,4 @@
-"""Which failure of several is reported as the cause, and what is reported of it."""
+"""Which of several failures is reported as the cause, and what is reported about it."""
 
 import json
 import signal
@@ -35,7 +35,7 @@ def test_ranks_that_were_stopped_are_no_failure(caplog: pytest.LogCaptureFixture
 
 
 def record(message: object, file: Path) -> Path:
-    """Write an error file as torch's record does."""
+    """Write an error file like torch's record."""
     file.write_text(json.dumps({"message": message}), encoding="utf-8")
     return file
 
@@ -75,6 +75,6 @@ def test_without_a_report_the_exit_code_tells(content: bytes, tmp_path: Path) ->
     assert read_failure(3, file, now=5, own_code=3) == Failure(3, "ended", "", 5)
     killed = read_failure(-signal.SIGKILL, tmp_path / "none", now=5, own_code=-signal.SIGKILL)
     assert killed == Failure(-9, "Signal 9 (SIGKILL)", "", 5)
-    # before it had a handler, so with no step to save
+    # before it had a handler, so without a step to save
     ended = read_failure(-signal.SIGTERM, tmp_path / "none", now=5, own_code=-signal.SIGTERM)
     assert ended.code == Exit.STOPPED

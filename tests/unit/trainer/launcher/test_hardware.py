@@ -1,4 +1,4 @@
-"""What a node has: a driver that does not answer is not waited for without end."""
+"""A node's hardware: the wait for a driver that does not answer is limited."""
 
 import pytest
 

@@ -14,7 +14,7 @@ from trainer.launcher.output.rank_output import RankOutput
 
 
 def run(output: RankOutput, script: str, *, ranks: tuple[int, ...] = (0, 1)) -> None:
-    """Run a shell script as each rank, all at once, RANK being set."""
+    """Run a shell script as each rank, all at once, with RANK set."""
     files = output.files(ranks[0], world_size=9)
     running = []
     for local, rank in enumerate(ranks):
@@ -35,7 +35,7 @@ def test_lines_that_ranks_write_at_once_stay_whole(capfd: pytest.CaptureFixture[
     assert sorted(err.splitlines()) == [f"[rank {rank}] c" for rank in (0, 1) for _ in range(500)]
 
 
-# what a rank writes, and what is shown of rank 0 and of rank 5
+# what a rank writes, and what is shown for rank 0 and for rank 5
 LINES = [
     ('echo \'{"event": "step"}\'', '{"event": "step"}\n', '[rank 5] {"event": "step"}\n'),
     ("echo '{1: 2}'", "[rank 0] {1: 2}\n", "[rank 5] {1: 2}\n"),
@@ -75,7 +75,7 @@ MUCH = "subprocess.run(['seq', '100000'], stdout=one.files(2, 4)[0][0], check=Tr
 
 
 def run_program(text: str, stdout: int) -> str:
-    """Run a program with that standard output and return what it wrote to standard error."""
+    """Run a program with this standard output, and return its standard error."""
     ran = subprocess.run(
         [sys.executable, "-c", BEGIN + text],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What a supervisor makes of a rank that ends between two looks at it."""
+"""How a supervisor sees a rank that ends between two checks."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ CODE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
 class EndsAtLook:
-    """A process that has been killed, of which looks before the given one say that it runs."""
+    """A killed process; checks before the given one say that it runs."""
 
     def __init__(self, process: Any, look: int) -> None:
         self._process, self._looks_left = process, look - 1

@@ -1,4 +1,4 @@
-"""Which modules are sharded, recomputed and compiled each as a whole."""
+"""Which modules are sharded, recomputed and compiled as units."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def test_layers_are_found_wherever_a_model_keeps_them(
     found = blocks(model)
     counted = Counter(type(block).__name__ for block in found)
     assert counted == kinds
-    # No module of a block is in another one.
+    # No module is in two blocks.
     parts = Counter(id(part) for block in found for part in block.modules())
     assert set(parts.values()) == {1}
 

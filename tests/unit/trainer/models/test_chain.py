@@ -1,4 +1,4 @@
-"""Models in pieces: the chain is the forward pass, and holds every parameter once."""
+"""Models as chains: the chain equals the forward pass and has every parameter once."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Averaged weights: in use within the block, and everything as it was behind it."""
+"""Averaged weights: used within the block; after it everything is as before."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Operations of a forward and backward pass: those that one counts by hand, and the model as it was."""
+"""Operations of a forward and backward pass: as counted by hand, and the model does not change."""
 
 import copy
 from typing import Any
@@ -18,7 +18,7 @@ def linear(features: int, out: int, *, first: bool = False) -> int:
 
 
 class Tied(nn.Module):
-    """The head has the embedding's weights; a lookup is no operation."""
+    """The head has the embedding's weights; a lookup does not count as an operation."""
 
     def __init__(self) -> None:
         super().__init__()

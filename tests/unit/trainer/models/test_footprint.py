@@ -1,4 +1,4 @@
-"""The bytes that a dry run counts: the peak of a sum over all live storages, in time for many blocks."""
+"""The bytes that a dry run counts: the peak of the sum of all live storages, fast for many blocks."""
 
 import gc
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from trainer.tools import fake_step
 
 
 class Checked(Footprint):
-    """Sums up all storages after each operator: `whole` is the largest sum; counts looks at storages."""
+    """Sums all storages after each operator: `whole` is the largest sum; counts reads of storages."""
 
     made: "Checked"
 
@@ -72,6 +72,6 @@ def test_the_peak_is_that_of_a_sum_over_all_storages(task: str, settings: dict[s
 
 @pytest.mark.slow
 def test_twice_as_many_blocks_take_not_much_more_than_twice_as_many_looks() -> None:
-    """2.6 times; a sum over all storages after each operator would look four times as often."""
+    """2.6 times; a sum over all storages after each operator would read four times as often."""
     looks = [dry_run(task="tokens", mode="fsdp", model=name).looks for name in ("124m", "350m")]
     assert looks[1] < 3 * looks[0]  # 24 and 12 blocks

@@ -1,4 +1,4 @@
-"""Our own operators: against torch's, through autograd, torch.compile and DTensor."""
+"""Our operators compared with torch's, through autograd, torch.compile and DTensor."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Cutting a model: what is measured, that stages keep names and outputs, and what is refused."""
+"""Cutting a model: measured costs, stages with the same names and outputs, and refusals."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""The mode that `auto` chooses by the memory of a device, and how all ranks come to the same one."""
+"""The mode that `auto` chooses by a device's memory, and how all ranks agree on it."""
 
 import json
 import threading
@@ -87,7 +87,7 @@ def test_without_known_memory_nothing_is_started(monkeypatch: pytest.MonkeyPatch
 
 
 class Store(dict[str, bytes]):
-    """As much of torch's store as is used."""
+    """The methods of torch's store that are used."""
 
     def set(self, key: str, value: str, /) -> None:
         self[key] = value.encode()
@@ -155,7 +155,7 @@ def test_a_dry_run_that_fails_costs_the_choice_alone(monkeypatch: pytest.MonkeyP
 def test_the_dry_run_of_another_process_gives_mode_and_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("TRAINER_STEPS", "no number")  # of this process, not of the settings
+    monkeypatch.setenv("TRAINER_STEPS", "no number")  # from this process, not from the settings
     found = memory.dry_run(settings_for(), 2, seconds=120, device_bytes=80 * 2**30)
     assert found.mode == "ddp"
     assert "90% of 81920 MiB" in found.reason

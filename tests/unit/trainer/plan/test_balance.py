@@ -1,4 +1,4 @@
-"""Equal tokens for every rank, on lengths with a long tail; naive batching stands beside it."""
+"""Equal tokens for every rank, for lengths with a long tail; compared with naive batching."""
 
 from itertools import islice
 
@@ -32,7 +32,7 @@ def test_what_cannot_be_dealt_out_equally_is_refused() -> None:
 
 
 def log_normal(count: int, seed: int) -> torch.Tensor:
-    """Return lengths of which the mean is 165, the longest thousands."""
+    """Return lengths with a mean of 165; the longest are thousands."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(count, generator=generator).exp() * 100).long().clamp(1, 2000)
 
@@ -42,7 +42,7 @@ def as_they_come(weights: list[float], parts: int) -> list[list[int]]:
 
 
 def worst_over_mean(order: Order, batches: Batches, steps: int) -> list[float]:
-    """Return, for every step, the tokens of the rank that has most over the ranks' mean."""
+    """Return, for every step, the largest number of tokens of a rank divided by the ranks' mean."""
     taken = []
     for rank in range(batches.replicas):
         shares = training_shares(order, batches, rank, start=0)
@@ -67,7 +67,7 @@ def test_tokens_per_rank_and_step_stay_within_five_percent(
         f"naive {sum(naive) / len(naive):.2f} on average and {max(naive):.2f} at worst"
     )
     assert max(balanced) <= 1.05
-    assert max(naive) > 1.3  # planted: the test can tell
+    assert max(naive) > 1.3  # planted: the test detects it
 
 
 def test_micro_batches_hold_samples_of_similar_length() -> None:

@@ -1,4 +1,4 @@
-"""Cutting a chain by cost: always a partition, and never dearer than the best of all cuts."""
+"""Cutting a chain by cost: always a partition, and as cheap as the best of all cuts."""
 
 from itertools import combinations, pairwise
 

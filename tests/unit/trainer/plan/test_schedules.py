@@ -1,4 +1,4 @@
-"""The pipeline's schedules: what is called fitting is what torch can run, and refusals offer what is."""
+"""The pipeline's schedules: torch can run what is accepted, and refusals offer what can run."""
 
 from types import SimpleNamespace
 from typing import get_args
@@ -22,7 +22,7 @@ def test_the_setting_names_every_schedule() -> None:
 
 
 def stand_in(index: int, rank: int, ranks: int, stages: int) -> SimpleNamespace:
-    """Return as much of a PipelineStage as a schedule reads when it is planned."""
+    """Return the part of a PipelineStage that a schedule reads when it is planned."""
     return SimpleNamespace(
         stage_index=index,
         num_stages=stages,

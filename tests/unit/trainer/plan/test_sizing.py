@@ -1,4 +1,4 @@
-"""Mode, mesh and batches: what fits, what does not, and what the refusal offers instead."""
+"""Mode, mesh and batches: what fits, what does not, and what a refusal offers instead."""
 
 import pytest
 from hypothesis import given

@@ -19,7 +19,7 @@ from trainer.rendezvous.server import RendezvousServer
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Callable[..., RendezvousClient]]]:
-    """Start a server for `low` to `high` nodes; return a function with which node `number` joins it.
+    """Start a server for `low` to `high` nodes; return a function that lets node `number` join it.
 
     Number 0 is the server's own node.
     """

@@ -13,7 +13,7 @@ from trainer.config.contract import Contract, resolve
 from trainer.rendezvous.client import RendezvousClient
 from trainer.rendezvous.events import Round
 
-TIMEOUT = 1.0  # seconds of silence; what is known without it is known much sooner
+TIMEOUT = 1.0  # seconds of silence; other losses are detected much sooner
 
 
 def contract(number: int, *, nodes: int, port: int, ranks: int = 1, job: str = "job") -> Contract:
@@ -45,7 +45,7 @@ def next_round(member: RendezvousClient, *, clean: bool = True, seconds: float =
 
 
 def rounds(*members: RendezvousClient, clean: bool = True) -> list[Round]:
-    """Let the members wait for the next round at once, and return each one's.
+    """Let the members wait for the next round at the same time, and return the round of each.
 
     A round that starts before all have joined is followed by another, as in the launcher.
     """

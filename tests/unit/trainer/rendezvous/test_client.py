@@ -1,4 +1,4 @@
-"""The rendezvous client, against a bare socket that sends what a server might."""
+"""The rendezvous client, with a bare socket as its server."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ def joined(
     has_store: bool = False,
     key: str = "job\n",
 ) -> Iterator[tuple[RendezvousClient, threading.Event]]:
-    """Yield a client of a server that welcomes it and sends `first`, and what ends the server."""
+    """Yield a client whose server welcomes it and sends `first`, and a function to end the server."""
     gone = threading.Event()
 
     def serve(listener: socket.socket) -> None:
@@ -85,7 +85,7 @@ def test_a_silent_server_is_lost_within_the_bound() -> None:
 
 
 def test_all_that_comes_with_the_first_answer_counts() -> None:
-    """A link that was away for a moment brings the heartbeat and the loss of a peer together."""
+    """After a short break of the link, the heartbeat and the loss of a peer arrive together."""
     lost = encode("peer_lost", reason="node 2 is gone", silent=False)
     with joined(HEARTBEAT + lost) as (member, _):
         assert wait_for(lambda: member.peer_lost).reason == "node 2 is gone"
@@ -144,7 +144,7 @@ def test_a_server_without_the_secret_is_not_joined() -> None:
     ],
 )
 def test_a_store_that_does_not_answer_is_given_up(then: str, code: Exit, reason: str) -> None:
-    """A process group would wait for its whole time-out, even after the server is lost."""
+    """A process group would wait for its full timeout, even after the server is lost."""
     starting = encode("start", **PLACE, port=1)
     with joined(HEARTBEAT, once_ready=starting, has_store=True) as (member, gone):
         begun = time.monotonic()

@@ -57,7 +57,7 @@ def test_the_first_address_that_answers_is_used(
         (["refuses"], "Connection refused"),
         (["refuses", "none"], "refused|unreachable"),
         (["silent"], "timed out"),
-        (["refuses", "silent"], "Connection refused"),  # which tells more
+        (["refuses", "silent"], "Connection refused"),  # this error says more
     ],
     ids=str,
 )
@@ -73,7 +73,7 @@ def test_without_an_answer_the_most_telling_problem_is_raised(
 def test_an_address_that_refuses_is_tried_again_while_another_is_silent(
     addresses: dict[str, Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new pod refuses until it listens, while its name still resolves to the pod before it, too."""
+    """A new pod refuses connections until it listens; its name may still resolve to the old pod too."""
     with socket.socket() as late:
         late.bind(("127.0.0.1", 0))
         threading.Timer(0.5, late.listen).start()

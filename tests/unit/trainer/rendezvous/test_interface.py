@@ -1,4 +1,4 @@
-"""The interface for gloo and NCCL: the one that leads to the master, unless the user has chosen."""
+"""The interface for gloo and NCCL: the one on the route to the master, unless the user chooses."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ CASES: list[tuple[dict[str, str], dict[str, str], str]] = [
     (TWO | LO, {}, ""),
     (TWO | {"PET_MASTER_ADDR": "no.such.host.invalid"}, {}, ""),
     (TWO | {"PET_LOCAL_ADDR": "192.0.2.7"}, {}, ""),  # of no interface here
-    ({}, {}, ""),  # one node has no peers
+    ({}, {}, ""),  # a single node has no peers
 ]
 
 

@@ -1,4 +1,4 @@
-"""The decisions of the server, in any order of events, up to five nodes, as a hypothesis state machine.
+"""The server's decisions for any order of events, with up to five nodes, as a hypothesis state machine.
 
 Every run ends in a round in which all nodes agree, or in an event that ends it for each of them.
 """
@@ -18,7 +18,7 @@ FINAL = (State.ENDING, State.FINISHED, State.BROKEN)
 
 
 class Machine(RuleBasedStateMachine):
-    """Nodes that join, get ready, leave, are lost and fall silent, and what each was sent."""
+    """Nodes that join, get ready, leave, are lost or become silent, and the messages to each."""
 
     @initialize(
         low=st.integers(1, NODES),
@@ -80,7 +80,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.present)
     @rule()
     def all_ready(self) -> None:
-        """What follows whenever nothing else happens."""
+        """What must happen if nothing else does."""
         for index in range(len(self.present)):
             if not self.present[index].ready:
                 self.ready(index, clean=True)
@@ -127,7 +127,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.own in self.present)
     @rule()
     def own_stops(self) -> None:
-        """The server's node is stopped, and the server soon: no round starts without it."""
+        """The server's node stops, and soon the server: no round starts without it."""
         self.running.pop(self.own, None)
         self.membership.leave(self.own, done=False)
         for node in self.present:
@@ -165,7 +165,7 @@ class Machine(RuleBasedStateMachine):
         self.agrees([*begun.values()], [*begun])
 
     def agrees(self, shown: list[dict[str, Any]], nodes: list[Node]) -> None:
-        """All are sent one round, and each a place of its own in it, the server's node the first."""
+        """All nodes get the same round and different places in it; the server's node gets the first."""
         world_size = sum(node.ranks for node in nodes)
         assert {fields["round"] for fields in shown} == {self.rounds}
         assert {fields["world_size"] for fields in shown} == {world_size}
@@ -199,7 +199,7 @@ class Machine(RuleBasedStateMachine):
             assert len({*numbers}) == len(numbers)
 
     def teardown(self) -> None:
-        """Nothing hangs: with enough nodes, ready, a round starts unless the run has ended for all."""
+        """Nothing hangs: with enough ready nodes a round starts, unless the run has ended for all."""
         if not hasattr(self, "membership"):
             return
         if self.own not in self.present:

@@ -1,4 +1,4 @@
-"""The messages: each is read as it was written, and whatever else arrives is none."""
+"""The messages: each is read as it was written; anything else is refused."""
 
 import json
 from typing import Any
@@ -31,7 +31,7 @@ SERVER: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 BOTH = [(NODE, FROM_NODE), (SERVER, FROM_SERVER)]
 
-# What no field is: of another type, out of range, or not to be shown on a terminal.
+# Values that no field has: another type, out of range, or unsafe on a terminal.
 WRONG: list[Any] = [
     None, [], {}, -1, 10**12, 1.5, float("nan"), "", "-1", True, "x" * 1001, "0" * 31 + "g",
     "\x1b[2J", "line\nline", [1], 2**31 + 1,
@@ -57,7 +57,7 @@ def test_a_field_that_is_wrong_missing_or_too_many_makes_it_no_message(
             for value in WRONG:
                 same_kind = type(value) is type(right) or {type(value), type(right)} == {int, float}
                 if same_kind and schema[kind][name](value):
-                    continue  # a right one, such as an empty reason
+                    continue  # a valid value, such as an empty reason
                 assert decode(encode(kind, **less, **{name: value}), schema) is None, (kind, name)
 
 

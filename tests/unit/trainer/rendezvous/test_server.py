@@ -30,7 +30,7 @@ def test_a_node_that_vanishes_breaks_a_fixed_size_and_is_named(serve: Any) -> No
     join = serve(2, 2, elastic=False)
     first, second = join(0), join(1)
     rounds(first, second)
-    second.leave(Exit.CODE)  # without "leave", as a killed launcher
+    second.leave(Exit.CODE)  # without "leave", like a killed launcher
     event = wait_for(lambda: first.peer_lost, seconds=TIMEOUT / 2)
     assert event.reason == "node 1 (127.0.0.1) is gone"
     with pytest.raises(Fault, match="is gone") as caught:
@@ -177,7 +177,7 @@ def test_a_turn_ends_a_wait(serve: Any) -> None:
 
 
 def test_no_wall_clock_decides(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's rendezvous takes a node whose clock is behind for dead."""
+    """torch's rendezvous treats a node whose clock is behind as dead."""
 
     def none() -> float:
         raise AssertionError("a clock that differs between machines was read")

@@ -27,7 +27,7 @@ def test_a_line_that_is_no_message_ends_its_connection_and_nothing_else(serve: A
     for wrong in (b"nonsense\n", encode("leave", done=True), b"x" * 5000):
         with stranger(join.port) as connection:
             connection.sendall(wrong)
-            connection.settimeout(TIMEOUT / 2)  # not as long as a stranger may stay
+            connection.settimeout(TIMEOUT / 2)  # less than a stranger may stay
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(4096) == b""
     assert member.membership_changed is member.peer_lost is None

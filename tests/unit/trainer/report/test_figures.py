@@ -1,4 +1,4 @@
-"""What Prometheus reads of a program: by its own parser, equal to what the trainer serves."""
+"""What Prometheus reads from a program, with its own parser: equal to what the trainer serves."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The division of wall time over causes: by hand, and as a sum for any events."""
+"""Wall time by cause: checked by hand, and as a sum for any events."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def test_steps_done_again_and_the_time_between_attempts() -> None:
         step(11, 100, seconds=10),
         {"event": "launch", "time": 31, "began": 30},  # killed at some time after 11: down 19
         {"event": "checkpoint", "time": 32, "action": "resumed", "step": 60},
-        step(42, 140, seconds=10),  # 40 of 80 steps again
+        step(42, 140, seconds=10),  # 40 of 80 steps repeated
     )
     assert found.by_cause() == {"training": 15.0, "repeated": 5.0, "start": 3.0, "down": 19.0}
 
@@ -64,7 +64,11 @@ def test_waits_for_slower_ranks_are_taken_from_the_training() -> None:
     found = account(
         {"event": "launch", "time": 0, "began": 0},
         step(2, 10, seconds=2),
-        {"event": "usage", "time": 10, "stragglers_s": 5},  # of 3 s no step event has said so far
+        {
+            "event": "usage",
+            "time": 10,
+            "stragglers_s": 5,
+        },  # of 3 s that no step event has reported yet
         step(12, 20, seconds=10),
     )
     assert found.by_cause() == {"training": 7.0, "stragglers": 5.0}
@@ -92,20 +96,20 @@ def test_the_time_before_a_programs_first_step_is_divided_by_that_of_the_next_st
         return [{"event": "step", "time": time, "step": number} for time, number in pairs]
 
     launch = {"event": "launch", "time": 0, "began": 0}
-    # Ten steps a second: of the twelve seconds before the first line ten were imports.
+    # Ten steps a second: ten of the twelve seconds before the first line were imports.
     assert account(launch, *lines((12, 20), (14, 40))).by_cause() == {
         "training": 4.0,
         "start": 10.0,
     }
-    # The second attempt resumed at 30, which nothing says: its first line is about as many steps as
-    # the next.
+    # The second attempt resumed at 30, but no event says so: its first line is taken to have as many
+    # steps as the next.
     again = {"event": "launch", "time": 14, "began": 14}
     found = account(launch, *lines((12, 20), (14, 40)), again, *lines((17, 40), (18, 50), (19, 60)))
     assert found.by_cause() == {"training": 6.0, "repeated": 1.0, "start": 12.0}
     resumed = {"event": "checkpoint", "action": "resumed", "step": 35, "time": 16}
     found = account(launch, *lines((12, 20), (14, 40)), again, resumed, *lines((17, 40), (18, 50)))
     assert found.by_cause() == {"training": 5.0, "repeated": 0.5, "start": 12.5}
-    # A run of one line: nothing is known of its steps.
+    # A run with one line: nothing is known about its steps.
     assert account(launch, *lines((12, 20))).by_cause() == {"start": 12.0}
 
 

@@ -1,4 +1,4 @@
-"""What a report reads of a run folder: attempts, curves, hostile lines."""
+"""What a report reads from a run folder: attempts, curves, hostile lines."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A run folder that others write to: reading it is bounded, and what is written stays in it."""
+"""A run folder that others can write to: reads are bounded, and writes stay in the folder."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def write_event(folder: Path) -> None:
 
 def write_log(folder: Path) -> None:
     with (folder / "out").open("w", encoding="utf-8") as out:
-        os.dup2(out.fileno(), 1)  # a terminal's is not copied
+        os.dup2(out.fileno(), 1)  # a control character of a terminal is not copied
         os.dup2(out.fileno(), 2)
         with log_to_file(folder / "logs"):
             os.write(1, b"a line")

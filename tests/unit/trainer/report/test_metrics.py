@@ -1,4 +1,4 @@
-"""`reporting`: what ends a run is the last that it says, whatever the watchdog's thread says later."""
+"""`reporting`: the end of a run is its last event, even if the watchdog's thread reports later."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`python -m trainer.runs`: which folders are runs, what is shown of each, and the filters."""
+"""`python -m trainer.runs`: which folders are runs, what is shown for each, and the filters."""
 
 import json
 from pathlib import Path

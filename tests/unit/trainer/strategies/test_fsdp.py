@@ -1,4 +1,4 @@
-"""`shard` of fsdp: which modules are gathered by themselves, and which with the whole model."""
+"""`shard` of fsdp: which modules are gathered separately, and which with the whole model."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from trainer.config.settings import Settings
 from trainer.models.blocks import choose
 from trainer.strategies.fsdp import shard
 
-LARGE = 8 * [512]  # layers of 262,656 parameters: one of them is more than goes with the model
+LARGE = 8 * [512]  # layers of 262,656 parameters: one is too large to be gathered with the model
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 def layers(*widths: int) -> nn.Module:
-    """Return a list of layers, each from its width to the same."""
+    """Return a list of layers with equal input and output width."""
     return nn.Sequential(nn.ModuleList(nn.Linear(width, width) for width in widths))
 
 
@@ -76,7 +76,7 @@ def test_a_scalar_parameter_is_refused(mesh: DeviceMesh) -> None:
 
 
 def gathered_alone(model: nn.Module, mesh: DeviceMesh) -> Counter[str]:
-    """Return the kinds of the modules below the model that are gathered, and how many of each."""
+    """Return the kinds of gathered modules below the model, and how many of each."""
     shard(model, mesh, Settings())
     below = [module for module in model.modules() if module is not model]
     kinds = (type(module).__name__ for module in below if isinstance(module, FSDPModule))

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch: each sample counts by its weight, and padding not at all."""
+"""The loss of a micro-batch: each sample counts by its weight, and padding does not count."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Files of data that were made to do harm: refused with 65, in bounds of memory and time."""
+"""Data files that were made to do harm are refused with 65, within limits of memory and time."""
 
 import gzip
 import io
@@ -26,7 +26,7 @@ BATCH = "cifar-10-batches-py/data_batch_1"
 
 
 def arrays(dtype: bytes, shape: bytes, elements: bytes) -> bytes:
-    """Return a pickle of an array whose type is `dtype`, itself a pickle without its end."""
+    """Return a pickle of an array; `dtype`, its type, is a pickle without its end."""
     return (
         b"\x80\x02}q\x00(U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
         b"K\x00\x85U\x01b\x87R(K\x01" + shape + dtype + b"\x89" + elements + b"tb"
@@ -39,7 +39,7 @@ def raw(content: bytes) -> bytes:
 
 
 BYTES = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
-# A type of pointers to objects: their addresses would be the file's bytes.
+# A type of object pointers: the addresses would be the file's bytes.
 OBJECTS = b"cnumpy\ndtype\nU\x01OK\x00K\x01\x87R"
 FORGED = (
     b"cnumpy\ndtype\nU\x02V8K\x00K\x01\x87R(K\x03U\x01|NU\x01f\x85}U\x01f"
@@ -95,7 +95,7 @@ def test_no_mutation_of_a_pickle_does_harm(tmp_path: Path) -> None:
         for _ in range(3000):
             content = bytearray(good)
             for _ in range(dice.choice([1, 2, 4, 8])):
-                # The structure stands at both ends; between them are pixels.
+                # The structure is at both ends; between them are pixels.
                 place = dice.choice([dice.randrange(160), -1 - dice.randrange(60)])
                 content[place] = dice.randrange(256)
             (tmp_path / BATCH).write_bytes(content)

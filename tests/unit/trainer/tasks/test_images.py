@@ -261,7 +261,7 @@ def test_a_folder_of_images_is_read_and_cut_to_squares(tmp_path: Path) -> None:
 def test_the_middle_is_what_pillow_makes_of_it(
     most: tuple[int, int], mode: str, tmp_path: Path
 ) -> None:
-    """Edges and large images differ by a part of a pixel: see _square."""
+    """Edges and large images differ by a fraction of a pixel: see _square."""
     noise = np.random.default_rng(0).integers(0, 256, (12, 9, 3), dtype=np.uint8)
     whole = Image.fromarray(noise).resize(most, Image.Resampling.BICUBIC).convert(mode)
     expected = ImageOps.fit(whole.convert("RGB"), (40, 40), Image.Resampling.BILINEAR)
@@ -296,7 +296,7 @@ def test_windows_lie_anywhere_and_half_of_them_are_flipped() -> None:
 def test_imagefolder_trains_with_workers_and_resumes_exactly(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos")
     for each in folder.glob("*/*"):
-        os.utime(each, (0, 0))  # of a folder that has just changed no list is kept
+        os.utime(each, (0, 0))  # no list is kept of a folder that has just changed
     common = {
         "task": "imagefolder", "data": str(folder), "image_size": "32",
         "preflight": "off", "model": "squeezenet1_1", "workers": "2", "global_batch": "8",

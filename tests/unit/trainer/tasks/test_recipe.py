@@ -25,7 +25,7 @@ ALL |= {"decay_all": "false"}
 
 
 class Small(imagefolder.Task):
-    """With a model without BatchNorm, which goes by a rank's own samples."""
+    """With a model without BatchNorm, because BatchNorm uses only the samples of a rank."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(
@@ -53,7 +53,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index(augment: str, tmp_path: 
     assert images.shape == (6, 3, 32, 32)
     assert torch.allclose(targets.sum(dim=1), torch.ones(6))
     assert (targets.max(dim=1).values < 1).any()  # some are mixed with another class
-    torch.manual_seed(5)  # nothing depends on where the generator is
+    torch.manual_seed(5)  # nothing depends on the generator's position
     apart = read(data, whole[3:6], whole[0:3])
     assert images[3:].equal(apart[0][0])
     assert targets[:3].equal(apart[1][1])
@@ -64,7 +64,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index(augment: str, tmp_path: 
 
 
 def test_a_mixture_has_the_shares_of_its_parts(tmp_path: Path) -> None:
-    """Of pictures of one colour a class, one can tell what they are mixed of."""
+    """With one colour per class, the parts of a mixed picture can be identified."""
     for part in ("train", "val"):
         for label, name in enumerate("ab"):
             for number in range(4):

@@ -1,4 +1,4 @@
-"""What tokens lets its model write after an evaluation: the same in every mode."""
+"""The text that the task tokens generates after an evaluation is the same in every mode."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_every_mode_writes_the_same_and_trains_as_without(tmp_path: Path) -> Non
     first, last = samples(one)
     assert (first["step"], last["step"]) == (3, 6)
     assert len(last["tokens"]) == 12
-    assert first["tokens"] != last["tokens"]  # the model has learned in between
+    assert first["tokens"] != last["tokens"]  # the model has trained in between
     assert last["text"] == bytes(last["prompt"] + last["tokens"]).decode(errors="replace")
     without = run_ranks(1, tmp_path / "without", mode="single", **COMMON)
     losses = [[e["loss"] for e in run if e["event"] in ("step", "eval")] for run in (one, without)]
@@ -102,7 +102,7 @@ def test_every_mode_writes_the_same_and_trains_as_without(tmp_path: Path) -> Non
 
 
 class Longer(tests.parity.tasks.Tokens):
-    """Its sample passes more samples at once than a micro-batch has."""
+    """Its generation uses more samples at once than a micro-batch has."""
 
     def sample(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
         inputs, _ = self.data(train=False).batch(torch.arange(5))
@@ -140,7 +140,7 @@ def test_a_stop_request_ends_a_sample(start: Any) -> None:
     variables = {f"TRAINER_{name.upper()}": value for name, value in COMMON.items()}
     variables |= {"TRAINER_TASK_SAMPLE": "2000", "TRAINER_EVAL_STEPS": "1", "TRAINER_LOG": "json"}
     started = start("-m", "trainer", **variables)
-    started.wait_for('"event": "eval"')  # the first is made now, in a second or more
+    started.wait_for('"event": "eval"')  # the first one is made now, in a second or more
     started.process.terminate()
     ended = started.end()
     assert ended.code == Exit.STOPPED

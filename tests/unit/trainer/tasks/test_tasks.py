@@ -1,4 +1,4 @@
-"""The built-in tasks: shapes, one loss and one score a sample, and the errors for bad data."""
+"""The built-in tasks: shapes, one loss and one score per sample, and the errors for bad data."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def accuracy(task: tasks.Task, outputs: Any, targets: Any) -> Any:
     return scores_of(task, outputs, targets)["accuracy"][0]
 
 
-# Not those whose model TRAINER_MODEL names: ResNets can be cut, and transformers is not here.
+# Without those whose model TRAINER_MODEL names: ResNets can be cut, and transformers is not installed.
 @pytest.mark.parametrize(
     "name", sorted(set(catalogue()) - {"cifar10", "huggingface", "imagefolder"})
 )

@@ -136,7 +136,7 @@ def test_tiny_learns_the_standard_librarys_source(start: Any) -> None:
 
 @pytest.mark.slow
 def test_124m_takes_real_steps(start: Any, tmp_path: Path) -> None:
-    tokens = np.random.default_rng(0).zipf(1.3, 20_000) % 50_000  # a few are frequent, as words are
+    tokens = np.random.default_rng(0).zipf(1.3, 20_000) % 50_000  # a few are frequent, like words
     for name in ("train.bin", "val.bin"):
         tokens[: 20_000 if name == "train.bin" else 1_025].astype("uint16").tofile(tmp_path / name)
     settings = {"TRAINER_MODEL": "124m-tied", "TRAINER_DATA": str(tmp_path), "TRAINER_STEPS": "2"}
@@ -146,7 +146,7 @@ def test_124m_takes_real_steps(start: Any, tmp_path: Path) -> None:
     assert ended.code == 0, ended.stderr
     (launch,), steps = ended.of("launch"), ended.of("step")
     assert launch["parameters"] == pytest.approx(124e6, rel=0.01)
-    assert steps[0]["loss"] == pytest.approx(10.8, abs=0.3)  # ln 50,304, of one that knows nothing
+    assert steps[0]["loss"] == pytest.approx(10.8, abs=0.3)  # ln 50,304, for an untrained model
     assert steps[-1]["loss"] < steps[0]["loss"] - 1
 
 

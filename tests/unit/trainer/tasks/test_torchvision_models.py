@@ -1,6 +1,6 @@
 """Every classification model of torchvision as a model of imagefolder: built, and a step of it dry.
 
-`make test-parity` takes all 80, in five minutes, `make test` one of each family.
+`make test-parity` tests all 80 in five minutes, `make test` one of each family.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ NAMES = models.list_models(module=models)
 A_FAMILY_EACH = ["alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet"]
 A_FAMILY_EACH += ["inception_v3", "maxvit_t", "mnasnet0_5", "mobilenet_v3_small", "regnet_y_16gf"]
 A_FAMILY_EACH += ["shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vgg11", "vit_b_32"]
-# They compute with tensors in their constructor, which those without elements do not allow.
+# Their constructors compute with tensors, which fails for tensors without elements.
 REAL = [name for name in NAMES if name.startswith("regnet")]
 
 

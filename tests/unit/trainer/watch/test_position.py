@@ -1,4 +1,4 @@
-"""Where a rank's main thread is said to be, by its stack."""
+"""The reported position of a rank's main thread, from its stack."""
 
 import inspect
 import tempfile

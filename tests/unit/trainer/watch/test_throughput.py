@@ -1,4 +1,4 @@
-"""Tokens and operations per second: of which tasks they are known, and the share of a device's peak."""
+"""Tokens and operations per second: for which tasks they are known, and the share of a device's peak."""
 
 import logging
 from functools import partial
@@ -80,10 +80,10 @@ def test_how_far_the_ranks_are_apart() -> None:
     work = [one - before for one in after]
     found = {"slowest_s": 0.8, "middle_s": 0.2, "stragglers_s": 6.0}  # waits of 9, 2 and 8 s
     assert spread(work) == pytest.approx(found)
-    # Two ranks of which one was stopped for most of the time, which is neither work nor a wait of it.
+    # Two ranks; one was stopped most of the time, which is neither its work nor its wait.
     assert spread([Work(5, 8.0, 1.0), Work(5, 1.0, 1.0)])["stragglers_s"] == 7.0
     assert per_step(work[0]) == pytest.approx({"own_s": 0.1, "wait_s": 0.9})
-    # Nearly even: it may be noise. And a rank without a step has no time per step.
+    # Nearly even: it may be noise. A rank without a step has no time per step.
     even = [Work(5, 10.0, 6.0), Work(5, 10.0, 6.9)]
     close = {"slowest_s": 1.38, "middle_s": 1.29, "stragglers_s": 0.0}
     assert spread(even) == pytest.approx(close)
@@ -93,7 +93,7 @@ def test_how_far_the_ranks_are_apart() -> None:
 
 @pytest.mark.slow
 def test_a_run_reports_the_rates_of_all_ranks(tmp_path: Path) -> None:
-    """Of the same steps: as many tokens a sample, and as many operations, on two ranks as on one."""
+    """For the same steps, two ranks have as many tokens and operations per sample as one rank."""
     found = {}
     for world_size in (1, 2):
         folder = tmp_path / str(world_size)

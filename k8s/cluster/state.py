@@ -118,9 +118,7 @@ def _containers(status: Object) -> tuple[list[Object], list[Object]]:
         for container in [*first, *then]
         for name in ("lastState", "state")
         if (end := container.get(name, {}).get("terminated"))
-        and (
-            container in then or end["exitCode"]
-        )  # an init container that succeeded does not count
+        and (container in then or end["exitCode"])  # a successful init container does not count
     ]
     return [*first, *then], ends
 

@@ -15,9 +15,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.plan import own_process
 
 _SECONDS = 60
-_MISSING = (
-    "no module named"  # a module of the image or of a git repository may be missing on this machine
-)
+_MISSING = "no module named"  # a module of the image or of a repository may be missing here
 
 _tried: dict[tuple[object, ...], str] = {}  # results of this process
 

@@ -47,10 +47,7 @@ def export(rounds: int) -> Times:
 def status(rounds: int) -> Times:
     """A job of 1,000 pods on the tests' stand-in for an API server; kubectl lists pods and jobs."""
     with tempfile.TemporaryDirectory() as folder, cluster(Path(folder), pods=1000) as config:
-        env = {
-            "KUBECONFIG": str(config),
-            "HOME": folder,
-        }  # kubectl caches the server's discovery there
+        env = {"KUBECONFIG": str(config), "HOME": folder}  # for kubectl's cache of discovery
         contenders = {"muster": Contender(("-m", "k8s", "status", NAME), env)}
         if kubectl := shutil.which("kubectl"):
             listing = ("get", "pods,jobs", "-o", "wide")

@@ -104,9 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
             found = {"error": str(error)}
         result["rows"][name] = found
         print(_line(name, found), flush=True)
-        path.write_text(
-            json.dumps(result, indent=1), encoding="utf-8"
-        )  # the run may be cut off after an hour
+        path.write_text(json.dumps(result, indent=1), encoding="utf-8")  # the run may be cut off
     print(f"\n{path}")
     failed = any("error" in one for one in result["rows"].values())
     return int(failed or result.get("tests", {}).get("exit", 0) != 0)

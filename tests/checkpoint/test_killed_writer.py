@@ -20,9 +20,7 @@ import torch
 from tests.checkpoint.small import equal, found, loaded, save, trained
 from trainer.checkpoint.retention import Keep
 
-_SERVER = multiprocessing.get_context(
-    "forkserver"
-)  # torch runs threads in the process of the tests
+_SERVER = multiprocessing.get_context("forkserver")  # torch has threads in the tests' process
 ROUNDS = int(os.environ.get("MUSTER_KILL_ROUNDS", "500"))
 SEED = int(os.environ.get("MUSTER_KILL_SEED", "4"))
 

@@ -47,9 +47,7 @@ def three_hosts() -> Iterator[tuple[list[Host], bool]]:
     """Yield the hosts, and whether they have links that can be cut."""
     if reason := why_not():
         report(f"no network namespaces, so processes on one host and no cut links: {reason}")
-        hosts: Any = [
-            Loopback(number) for number in range(3)
-        ]  # have the methods of a Host that are used
+        hosts: Any = [Loopback(number) for number in range(3)]  # each is used like a Host
         try:
             yield hosts, False
         finally:
@@ -79,9 +77,7 @@ def soak(seconds: float, seed: int) -> int:
     ):
         folder, bound = Path(name), LONGEST_RECOVERY + seconds
         once = settings | {"task": "synthetic", "checkpoint_steps": "0"}
-        beside = stack.enter_context(
-            ThreadPoolExecutor()
-        )  # for the undisturbed run, at the same time
+        beside = stack.enter_context(ThreadPoolExecutor())  # the undisturbed run, in parallel
         whole = beside.submit(run_ranks, 1, folder / "whole", timeout=bound, **once)
         job = Job(folder / "job", hosts, variables, pace=PACE, elastic="1:3", attempts=1)
         ours = stack.enter_context(Controlled(job, random.Random(seed)).explaining())  # noqa: S311

@@ -26,14 +26,7 @@ def history(done: int, saved: list[int], back_to: int) -> list[dict[str, object]
         (35, [16], 32, 3, 3, 0),  # ... and was complete, unreported
         (35, [16, 32], 32, 3, 0, 0),
         (35, [16, 32], 16, 19, 0, 3),  # reported as complete, but not used
-        (
-            32,
-            [],
-            0,
-            32,
-            16,
-            0,
-        ),  # this save waits for the previous one, which was still being written
+        (32, [], 0, 32, 16, 0),  # this save waits for the previous one, still being written
         (33, [], 0, 33, 1, 16),  # a save was skipped
         (35, [], 0, 35, 3, 16),
         (35, [16, 32], 0, 35, 0, 19),

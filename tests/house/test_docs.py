@@ -48,9 +48,7 @@ def test_every_file_setting_and_target_named_exists(page: Path) -> None:
     text = re.sub(
         r"\[[^]]*\]\(.*?\)", "", pages.prose(pages.read(page))
     )  # links have a separate test
-    recipes = re.compile(
-        r"^## Add a .*?(?=^## |\Z)", re.MULTILINE | re.DOTALL
-    )  # files that a user makes
+    recipes = re.compile(r"^## Add a .*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # files to make
     paths = re.findall(r"\b(?:tests|trainer|k8s|docker)/[\w./*-]*\w", recipes.sub("", text))
     there = {path for path in paths for at in (ROOT, page.parent) if any(at.glob(path))}
     assert set(paths) - there == set()

@@ -84,9 +84,7 @@ def test_a_rank_that_raises_is_reported_once_and_is_70(start: Any, tmp_path: Pat
     assert ended.code == 70
     assert ended.stderr.count("[rank 1] Traceback (most recent call last)") == 1
     assert {"[rank 0] I am 0", "[rank 1] I am 1"} <= {*ended.stderr.splitlines()}
-    assert (
-        ended.stderr.count("ValueError: out of order") == 2
-    )  # its last line, and that of the verdict
+    assert ended.stderr.count("ValueError: out of order") == 2  # its last line, and in the verdict
     assert "launch: rank 1: ValueError: out of order (exit 70)" in ended.stderr
     assert ended.of("error")[0]["code"] == 69  # rank 0 lost its peer, which is not the cause
     # a pod's log may go with its pod (kubeflow/trainer 3419, 877), so the run folder has it too

@@ -62,9 +62,7 @@ class _Http(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Http
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = (
-        True  # head and body are written separately, which would cost 40 ms for every answer
-    )
+    disable_nagle_algorithm = True  # head and body are written separately: 40 ms for every answer
 
     def handle_any(self) -> None:
         api = self.server.api

@@ -37,9 +37,7 @@ class Progress:
     loss: float | None
     samples_per_s: float | None
     seconds_left: float | None
-    goodput: float | None = (
-        None  # share of the wall time of all attempts that was used for new steps
-    )
+    goodput: float | None = None  # share of the wall time of all attempts that new steps took
     spent_s: dict[str, float] = field(default_factory=dict)  # wall time by cause
 
 

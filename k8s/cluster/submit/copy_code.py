@@ -19,10 +19,7 @@ from k8s.cluster.state import mappings, reason, variables
 from trainer.config.exits import Exit, Fault
 
 LIFE = 900  # seconds for the whole copy; then the cluster ends the pod
-_START, _GONE = (
-    300.0,
-    60.0,
-)  # seconds: for the pod to start, for an earlier pod to go
+_START, _GONE = 300.0, 60.0  # seconds for the pod to start; for an earlier pod to go
 _TURN = 0.5  # seconds
 _CONTAINER = "code"
 

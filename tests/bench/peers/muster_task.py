@@ -15,9 +15,7 @@ from trainer.tasks import digits, tokens
 
 def count_steps() -> None:
     """Count each step of this rank's optimiser, whatever the mode."""
-    turns: list[
-        Turns
-    ] = []  # only from the first step on, because the task is made before the process is a rank
+    turns: list[Turns] = []  # from the first step on: a task is made before its process is a rank
 
     def stepped(*_: object) -> None:
         if not turns:

@@ -124,9 +124,7 @@ def test_a_request_is_tried_again_after_429_and_5xx(run: Run, cluster: Cluster) 
     server.answer = lambda _, __: next(listed, None)
     began = time.monotonic()
     assert run(config, "status", "digits")[0] == 0
-    assert (
-        time.monotonic() - began >= 1.5
-    )  # the second that the server asked for, and our own pause
+    assert time.monotonic() - began >= 1.5  # the server's second, and our own pause
 
 
 def test_the_pauses_double_and_never_undercut_what_was_asked_for(

@@ -68,9 +68,7 @@ def test_a_state_continues_where_it_was_and_reads_nothing_before() -> None:
     resumed.resume(stream.state())
     assert resumed[position + 5][0] == stream[position + 5][0]
     assert dataset.begun == [101]
-    assert (
-        resumed[position][0] == before[0]
-    )  # for an earlier position it reads from the epoch's start
+    assert resumed[position][0] == before[0]  # earlier ones are read from the epoch's start
     assert resumed[2 * SAMPLES][0] == stream[2 * SAMPLES][0]
     assert dataset.begun == [101, 0, 0]
 

@@ -51,9 +51,7 @@ def test_a_history_of_any_world_sizes_has_every_sample_once(
         back = data.draw(st.integers(0, reached))
         head = {"length": length, "batch": batch, "after": 0}
         for rank, steps in enumerate(shares(length, batch, ranks, 3)):
-            done = {
-                s: x for s, x in steps.items() if s <= reached - (rank > 0)
-            }  # one rank was further
+            done = {s: x for s, x in steps.items() if s <= reached - (rank > 0)}  # one got further
             write(folder, 1, rank, done, **head)
         for rank, steps in enumerate(shares(length, batch, later, 3)):
             write(folder, 2, rank, {s: x for s, x in steps.items() if s > max(0, back - 1)}, **head)

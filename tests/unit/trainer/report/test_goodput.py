@@ -64,11 +64,7 @@ def test_waits_for_slower_ranks_are_taken_from_the_training() -> None:
     found = account(
         {"event": "launch", "time": 0, "began": 0},
         step(2, 10, seconds=2),
-        {
-            "event": "usage",
-            "time": 10,
-            "stragglers_s": 5,
-        },  # of 3 s that no step event has reported yet
+        {"event": "usage", "time": 10, "stragglers_s": 5},  # of 3 s that no step event has so far
         step(12, 20, seconds=10),
     )
     assert found.by_cause() == {"training": 7.0, "stragglers": 5.0}

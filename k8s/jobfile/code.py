@@ -60,23 +60,23 @@ _PATH_IN_GIT = re.compile(r"[A-Za-z0-9_][-._/A-Za-z0-9]*")
 
 
 class Code(Model):
-    """Code at /code, which stands on PYTHONPATH: a git repository, or a folder that travels."""
+    """Code at /code, on PYTHONPATH: a git repository, or a folder that travels with the job."""
 
     git: Annotated[str, AfterValidator(_repository)] | None = Field(
         None, description="the repository's address; without it `path` travels with the job"
     )
     revision: Annotated[str, AfterValidator(_revision)] | None = Field(
-        None, description="the commit; a tag or a branch may be another commit tomorrow"
+        None, description="the commit; a tag or a branch works, but may change"
     )
     path: str | None = Field(
         None,
         min_length=1,
-        description="without git: a folder, seen from the job file's own, whose files travel with the "
-        "job; with git: folder in the repository to stand on PYTHONPATH",
+        description="without git: a folder whose files travel with the job, relative to the job file; "
+        "with git: a folder in the repository to add to PYTHONPATH",
     )
     secret: Subdomain | None = Field(
         None,
-        description="name of a Secret: password (a token will do) and username for https, "
+        description="name of a Secret with password (a token works) and username for https, or "
         "ssh-privatekey and known_hosts for ssh",
     )
     image: Image = Field(_GIT_IMAGE, description="image with git and a shell")
@@ -95,14 +95,20 @@ class Code(Model):
         if self.git is None:
             given = sorted(self.model_fields_set - {"git", "path", "via", "pvc"})
             if given:
-                raise ValueError(f"code.{given[0]}: goes with code.git")
+                raise ValueError(
+                    f"code.{given[0]}: only with code.git; set both, or leave this out"
+                )
             if self.path is None:
-                raise ValueError("code: must have git, or path without git; has none")
+                raise ValueError("code: must have git, or path without git; has neither")
             if self.pvc is not None and self.via != "pvc":
-                raise ValueError(f"code.pvc={self.pvc!r}: goes with code.via=pvc")
+                raise ValueError(
+                    f"code.pvc={self.pvc!r}: only with code.via=pvc; set both, or leave this out"
+                )
             return self
         if given := sorted(self.model_fields_set & {"via", "pvc"}):
-            raise ValueError(f"code.{given[0]}: is for a folder; leave out code.git, or this")
+            raise ValueError(
+                f"code.{given[0]}: not with code.git, only for a folder; leave out one of them"
+            )
         if self.revision is None:
             raise ValueError("code.revision: missing; it is the commit to check out")
         if self.path is not None and not _PATH_IN_GIT.fullmatch(self.path):
@@ -226,4 +232,4 @@ def hub_lock() -> str:
 
 def warnings(code: Code | None) -> Iterator[str]:
     if code is not None and code.git and not re.fullmatch(r"[0-9a-f]{40}", code.revision or ""):
-        yield f"code.revision: {code.revision} may be another commit tomorrow; name one, 40 digits"
+        yield f"code.revision: {code.revision} may change; write a commit, 40 digits"

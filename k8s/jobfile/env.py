@@ -34,11 +34,11 @@ class KeyRef(Model):
 
     name: Subdomain = Field(description="name of the ConfigMap or Secret")
     key: DataKey = Field(description="the key in it")
-    optional: bool = Field(False, description="left unset, not an error, when there is none")
+    optional: bool = Field(False, description="if there is none, leave the variable unset")
 
 
 class ValueFrom(OneOf):
-    """Where a variable's value is: one of these."""
+    """Where a variable's value comes from: one of these."""
 
     field_ref: FieldRef | None = Field(None, description="a field of the pod")
     config_map_key_ref: KeyRef | None = Field(None, description="a key of a ConfigMap")
@@ -52,7 +52,9 @@ class EnvVar(OneOf):
 
     name: Variable = Field(description="letters, digits and _")
     value: str | None = Field(None, description="any text")
-    value_from: ValueFrom | None = Field(None, description="where the value is, instead of it")
+    value_from: ValueFrom | None = Field(
+        None, description="where the value comes from, instead of `value`"
+    )
 
     @property
     def optional(self) -> bool:
@@ -66,11 +68,11 @@ class Ref(Model):
     """A ConfigMap or Secret."""
 
     name: Subdomain = Field(description="name of the ConfigMap or Secret")
-    optional: bool = Field(False, description="not an error when there is none")
+    optional: bool = Field(False, description="no error if there is none")
 
 
 class EnvFrom(OneOf):
-    """A ConfigMap or a Secret whose keys become variables; one of `env` wins over them."""
+    """A ConfigMap or a Secret whose keys become variables; `env` wins over them."""
 
     one_of = ("config_map_ref", "secret_ref")
 
@@ -91,12 +93,12 @@ def check_environment(variables: list[EnvVar], *, for_run: bool) -> None:
             raise ValueError(f"{where}: given twice, first in env[{first[one.name]}]")
         is_time = for_run and one.name in _TIMES
         if not is_time and (elsewhere := set_elsewhere(one.name)):
-            raise ValueError(f"{where}: not for env; {elsewhere}")
+            raise ValueError(f"{where}: cannot be set in env; {elsewhere}")
         if one.value is not None and is_credential(one.name, one.value):
             # Without the value, which would end in a log.
             raise ValueError(
-                f"{where}: its value looks like a credential, and everybody who can read the job "
-                f"could read it; put it in a Secret and set env[{index}].valueFrom.secretKeyRef"
+                f"{where}: its value looks like a credential, which everybody who may read the job "
+                f"could see; put it in a Secret and set env[{index}].valueFrom.secretKeyRef"
             )
 
 

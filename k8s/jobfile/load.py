@@ -101,7 +101,7 @@ def _check(value: Any, *, at: str, where: str) -> None:
                     continue
                 if not isinstance(key, str):
                     raise config_error(
-                        f"{where}: {_join(at, str(key))}: the key must be text, in quotes"
+                        f"{where}: {_join(at, str(key))}: the key must be text; put it in quotes"
                     )
                 _check(key, at=_join(at, key), where=where)
                 _check(item, at=_join(at, key), where=where)
@@ -222,8 +222,9 @@ def _position(holder: Any, part: str, label: str) -> Any:
         if int(name) < len(holder):
             return int(name)
         raise config_error(f"{label}: the list has {len(holder)} items; [{len(holder)}] adds one")
-    seen = "a list, so [NUMBER] must follow" if isinstance(holder, list) else repr(holder)
-    raise config_error(f"{label}: what {part} would be in is {seen}")
+    if isinstance(holder, list):
+        raise config_error(f"{label}: {part} would be in a list; write [NUMBER] before it")
+    raise config_error(f"{label}: {part} cannot be set, because {holder!r} is not a mapping")
 
 
 def _without_nulls(values: dict[str, Any], at: str = "") -> dict[str, Any]:

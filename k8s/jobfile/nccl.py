@@ -54,19 +54,20 @@ _nccl_variable = matching(
 
 
 class Nccl(Model):
-    """How GPUs of several nodes talk. `env` wins over all of it."""
+    """How GPUs of different nodes communicate. `env` wins over these."""
 
     presets: list[Literal["tcp", "infiniband", "roce", "efa", "patient", "debug"]] = Field(
-        [], description="named sets of variables, a later one wins; see k8s/jobfile/nccl.py"
+        [], description="named sets of variables, listed in k8s/jobfile/nccl.py; a later one wins"
     )
     socket_interface: str | None = Field(
         None,
         pattern=r"^[\^=]?[A-Za-z0-9][-._A-Za-z0-9,]*$",
-        description="interface, or prefix of it, for sockets: eth0, or ^docker,lo for any but these",
+        description="network interface for sockets, or a prefix: eth0; ^docker,lo: any other",
     )
     topology: TopologyFile | None = Field(None, description="NCCL_TOPO_FILE from a ConfigMap")
     flight_recorder: bool = Field(
-        True, description="keep the last collectives, and write them to the run folder on a timeout"
+        True,
+        description="record the last collectives, and write them to the run folder on a timeout",
     )
     variables: dict[Annotated[Variable, AfterValidator(_nccl_variable)], str] = Field(
         {}, description="more variables of NCCL; they win over the presets"

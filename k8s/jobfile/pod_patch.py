@@ -57,25 +57,25 @@ _CONTAINER = re.findall(
 
 # What other keys of the job file, or the launcher, set, and what depends on it.
 _SET_ELSEWHERE = {
-    "restartPolicy": "the launcher's restarts depend on it",
-    "hostname": "peers know the pod by its name",
-    "subdomain": "peers know the pod by its name",
+    "restartPolicy": "restarts depend on it",
+    "hostname": "other nodes find the pod by its name",
+    "subdomain": "other nodes find the pod by its name",
     "terminationGracePeriodSeconds": "set faults.gracePeriod",
     "activeDeadlineSeconds": "set faults.deadline",
 }
 _OF_THE_CONTAINER = {
-    "command": "it is the launcher; set run",
-    "args": "they are the launcher's; set run.args",
+    "command": "it starts the launcher; set run",
+    "args": "the launcher reads them; set run.args",
     "image": "set image",
-    "ports": "the launcher's rendezvous is there",
+    "ports": "the rendezvous uses them",
 }
 
 
 class PodPatch(Model):
-    """A strategic merge into the pod."""
+    """A strategic merge patch of the pod."""
 
     metadata: dict[Literal["labels", "annotations"], dict[Key, str]] = Field(
-        {}, description="labels and annotations of the pods alone"
+        {}, description="labels and annotations of the pods only"
     )
     spec: dict[str, Any] = Field({}, description="any field of a pod's spec")
 
@@ -102,8 +102,8 @@ def warnings(patch: PodPatch) -> list[str]:
     walk(patch.spec, "podPatch.spec")
     if patch.spec.get("hostNetwork") is True:
         found.append(
-            "podPatch.spec.hostNetwork: NetworkPolicies do not cover it: who reaches the host reaches "
-            "the ports of gloo, NCCL and torch's store, which ask for no password"
+            "podPatch.spec.hostNetwork: NetworkPolicies do not cover it: who reaches the machine "
+            "reaches the ports of gloo, NCCL and torch's store, which have no authentication"
         )
     return found
 
@@ -119,7 +119,7 @@ def apply(pod: dict[str, Any], patch: PodPatch) -> dict[str, Any]:
         given = patch.metadata.get(name, {})
         for key in given:
             if given[key] != own.get(key, given[key]):
-                _refuse(f"metadata.{name}.{key}", "the job's own; choose another key")
+                _refuse(f"metadata.{name}.{key}", "muster sets it; choose another key")
             try:
                 if name == "labels":
                     names.label_value(given[key])
@@ -151,7 +151,7 @@ def _check_patch(spec: dict[str, Any], main: str) -> None:
     _check_keys(spec, _POD, "spec")
     for key, reason in _SET_ELSEWHERE.items():
         if key in spec:
-            _refuse(f"spec.{key}", f"not to be patched; {reason}")
+            _refuse(f"spec.{key}", f"cannot be patched; {reason}")
     for kind in ("containers", "initContainers"):
         items = spec.get(kind, [])
         for one in items if isinstance(items, list) else []:
@@ -160,7 +160,7 @@ def _check_patch(spec: dict[str, Any], main: str) -> None:
                 _check_keys(one, _CONTAINER, where)
             for key, reason in _OF_THE_CONTAINER.items():
                 if where and kind == "containers" and one.get("name") == main and key in one:
-                    _refuse(f"spec.containers[{TRAINER}].{key}", f"not to be patched; {reason}")
+                    _refuse(f"spec.containers[{TRAINER}].{key}", f"cannot be patched; {reason}")
 
 
 def _check_keys(given: dict[str, Any], known: list[str], path: str) -> None:
@@ -175,7 +175,8 @@ def _merge(target: dict[str, Any], patch: dict[str, Any], path: str) -> dict[str
     directive = patch.get("$patch")
     if directive not in (None, "replace"):
         _refuse(
-            f"{path}.$patch", f"{directive!r} is not for a mapping; use replace, or null for it"
+            f"{path}.$patch",
+            f"{directive!r} does not work on a mapping; use replace, or set the mapping to null",
         )
     merged = {} if directive == "replace" else dict(target)
     identified = () if path.rpartition(".")[2] in _OWN_KEYS else _IDENTITY
@@ -184,7 +185,7 @@ def _merge(target: dict[str, Any], patch: dict[str, Any], path: str) -> dict[str
         if key == "$patch":
             continue
         if str(key).startswith("$"):
-            _refuse(at, "no such directive; there is $patch")
+            _refuse(at, "no such directive; use $patch")
         if value is None:
             merged.pop(key, None)
             continue
@@ -211,7 +212,7 @@ def _merge_list(target: list[Any], patch: list[Any], key: str, path: str) -> lis
         name = one[identity]
         if one.get("$patch") == "delete":
             if merged.pop(name, None) is None:
-                _refuse(f"{path}[{name}]", "there is none to delete")
+                _refuse(f"{path}[{name}]", "no item with this name to delete")
             continue
         under = {} if key in _REPLACED else merged.get(name, {})
         merged[name] = _merge(under, one, f"{path}[{name}]")

@@ -24,24 +24,25 @@ class Resources(Model):
     gpu: int = Field(0, ge=0, le=100_000, description="accelerators per node")
     gpu_resource: Device = Field(
         "nvidia.com/gpu",
-        description="what the cluster calls them, e.g. amd.com/gpu, nvidia.com/mig-1g.10gb",
+        description="their resource name in the cluster, e.g. amd.com/gpu, nvidia.com/mig-1g.10gb",
     )
     gpu_memory: Size | None = Field(
         None,
-        description="what one accelerator has, to compare the estimate of --plan with, e.g. 80Gi",
+        description="memory of one accelerator, e.g. 80Gi; --plan compares its estimate with it",
     )
     cpu: Cores | None = Field(None, description="cores per node, e.g. 8 or 500m")
-    memory: Size | None = Field(None, description="memory per node, /dev/shm included, e.g. 64Gi")
+    memory: Size | None = Field(None, description="memory per node, including /dev/shm, e.g. 64Gi")
     shm: Size | None = Field(
         None, description="size of /dev/shm (default: a quarter of memory, at most 32Gi)"
     )
     rdma: _Devices = Field(
         {},
-        description="devices for RDMA per node and their number, e.g. {vpc.amazonaws.com/efa: 32}; "
-        "they need locked memory, so the capability IPC_LOCK comes with them",
+        description="RDMA devices per node, e.g. {vpc.amazonaws.com/efa: 32}; they "
+        "need locked memory, so the pods get the capability IPC_LOCK",
     )
     devices: _Devices = Field(
-        {}, description="more extended resources per node and their number, without any capability"
+        {},
+        description="other extended resources per node; they add no capability",
     )
 
 
@@ -50,8 +51,8 @@ def ranks(resources: Resources, procs: int | None) -> int:
     if resources.gpu > 1 and "/mig-" in resources.gpu_resource:
         # CUDA shows a process the first slice it may see and no other, so the second rank has none.
         raise config_error(
-            f"resources.gpu={resources.gpu}: a process sees one slice of {resources.gpu_resource} only; "
-            "set resources.gpu=1, and as many more nodes"
+            f"resources.gpu={resources.gpu}: a process can use only one slice of "
+            f"{resources.gpu_resource}; set resources.gpu=1 and more nodes instead"
         )
     if procs is None:
         return resources.gpu or 1
@@ -59,8 +60,8 @@ def ranks(resources: Resources, procs: int | None) -> int:
         return 1
     if resources.gpu and procs > resources.gpu:
         raise config_error(
-            f"procsPerNode={procs}: more ranks than the {resources.gpu} of resources.gpu, and two on "
-            f"one GPU hinder each other; {resources.gpu} would do"
+            f"procsPerNode={procs}: more ranks than GPUs, and two ranks on one GPU slow each other "
+            f"down; resources.gpu is {resources.gpu}, so set at most {resources.gpu}"
         )
     return procs
 
@@ -77,8 +78,8 @@ def shm(resources: Resources) -> tuple[str, int]:
     count = quantity.size(text)
     if memory is not None and quantity.size(memory) <= count:
         raise config_error(
-            f"resources.memory={memory!r}: must be more than resources.shm, {text}, which is counted "
-            f"in it; {quantity.binary(2 * count)} would do"
+            f"resources.memory={memory!r}: must be more than resources.shm, {text}, which is part of "
+            f"it; use e.g. {quantity.binary(2 * count)}"
         )
     return text, count
 
@@ -92,7 +93,7 @@ def amounts(resources: Resources) -> tuple[dict[str, str], dict[str, str]]:
     for key, asked in (("rdma", resources.rdma), ("devices", resources.devices)):
         for name, count in asked.items():
             if name in devices:
-                raise config_error(f"resources.{key}.{name}={count}: asked for twice")
+                raise config_error(f"resources.{key}.{name}={count}: given twice; leave out one")
             devices[name] = str(count)
     limits = ({"memory": resources.memory} if resources.memory is not None else {}) | devices
     requests = {"cpu": resources.cpu} if resources.cpu is not None else {}
@@ -105,9 +106,9 @@ def warnings(resources: Resources, procs: int) -> Iterator[str]:
         yield f"procsPerNode: {resources.gpu - procs} of {resources.gpu} GPUs per node have no rank"
     if resources.rdma:
         yield (
-            "resources.rdma: Pod Security restricted and baseline forbid IPC_LOCK, and Kubernetes gives "
-            "it to no process that is not root; the machines must let any user lock memory "
+            "resources.rdma: Pod Security restricted and baseline forbid IPC_LOCK. Kubernetes gives it "
+            "to root processes only, so the machines must let any user lock memory "
             "(LimitMEMLOCK=infinity of the container runtime)"
         )
     if resources.memory is None:
-        yield "resources.memory: not given; such pods are the first to be evicted"
+        yield "resources.memory: not set; pods without it are evicted first"

@@ -52,11 +52,11 @@ def _pattern(text: str) -> str:
     try:
         found = re.compile(text)
     except re.error as error:
-        raise ValueError(f"no regular expression: {error}") from None
+        raise ValueError(f"not a regular expression: {error}") from None
     if found.groups != 1 and "value" not in found.groupindex:
         raise ValueError(
-            f"has {found.groups} groups; it must have one, or one named value, for what is read: "
-            "e.g. loss=([0-9.]+)"
+            f"has {found.groups} groups; it must have one, or a group named value, e.g. "
+            "loss=([0-9.]+)"
         )
     return text
 
@@ -80,7 +80,7 @@ def _known_code(code: int) -> int:
 
 def _program(words: list[str]) -> list[str]:
     if not words or not words[0]:
-        raise ValueError("names no program; e.g. [bash, -c, ./train.sh]")
+        raise ValueError("must name a program, e.g. [bash, -c, ./train.sh]")
     return words
 
 
@@ -101,15 +101,15 @@ _module = matching(
 
 
 class Run(OneOf):
-    """A program of one's own that each rank runs, under the same launcher as the trainer."""
+    """Your own program, which each rank runs, under the same launcher as the trainer."""
 
     one_of = ("script", "module", "command")
 
     script: Annotated[str, AfterValidator(_script)] | None = Field(
-        None, description="a Python script, where the code is, or in the image"
+        None, description="path of a Python script, in `code` or in the image"
     )
     module: Annotated[str, AfterValidator(_module)] | None = Field(
-        None, description="a module, as python -m takes it"
+        None, description="a Python module, as for python -m"
     )
     command: Annotated[list[_Word], AfterValidator(_program)] | None = Field(
         None, description="any program and its arguments, without a shell"
@@ -117,13 +117,13 @@ class Run(OneOf):
     args: list[_Word] = Field([], description="arguments of the script, module or command")
     stall: Positive | None = Field(
         None,
-        description="seconds without output and processor time of any rank of a node, after which they "
-        "count as hung: exit code 69",
+        description="if no rank of a node writes output or uses processor time for so many seconds, "
+        "they count as hung: exit code 69",
     )
     patterns: _Patterns | None = Field(
         None,
-        description=f"what its lines say: {', '.join(SETS)}, or regular expressions for "
-        f"{', '.join(typing.get_args(_Metric))}, each with one group, or one named value",
+        description=f"how to read the program's output: {', '.join(SETS)}, or regular expressions for "
+        f"{', '.join(typing.get_args(_Metric))}, each with one group, or a group named value",
     )
     exit_codes: Annotated[
         dict[
@@ -132,8 +132,8 @@ class Run(OneOf):
         BeforeValidator(_keys_as_text),
     ] = Field(
         {},
-        description="how its own exit codes are to be understood, e.g. {3: 65} (default: 0 and 143 as "
-        "they are, all else 70)",
+        description="translates the program's exit codes, e.g. {3: 65} (default: keep 0 and 143, "
+        "else 70)",
     )
 
     @property

@@ -19,15 +19,15 @@ _TERMS = f"scheduling.affinity.nodeAffinity.{_REQUIRED}.nodeSelectorTerms"
 
 
 class Toleration(Model):
-    """A taint of machines that the pods put up with, as Kubernetes has it."""
+    """A taint that the pods tolerate, as in Kubernetes."""
 
-    key: Key | None = Field(None, description="the taint's key (default: every one)")
+    key: Key | None = Field(None, description="the taint's key (default: any)")
     operator: Literal["Equal", "Exists"] = Field("Equal", description="how `value` is compared")
     value: LabelValue | None = Field(None, description="the taint's value")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="the taint's effect (default: every one)"
+        None, description="the taint's effect (default: any)"
     )
-    toleration_seconds: Count | None = Field(None, description="for how long; with NoExecute only")
+    toleration_seconds: Count | None = Field(None, description="for how long; only with NoExecute")
 
     @model_validator(mode="after")
     def _check(self) -> typing.Self:
@@ -44,59 +44,68 @@ class Topology(OneOf):
     """Kueue's topology-aware scheduling: one of these."""
 
     required: Key | None = Field(None, description="all pods in one domain of this level, or none")
-    preferred: Key | None = Field(None, description="in one domain of this level, if one has room")
+    preferred: Key | None = Field(
+        None, description="all pods in one domain of this level, if one has room"
+    )
 
 
 class Scheduling(Model):
     """Where and when the pods run."""
 
     queue: Subdomain | None = Field(
-        None, description="Kueue's LocalQueue; on launcher volcano its Queue"
+        None, description="Kueue's LocalQueue; on launcher volcano, Volcano's Queue"
     )
     priority: Subdomain | None = Field(None, description="Kueue's WorkloadPriorityClass")
     priority_class: Subdomain | None = Field(None, description="the pods' PriorityClass")
-    scheduler_name: Subdomain | None = Field(None, description="which scheduler places the pods")
-    gang: bool = Field(False, description="all pods are placed together or none")
+    scheduler_name: Subdomain | None = Field(None, description="the scheduler that places the pods")
+    gang: bool = Field(False, description="place all pods together, or none")
     gang_timeout: Positive | None = Field(
         None,
-        description="seconds that pods of a gang hold their places while others have none (default: the "
+        description="seconds that placed pods of a gang wait for places for the others (default: the "
         "scheduler's)",
     )
     node_selector: dict[Key, LabelValue] = Field({}, description="labels that a machine must have")
-    tolerations: list[Toleration] = Field([], description="taints that the pods put up with")
+    tolerations: list[Toleration] = Field([], description="taints that the pods tolerate")
     affinity: dict[Literal["nodeAffinity", "podAffinity", "podAntiAffinity"], dict[str, Any]] = (
-        Field({}, description="as Kubernetes has it")
+        Field({}, description="affinity, as in Kubernetes")
     )
     spread: Key | None = Field(
-        None, description="key of a machine's label: pods keep apart by it, as far as there is room"
+        None,
+        description="key of a machine's label: spread the pods over its values, as far as possible",
     )
     pack: Key | None = Field(
-        None, description="key of a machine's label: pods keep together by it, if there is room"
+        None,
+        description="key of a machine's label: put the pods on machines "
+        "with the same value, if there is room",
     )
-    host_ignore_list: list[Subdomain] = Field([], description="machines to stay away from")
+    host_ignore_list: list[Subdomain] = Field([], description="machines to avoid")
     avoid_labels: dict[Key, list[LabelValue]] = Field(
         {},
-        description="values of machines' labels to stay away from, e.g. "
+        description="machines to avoid, by their labels' values, e.g. "
         "{autopilot.ibm.com/gpuhealth: [ERR, TESTING, EVICT]}",
     )
     topology: Topology | None = Field(
-        None, description="a level of Kueue's Topology to keep within"
+        None,
+        description="keep the pods in one domain of Kueue's Topology",
     )
     exclusive_topology: Key | None = Field(
-        None, description="key of a machine's label: the job has one domain of it to itself"
+        None,
+        description="key of a machine's label: the machines with one of its "
+        "values run only this job",
     )
 
     @model_validator(mode="after")
     def _check(self) -> typing.Self:
         if self.spread is not None and self.spread == self.pack:
-            raise ValueError(f"scheduling.pack={self.pack!r}: spread says the opposite; choose one")
-        if self.gang_timeout is not None and not self.gang:
             raise ValueError(
-                "scheduling.gangTimeout: is of a gang, so scheduling.gang must be true"
+                f"scheduling.pack={self.pack!r}: scheduling.spread does the "
+                "opposite with this key; leave out one"
             )
+        if self.gang_timeout is not None and not self.gang:
+            raise ValueError("scheduling.gangTimeout: only for a gang; set scheduling.gang=true")
         for key in ("priority", "topology"):
             if getattr(self, key) is not None and self.queue is None:
-                raise ValueError(f"scheduling.{key}: is for Kueue, so scheduling.queue must be set")
+                raise ValueError(f"scheduling.{key}: only for Kueue; set scheduling.queue")
         return self
 
 
@@ -188,7 +197,7 @@ def _elsewhere(node: dict[str, Any], unwanted: dict[str, list[str]]) -> dict[str
     required = node.get(_REQUIRED, {"nodeSelectorTerms": [{}]})
     terms = required.get("nodeSelectorTerms") if isinstance(required, dict) else None
     if not isinstance(terms, list) or not terms:
-        raise config_error(f"{_TERMS}: must be a list of terms, as Kubernetes has it")
+        raise config_error(f"{_TERMS}: must be a list of terms, as in Kubernetes")
     for index, term in enumerate(terms):
         if not isinstance(term, dict) or not isinstance(term.get("matchExpressions", []), list):
             raise config_error(f"{_TERMS}[{index}]: must be a mapping with matchExpressions")

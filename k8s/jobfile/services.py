@@ -26,12 +26,12 @@ def _cidr(text: str) -> str:
 
 
 class Egress(Model):
-    """What the pods may call."""
+    """What the pods may connect to."""
 
     cidr: Annotated[str, AfterValidator(_cidr)] = Field(
         description="a network, e.g. 10.0.0.0/8; 0.0.0.0/0 is any"
     )
-    ports: list[_Port] = Field([], description="TCP ports (default: every one)")
+    ports: list[_Port] = Field([], description="TCP ports (default: all)")
 
 
 def _attachment(text: str) -> str:
@@ -41,15 +41,17 @@ def _attachment(text: str) -> str:
 
 
 class Network(Model):
-    """What the pods may connect to, where the cluster's network applies a NetworkPolicy."""
+    """What the pods may connect to, if the cluster's network plugin enforces NetworkPolicies."""
 
     isolate: bool = Field(
-        True, description="only the job's own pods, DNS, `egress`, and whom `metrics.from` lets in"
+        True,
+        description="a NetworkPolicy: pods connect only to each other, DNS, `fetchFrom` and `egress`; "
+        "others reach only the metrics port",
     )
     dns: Literal["cluster", "any"] = Field(
         "cluster",
-        description="where names are asked for: `cluster`, the pods with k8s-app=kube-dns in "
-        "kube-system or a cache on the machine; `any`, for a cluster whose DNS is elsewhere",
+        description="DNS that the pods may use: `cluster`, the pods with k8s-app=kube-dns in "
+        "kube-system and a cache on the machine; `any`, for a cluster whose DNS is elsewhere",
     )
     fetch_from: list[Annotated[str, AfterValidator(_cidr)]] = Field(
         ["0.0.0.0/0", "::/0"],
@@ -60,7 +62,7 @@ class Network(Model):
     )
     secondary: list[Annotated[str, AfterValidator(_attachment)]] = Field(
         [],
-        description="more interfaces of the pods: names of Multus' NetworkAttachmentDefinitions, "
+        description="more network interfaces: names of Multus NetworkAttachmentDefinitions, "
         "[NAMESPACE/]NAME, e.g. one for each RoCE adapter",
     )
 
@@ -72,11 +74,13 @@ def annotations(network: Network) -> dict[str, str]:
 
 
 class Metrics(Model):
-    """A port of every pod that Prometheus reads."""
+    """A port of every pod that Prometheus scrapes."""
 
     port: _Port = Field(description="the port")
     path: str = Field("/metrics", pattern=r"^/[-._~/A-Za-z0-9]*$", description="the path")
-    interval: str = Field("30s", pattern=r"^[1-9][0-9]*(ms|s|m|h)$", description="how often")
+    interval: str = Field(
+        "30s", pattern=r"^[1-9][0-9]*(ms|s|m|h)$", description="how often to scrape"
+    )
     dashboard: bool = Field(
         False, description="a dashboard for Grafana, as a ConfigMap that its sidecar finds"
     )
@@ -87,10 +91,10 @@ class Metrics(Model):
 
 
 class TensorBoard(Model):
-    """TensorBoard over the run folder: a Deployment and a Service."""
+    """TensorBoard for the run folder: a Deployment and a Service."""
 
     image: Image | None = Field(
-        None, description="an image with `tensorboard`; the job's own has it"
+        None, description="an image with `tensorboard` (default: the job's image)"
     )
     port: _Port = Field(6006, description="the Service's port")
     from_: list[DnsLabel] = Field(  # `from` is a word of Python's

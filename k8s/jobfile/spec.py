@@ -33,10 +33,10 @@ MAX_PARALLEL = "muster/max-parallel"  # annotation of the job object
 
 
 class Elastic(Model):
-    """Nodes come and go between these numbers, and the job goes on with those there are."""
+    """Nodes may join and leave within these limits."""
 
-    min: int = Field(ge=1, description="fewest nodes that train")
-    max: int = Field(ge=1, le=10_000, description="most nodes")
+    min: int = Field(ge=1, description="the smallest number of nodes")
+    max: int = Field(ge=1, le=10_000, description="the largest number of nodes")
 
     @model_validator(mode="after")
     def _check(self) -> typing.Self:
@@ -56,21 +56,21 @@ Nodes = Annotated[
 
 
 class Faults(Model):
-    """What happens when something fails. Seconds, where it is about time."""
+    """What happens when something fails. Times are in seconds."""
 
-    max_restarts: Count = Field(3, description="counted failures that are retried")
+    max_restarts: Count = Field(3, description="how many counted failures are retried")
     restarts: Literal["ranks", "node"] = Field(
         "node",
-        description="what is restarted when a rank fails. ranks: the ranks of all nodes, in place, "
-        "maxRestarts times before a node ends; an elastic job always does so. node: the node ends, and "
-        "the job's controller restarts what it restarts",
+        description="what is restarted when a rank fails. ranks: the ranks of all nodes, in the same "
+        "pods, up to maxRestarts times before a node ends; elastic jobs always do this. node: the node "
+        "ends, and the job's controller restarts pods",
     )
-    deadline: Positive | None = Field(None, description="the job is stopped after this time")
-    ttl: Count | None = Field(None, description="a job that ended is deleted after")
+    deadline: Positive | None = Field(None, description="seconds after which the job is stopped")
+    ttl: Count | None = Field(None, description="seconds until an ended job is deleted")
     grace_period: Positive = Field(
-        120, description="between SIGTERM and SIGKILL; the checkpoint is saved within it"
+        120, description="seconds between SIGTERM and SIGKILL, to save a checkpoint"
     )
-    suspend: bool = Field(False, description="made, but not started until it is unsuspended")
+    suspend: bool = Field(False, description="create the job suspended")
     clean_pod_policy: Literal["All", "Running", "None"] | None = Field(
         None, description="which pods a PyTorchJob deletes when it ends (default: Running)"
     )
@@ -83,12 +83,13 @@ class Matrix(Model):
     __pydantic_extra__: dict[str, Annotated[list[Any], Field(min_length=1)]]
 
     exclude: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field(
-        [], description="combinations to leave out: each one that has all values of an item"
+        [],
+        description="combinations to leave out: those with all values of an item",
     )
     max_parallel: Positive | None = Field(
         None,
-        description="how many jobs may be in the cluster at a time; `submit` holds the others back, so "
-        "it must wait (--wait or --follow)",
+        description="the most jobs in the cluster at a time; `submit` applies the next when one ends, "
+        "so it needs --wait or --follow",
     )
 
 
@@ -117,46 +118,46 @@ class JobSpec(Model):
     """A training job."""
 
     name: Annotated[str, AfterValidator(names.job_name)] = Field(
-        description="the job's name, from which every object's is made"
+        description="the job's name; the names of all objects start with it"
     )
     namespace: DnsLabel | None = Field(
-        None, description="namespace of every object (default: the one kubectl is set to)"
+        None, description="namespace of every object (default: kubectl's current namespace)"
     )
-    launcher: str = Field("job", description="what runs it: a folder's name in k8s/launchers")
+    launcher: str = Field("job", description="the kind of job: a folder in k8s/launchers")
     image: Image | None = Field(
-        None, description="the trainer's image; every launcher but local needs it"
+        None, description="the trainer's image; all launchers except local need it"
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
-        None, description="when the image is pulled (default: Kubernetes' own, by the tag)"
+        None, description="when the image is pulled (default: Kubernetes decides by the tag)"
     )
     image_pull_secrets: list[Subdomain] = Field(
         [], description="names of Secrets for the image's registry"
     )
     service_account: Subdomain | None = Field(
         None,
-        description="the pods' ServiceAccount, e.g. one that a cloud lets read a bucket; its token for "
-        "the cluster's own API stays out",
+        description="the pods' ServiceAccount, e.g. one that a cloud allows to read a bucket; the token "
+        "for the Kubernetes API is not mounted",
     )
-    nodes: Nodes = Field(1, description="machines, or pods; {min, max}: as many as there are")
+    nodes: Nodes = Field(1, description="number of machines or pods; {min, max}: an elastic job")
     procs_per_node: int | None = Field(
         None,
         ge=0,
         le=100_000,
-        description="ranks per node (default: one per GPU, else one); 0, with run.command: one process, "
-        "which starts the others itself",
+        description="ranks per node (default: one per GPU, or 1); 0, only with run.command: one "
+        "process, which starts the ranks itself",
     )
     matrix: Matrix | None = Field(
         None,
-        description="several jobs from this file: keys as --set takes them, each with a list of values, "
-        "e.g. {trainer.lr: [0.01, 0.03], trainer.seed: [0, 1]}; a job for each combination",
+        description="several jobs from this file, one for each combination of values: keys as in --set, "
+        "each with a list of values, e.g. {trainer.lr: [0.01, 0.03], trainer.seed: [0, 1]}",
     )
     resources: Resources = _section(Resources, "what one node has")
-    nccl: Nccl = _section(Nccl, "how GPUs of several nodes talk")
+    nccl: Nccl = _section(Nccl, "how GPUs of different nodes communicate")
     trainer: dict[str, str | bool | int | float | None] = Field(
         {}, description="what is trained and how: the TRAINER_* settings in lower camel case"
     )
     run: Run | None = Field(
-        None, description="a script, module or command of your own, in place of `trainer`"
+        None, description="your own script, module or command, instead of `trainer`"
     )
     env: list[EnvVar] = Field([], description="more environment variables")
     env_from: list[EnvFrom] = Field(
@@ -164,13 +165,13 @@ class JobSpec(Model):
     )
     code: Code | None = Field(
         None,
-        description="code for the task or the script: from git, or a folder that travels along",
+        description="code of the task or script: from git, or a folder that travels with the job",
     )
     setup: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
-        description="bash commands that each pod runs before the trainer, in the trainer's image and at "
-        "/code; the first that fails fails the pod. What pip installs, in an image that has it, is "
-        "there for the trainer",
+        description="bash commands that each pod runs before the trainer, in the trainer's image "
+        "at /code; if one fails, the pod fails. With pip in the image, "
+        "`pip install` makes packages available to the trainer",
     )
     data: DataVolume | None = Field(None, description=f"the data set, mounted at {DATA}")
     checkpoints: CheckpointVolume | None = Field(
@@ -178,18 +179,19 @@ class JobSpec(Model):
     )
     volumes: list[Volume] = Field([], description="more folders for the trainer")
     mount_job_file: bool = Field(
-        False, description=f"the job file itself, in a ConfigMap, at {JOB_FILE}/job.yaml"
+        False, description=f"mount the job file, from a ConfigMap, at {JOB_FILE}/job.yaml"
     )
-    network: Network = _section(Network, "whom the pods may talk to")
-    metrics: Metrics | None = Field(None, description="a port of every pod that Prometheus reads")
+    network: Network = _section(Network, "what the pods may connect to")
+    metrics: Metrics | None = Field(None, description="a port of every pod that Prometheus scrapes")
     tensorboard: TensorBoard | None = Field(
-        None, description="TensorBoard over the run folder: a Deployment and a Service"
+        None, description="TensorBoard for the run folder: a Deployment and a Service"
     )
     disruption_budget: bool = Field(
-        False, description="no voluntary eviction takes a pod that the job needs"
+        False, description="no voluntary eviction of a pod that the job needs"
     )
     app_wrapper: bool = Field(
-        False, description="all objects in one AppWrapper, which queues, restarts and deletes them"
+        False,
+        description="one AppWrapper for all objects, which queues, restarts and deletes them",
     )
     scheduling: Scheduling = _section(Scheduling, "where and when the pods run")
     faults: Faults = _section(Faults, "what happens when something fails")
@@ -199,7 +201,7 @@ class JobSpec(Model):
     annotations: dict[Key, str] = Field({}, description="annotations of every object and pod")
 
     pod_patch: PodPatch = _section(
-        PodPatch, "a strategic merge into the pod, for what has no key here; applied last"
+        PodPatch, "a strategic merge patch of the pod, for what has no key here; applied last"
     )
 
     @property

@@ -101,7 +101,7 @@ def hint(key: str, known: list[str], *, path: str) -> str:
     near = difflib.get_close_matches(key, known, n=1)
     if near:
         return f"did you mean {path.removesuffix(key)}{near[0]}?"
-    return f"choose {', '.join(known) or 'none below'}"
+    return f"choose {', '.join(known)}" if known else "there are no keys here"
 
 
 def _keys_of(field: Any) -> list[str]:

@@ -27,19 +27,19 @@ _ACCESS = Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOn
 class Claim(Model):
     """A PersistentVolumeClaim that is made with the job."""
 
-    size: Size = Field(description="how large, e.g. 500Gi")
+    size: Size = Field(description="size, e.g. 500Gi")
     storage_class: Subdomain | None = Field(
         None, description="name of a StorageClass (default: the cluster's)"
     )
     access_mode: _ACCESS = Field(
-        "ReadWriteMany", description="ReadWriteMany where several nodes mount it"
+        "ReadWriteMany", description="ReadWriteMany if several nodes mount it"
     )
 
 
 class Scratch(Model):
-    """A volume of each pod's own, made and deleted with it, e.g. of local NVMe."""
+    """A volume for each pod, made and deleted with it, e.g. of local NVMe."""
 
-    size: Size = Field(description="how large, e.g. 1Ti")
+    size: Size = Field(description="size, e.g. 1Ti")
     storage_class: Subdomain | None = Field(
         None, description="name of a StorageClass (default: the cluster's)"
     )
@@ -64,11 +64,11 @@ class Pull(Model):
     """What every pod copies before the trainer starts."""
 
     source: Annotated[str, AfterValidator(_bucket)] = Field(description=_BUCKETS)
-    size: Size = Field(description="room for it in each pod, e.g. 100Gi")
+    size: Size = Field(description="space for the copy in each pod, e.g. 100Gi")
     secret: Subdomain | None = Field(
         None,
-        description="name of a Secret whose every key is a variable for the copy, "
-        "e.g. AWS_ACCESS_KEY_ID (default: the machine's own right)",
+        description="name of a Secret whose keys are variables for the copy, e.g. AWS_ACCESS_KEY_ID "
+        "(default: the rights of the pod or machine)",
     )
     image: Image | None = Field(
         None, description="image with `aws`, `gcloud` or `hf` (default: one for the source)"
@@ -76,7 +76,7 @@ class Pull(Model):
 
 
 class Kept(OneOf):
-    """Sources of a volume that are there before the job and after it."""
+    """Sources of a volume that exist before the job and after it."""
 
     pvc: Subdomain | None = Field(None, description="name of a PersistentVolumeClaim")
     host_path: HostPath | None = Field(None, description="folder on every machine")
@@ -86,7 +86,7 @@ class Kept(OneOf):
 class DataVolume(Kept):
     """Where the data set is: one of these."""
 
-    pull: Pull | None = Field(None, description="copied by each pod before it starts")
+    pull: Pull | None = Field(None, description="a source that each pod copies at its start")
 
 
 class CheckpointVolume(Kept):
@@ -105,15 +105,17 @@ class Volume(Kept):
     )
 
     claim: Claim | None = Field(None, description="a PersistentVolumeClaim made with the job")
-    ephemeral: Scratch | None = Field(None, description="each pod's own, e.g. local NVMe")
+    ephemeral: Scratch | None = Field(None, description="a volume for each pod, e.g. local NVMe")
     empty_dir: Size | None = Field(None, description="size of a folder that is lost with its pod")
     config_map: Subdomain | None = Field(None, description="name of a ConfigMap")
     secret: Subdomain | None = Field(None, description="name of a Secret")
 
     name: DnsLabel = Field(description="the volume's name")
-    path: HostPath = Field(description="where the trainer sees it")
+    path: HostPath = Field(description="mount path in the trainer's container")
     read_only: bool = Field(False, description="mounted read-only")
-    sub_path: DataKey | None = Field(None, description="only this file or folder of it")
+    sub_path: DataKey | None = Field(
+        None, description="mount only this file or folder of the volume"
+    )
 
 
 def check_volumes(volumes: list[Volume]) -> None:
@@ -123,5 +125,5 @@ def check_volumes(volumes: list[Volume]) -> None:
         path = one.path.rstrip("/") or "/"
         for key, value, taken in (("name", one.name, names), ("path", path, paths)):
             if value in taken:
-                raise ValueError(f"volumes[{index}].{key}={value!r}: taken; choose another")
+                raise ValueError(f"volumes[{index}].{key}={value!r}: already used; choose another")
             taken.add(value)

@@ -62,7 +62,9 @@ def migrate_pod(template: Values, *, name: str, container: str | None = None) ->
     pod_patch = {"metadata": _metadata(template.get("metadata") or {}), "spec": patch}
     grace = pod.get("terminationGracePeriodSeconds")
     if grace == 0:
-        notes.append("terminationGracePeriodSeconds=0: no time to save; here the default is kept")
+        notes.append(
+            "terminationGracePeriodSeconds=0: no time to save a checkpoint; the default is used"
+        )
     values: Values = {
         "image": main["image"],
         "imagePullPolicy": main.get("imagePullPolicy"),
@@ -93,10 +95,10 @@ def note_difference(first: Values, other: Values, *, names: tuple[str, str]) -> 
     ]
     if runs[0] != runs[1]:
         raise ValueError(
-            f"{names[1]} runs another program than {names[0]}; the nodes of a training run the same, so "
-            "migrate what trains, by itself"
+            f"{names[1]} runs a different program than {names[0]}, but all nodes of a job run the same; "
+            "migrate only the part that trains"
         )
-    return [f"{names[1]}: its pod differs from {names[0]}'s; the pods here are like {names[0]}'s"]
+    return [f"{names[1]}: its pod differs from {names[0]}'s; the job file has {names[0]}'s"]
 
 
 _KUEUE_LABELS = {
@@ -168,7 +170,7 @@ def _resources(given: Values) -> Values:
 def _count(name: str, given: object) -> int:
     if not str(given).isdecimal():
         raise ValueError(
-            f"{name}: {given!r} is no number; fill in what is left open, e.g. with envsubst"
+            f"{name}: {given!r} is not a number; replace placeholders first, e.g. with envsubst"
         )
     return int(str(given))
 
@@ -216,7 +218,7 @@ def _volumes(pod: Values, main: Values, others: list[Values]) -> _Volumes:
         name, path = mount["name"], mount["mountPath"]
         if name not in by_name:
             notes.append(
-                f"volume {name} at {path}: the pod has none; if the job makes it, add a claim"
+                f"volume {name} at {path}: not defined in the pod; if the job creates it, add a claim"
             )
             continue
         volume = by_name[name]
@@ -230,7 +232,8 @@ def _volumes(pod: Values, main: Values, others: list[Values]) -> _Volumes:
                 values[folder] = source
             elif "emptyDir" not in volume:  # an emptyDir is empty when the pod starts
                 notes.append(
-                    f"volume {name}: the pod has its own {path}; mount it elsewhere, in `volumes`"
+                    f"volume {name}: muster mounts its own {path}; "
+                    "mount this volume elsewhere, in `volumes`"
                 )
         elif source:
             made = {"name": f"{name}-volume" if name in TAKEN_NAMES else name, "path": path}

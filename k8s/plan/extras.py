@@ -97,13 +97,13 @@ def _tensorboard(spec: JobSpec) -> Extra:
     kept = spec.checkpoints
     if kept is None or kept.empty_dir is not None or kept.host_path is not None:
         raise config_error(
-            "tensorboard: reads the run folder, which no other pod can see; set checkpoints.pvc, "
-            "checkpoints.claim or checkpoints.csi"
+            "tensorboard: reads the run folder, which here only the job's pods can see; set "
+            "checkpoints.pvc, checkpoints.claim or checkpoints.csi"
         )
     if spec.app_wrapper:
         raise config_error(
-            "tensorboard: never ends, so an AppWrapper with it in would not either; leave out one of "
-            "tensorboard and appWrapper"
+            "tensorboard: never ends, so an AppWrapper that contains it would never end; leave out one "
+            "of tensorboard and appWrapper"
         )
     volume = storage.volume_source(spec, kept, "checkpoints")
     component = {"app.kubernetes.io/component": "tensorboard"}
@@ -117,23 +117,23 @@ def warnings(spec: JobSpec) -> Iterator[str]:
     """Yield warnings about these objects."""
     if not spec.network.isolate:
         yield (
-            "network.isolate: without it every pod that reaches the job's pods reaches the ports of "
-            "gloo, NCCL and torch's store, which ask for no password"
+            "network.isolate: false, so every pod that reaches the job's pods reaches the ports of "
+            "gloo, NCCL and torch's store, which have no authentication"
         )
     fetches = _fetches(spec)
     if spec.network.isolate and not spec.network.egress:
-        reached = ", ".join(["their peers", "DNS", *fetches])
+        reached = ", ".join(["each other", "DNS", *fetches])
         yield (
-            f"network: the pods reach {reached} and nothing else; name what the task downloads from "
-            "in network.egress"
+            f"network: the pods can connect only to {reached}; if the task downloads anything, add the "
+            "network to network.egress"
         )
     if spec.network.isolate and fetches and "fetch_from" not in spec.network.model_fields_set:
         ports = " and ".join(str(port) for port in sorted(set(fetches.values())))
         yield (
-            f"network.fetchFrom: not set, so the pods reach every address at port {ports}, also once "
-            f"they train; name the networks of {' and '.join(fetches)}"
+            f"network.fetchFrom: not set, so the pods can connect to every address at port {ports}, "
+            f"even while they train; set it to the networks of {' and '.join(fetches)}"
         )
     if spec.nccl.presets and not spec.resources.gpu:
-        yield "nccl: ignored, since there is no GPU"
+        yield "nccl: ignored, because there is no GPU"
     if spec.disruption_budget:
         yield "disruptionBudget: draining a machine waits until the job has ended"

@@ -47,7 +47,7 @@ def make(spec: JobSpec, launcher: Launcher, payload: Payload) -> Plan:
     """Plan a job for a launcher. Raises Fault(64), its text beginning with the key's path."""
     if spec.image is None and launcher.runs_in is not RunsIn.PROCESS:
         raise config_error(
-            f"image: missing; launcher {launcher.name} runs it, e.g. image: ghcr.io/me/trainer:1.0"
+            f"image: missing; launcher {launcher.name} needs it, e.g. image: ghcr.io/me/trainer:1.0"
         )
     launcher.refuse(spec)
     own_program.check(spec, launcher)
@@ -171,8 +171,8 @@ def _check_data(settings: Settings, launcher: Launcher, data: str | None) -> Non
     needs = settings.task in task_names() and find_task(settings.task).needs_data
     if needs and data is None and launcher.runs_in is RunsIn.POD:
         raise config_error(
-            f"trainer.task={settings.task!r}: needs its data set; add data, the volume that holds "
-            "it, e.g. data: {pvc: my-claim}"
+            f"trainer.task={settings.task!r}: needs its data set; set data to the volume that "
+            "has it, e.g. data: {pvc: my-claim}"
         )
 
 
@@ -182,8 +182,8 @@ def _size(spec: JobSpec, settings: Settings, procs: int) -> Sizing:
         try:
             size(settings, nodes * procs, label=label, uneven=True)
         except Fault as fault:
-            among = f"{spec.least_nodes} to {spec.most_nodes}"
-            raise Fault(fault.code, f"{fault} (with {nodes} of nodes' {among})") from None
+            among = f"nodes may be {spec.least_nodes} to {spec.most_nodes}"
+            raise Fault(fault.code, f"{fault} (with {nodes} nodes; {among})") from None
     uneven = spec.least_nodes != spec.most_nodes
     return size(settings, spec.most_nodes * procs, label=label, uneven=uneven)
 
@@ -193,15 +193,15 @@ def _shutdown(spec: JobSpec, settings: Settings) -> int:
     left, allowed = grace - MARGIN, settings.checkpoint_timeout
     if left <= 0:
         raise config_error(
-            f"faults.gracePeriod={grace}: the entrypoint needs {MARGIN} s of it, which leaves none to "
-            f"save a checkpoint; {MARGIN + 20} would do"
+            f"faults.gracePeriod={grace}: the launcher needs {MARGIN} s of it, so no time is left to "
+            f"save a checkpoint; use e.g. {MARGIN + 20}"
         )
     if "checkpointTimeout" in spec.trainer and allowed > left:
         # The default only separates a stuck disk from a slow one.
         raise config_error(
-            f"trainer.checkpointTimeout={allowed}: a checkpoint may take longer than the {left} s that "
-            f"faults.gracePeriod={grace} leaves it, and is lost then; set faults.gracePeriod="
-            f"{allowed + MARGIN}"
+            f"trainer.checkpointTimeout={allowed}: more than the {left} s that "
+            f"faults.gracePeriod={grace} leaves to save a checkpoint, so it may be lost; set "
+            f"faults.gracePeriod={allowed + MARGIN}"
         )
     return left
 
@@ -215,8 +215,8 @@ def _longest_host(spec: JobSpec, launcher: Launcher, objects: tuple[Extra, ...])
     if len(longest) > LONGEST:
         fits = len(spec.name) - (len(longest) - LONGEST)
         raise config_error(
-            f"name={spec.name!r}: makes the name {longest}, {len(longest)} characters where {LONGEST} "
-            f"are allowed; a job name of at most {fits} would do"
+            f"name={spec.name!r}: leads to the name {longest} of {len(longest)} characters, but "
+            f"{LONGEST} are allowed; use at most {fits}"
         )
     return max(spec.name, host, key=len)
 
@@ -233,7 +233,7 @@ def _metadata(spec: JobSpec, labels: dict[str, str], annotations: dict[str, str]
 
 def _warnings(spec: JobSpec, procs: int, launcher: Launcher) -> Iterator[str]:
     if launcher.runs_in is not RunsIn.PROCESS and _is_latest(spec.image or ""):
-        yield f"image: {spec.image} may change at any time; name a version, or better a digest"
+        yield f"image: {spec.image} may change at any time; use a version or, better, a digest"
     if launcher.runs_in is not RunsIn.POD:
         return
     yield from resources.warnings(spec.resources, procs)

@@ -52,9 +52,9 @@ def cells(job: JobFile) -> list[Cell]:
 
 def _check(varied: dict[str, list[Any]], job: JobFile) -> None:
     if not varied:
-        raise config_error("matrix: has no key; e.g. trainer.lr: [0.01, 0.03]")
+        raise config_error("matrix: has no keys; add one, e.g. trainer.lr: [0.01, 0.03]")
     if (count := math.prod(map(len, varied.values()))) > _MOST:
-        raise config_error(f"matrix: {count:,} combinations; at most {_MOST} would do")
+        raise config_error(f"matrix: {count:,} combinations, but at most {_MOST} are allowed")
     paths = {key: load.parts_of(key) for key in varied}
     for key, path in paths.items():
         _check_key(key, path, job)
@@ -63,17 +63,21 @@ def _check(varied: dict[str, list[Any]], job: JobFile) -> None:
                 raise config_error(f"matrix.{other}: {key} sets it too; leave out one of them")
         for value in varied[key]:
             if varied[key].count(value) > 1:
-                raise config_error(f"matrix.{key}: {text_of(value)} is there twice; leave out one")
+                raise config_error(
+                    f"matrix.{key}: {text_of(value)} is in the list twice; leave out one"
+                )
 
 
 def _check_key(key: str, path: list[str], job: JobFile) -> None:
     if not path:
-        raise config_error(f"matrix.{key}: not a key as --set takes it, e.g. trainer.lr")
+        raise config_error(f"matrix.{key}: not a key that --set takes, e.g. trainer.lr")
     if path[0] in ("name", "matrix"):
-        raise config_error(f"matrix.{key}: not to be varied; a job's name comes from the others")
+        raise config_error(
+            f"matrix.{key}: cannot be varied; the jobs' names are made from the other keys"
+        )
     if job.origins.get(key) == load.OPTION:
         raise config_error(
-            f"matrix.{key}: --set {key} is given, too; --set 'matrix[{key}]=' takes it out here"
+            f"matrix.{key}: --set {key} sets it too; leave out one, here with --set 'matrix[{key}]='"
         )
 
 
@@ -88,10 +92,12 @@ def _combinations(varied: dict[str, list[Any]], exclude: list[Values]) -> list[V
             raise config_error(f"{at}: {unknown[0]} is not varied; choose {', '.join(varied)}")
         found = {n for n, cell in enumerate(made) if all(cell[key] == item[key] for key in item)}
         if not found:
-            raise config_error(f"{at}: no combination has {text_of(item)}; compare the lists")
+            raise config_error(
+                f"{at}: no combination has {text_of(item)}; compare it with the lists"
+            )
         left_out |= found
     if len(left_out) == len(made):
-        raise config_error("matrix.exclude: leaves no combination; leave out an item")
+        raise config_error("matrix.exclude: leaves no combination; remove an item")
     return [cell for number, cell in enumerate(made) if number not in left_out]
 
 

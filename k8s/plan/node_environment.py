@@ -51,7 +51,7 @@ def _check_port(spec: JobSpec, environment: dict[str, str], launcher: Launcher) 
     meets = launcher.runs_in in (RunsIn.POD, RunsIn.CONTAINERS)
     if meets and environment.get(variable("metrics_port")) == str(DEFAULT_PORT):
         key = "metrics.port" if spec.metrics else "trainer.metricsPort"
-        raise config_error(f"{key}={DEFAULT_PORT}: the nodes meet at this port; choose another")
+        raise config_error(f"{key}={DEFAULT_PORT}: the rendezvous uses this port; choose another")
 
 
 def _metrics_and_tensorboard(spec: JobSpec, settings: Settings) -> dict[str, str]:
@@ -62,7 +62,7 @@ def _metrics_and_tensorboard(spec: JobSpec, settings: Settings) -> dict[str, str
         if settings.metrics_port not in (None, spec.metrics.port):
             raise config_error(
                 f"trainer.metricsPort={settings.metrics_port}: metrics.port is {spec.metrics.port}; "
-                "leave out the former"
+                "leave out trainer.metricsPort"
             )
         found[variable("metrics_port")] = str(spec.metrics.port)
     return found

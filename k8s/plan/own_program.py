@@ -18,13 +18,13 @@ def check(spec: JobSpec, launcher: Launcher) -> None:
     """Refuse keys that do not go together. Raises Fault(64)."""
     if spec.run is not None and spec.trainer:
         raise config_error(
-            "run: a program of your own, and trainer is for ours; leave out one of run and trainer"
+            "run: replaces our trainer, so nothing reads `trainer`; leave out one of run and trainer"
         )
     if spec.procs_per_node == 0:
         if spec.run is None or spec.run.command is None:
             raise config_error(
-                "procsPerNode=0: one process that starts the ranks itself, so for run.command only; "
-                "leave it out, or write the number of ranks"
+                "procsPerNode=0: only with run.command, for a program that starts the ranks "
+                "itself; leave it out, or set the number of ranks"
             )
         together = launcher.runs_in in (RunsIn.PROCESS, RunsIn.CONTAINER)
         if together and spec.most_nodes > 1:
@@ -55,7 +55,7 @@ def claim_of(spec: JobSpec, launcher: Launcher) -> str | None:
     found = spec.code.pvc or (spec.checkpoints and spec.checkpoints.pvc)
     if not found:
         raise config_error(
-            "code.via='pvc': no claim to copy the folder to; name one that is there in code.pvc, or in "
+            "code.via='pvc': no claim to copy the folder to; name an existing one in code.pvc or "
             "checkpoints.pvc"
         )
     return found

@@ -50,8 +50,8 @@ def _out(spec: JobSpec, settings: Settings, launcher: Launcher) -> tuple[str, st
         if in_process:
             return str(inside), str(inside)
         raise config_error(
-            f"trainer.out={str(inside)!r}: must be within {OUT}, all else is read-only or lost; "
-            f"leave it out, or write {OUT}/FOLDER"
+            f"trainer.out={str(inside)!r}: must be within {OUT}, since other folders are read-only or "
+            f"lost; leave it out, or write {OUT}/FOLDER"
         )
     if spec.checkpoints and spec.checkpoints.host_path:
         return str(inside), str(PurePosixPath(spec.checkpoints.host_path) / inside.relative_to(OUT))
@@ -134,7 +134,8 @@ def claims(spec: JobSpec) -> dict[str, Claim]:
     for index, one in enumerate(spec.volumes):
         if one.claim is not None and found.setdefault(one.name, one.claim) is not one.claim:
             raise config_error(
-                f"volumes[{index}].name={one.name!r}: the claim of checkpoints has it; choose another"
+                f"volumes[{index}].name={one.name!r}: the claim of checkpoints has this "
+                "name; choose another"
             )
     return found
 
@@ -147,7 +148,7 @@ def volume_source(spec: JobSpec, volume: Any, key: str) -> dict[str, Any]:
             if claim.access_mode in ("ReadWriteOnce", "ReadWriteOncePod") and spec.most_nodes > 1:
                 raise config_error(
                     f"{key}.claim.accessMode={claim.access_mode!r}: {spec.most_nodes} pods on several "
-                    "machines mount it; use ReadWriteMany, or ephemeral for one each"
+                    "machines mount it; use ReadWriteMany, or ephemeral for a volume per pod"
                 )
             return {"persistentVolumeClaim": {"claimName": f"{spec.name}-{name}"}}
         case "ephemeral", scratch:
@@ -184,19 +185,19 @@ def warnings(spec: JobSpec) -> Iterator[str]:
     kept = spec.checkpoints
     url = "://" in str(spec.trainer.get("checkpoints"))
     if not url and (kept is None or kept.empty_dir is not None):
-        yield "checkpoints: kept in the pod only; a pod that is replaced starts over at step 0"
+        yield "checkpoints: kept only in the pod; a replaced pod starts again at step 0"
     volumes: list[tuple[str, Any]] = [("data", spec.data), ("checkpoints", kept)]
     volumes += [(f"volumes[{index}]", one) for index, one in enumerate(spec.volumes)]
     for key, volume in volumes:
         if volume is not None and volume.host_path is not None:
             yield (
-                f"{key}.hostPath: each machine has its own, user 65532 needs access to it, and Pod "
-                "Security baseline forbids it"
+                f"{key}.hostPath: each machine has its own folder, user 65532 needs access to it, and "
+                "Pod Security baseline forbids it"
             )
     if kept is not None and kept.pvc is not None and spec.most_nodes > 1:
         yield f"checkpoints.pvc: {spec.most_nodes} pods mount it, so it must be ReadWriteMany"
     if kept is not None and kept.claim is not None:
         yield (
-            "checkpoints.claim: deleted with the job's other objects, and the checkpoints with it; "
-            "name a claim of your own in checkpoints.pvc to keep them"
+            "checkpoints.claim: deleted with the job's other objects, and the checkpoints with it; to "
+            "keep them, name your own claim in checkpoints.pvc"
         )

@@ -1,4 +1,4 @@
-"""Several nodes on this machine: a container each, in a network of their own, as a compose file.
+"""Several nodes on this machine: one container per node, in their own network, as a compose file.
 
 render.py job.yaml --launcher compose -o build
 MUSTER_USER=$(id -u):$(id -g) docker compose -f build/compose.yaml up --abort-on-container-failure
@@ -21,8 +21,8 @@ def _check(spec: JobSpec) -> list[str]:
     refuse_for_docker(spec)
     if spec.most_nodes > _MOST:
         raise config_error(
-            f"nodes={spec.most_nodes}: launcher compose starts a container each on one machine, "
-            f"{_MOST} at most; use launcher docker, or a cluster"
+            f"nodes={spec.most_nodes}: launcher compose starts one container per node on this machine, "
+            f"at most {_MOST}; use launcher docker, or a cluster"
         )
     return [one for one in warnings_of_a_machine(spec) if not one.startswith("nodes:")]
 

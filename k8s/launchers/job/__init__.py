@@ -12,9 +12,9 @@ def _restarts(plan: Plan) -> str:
     return (
         f"exit {codes(Action.FAIL)} fails the job at once; exit "
         f"{codes(Action.RETRY_FREE, Action.RETRY_PEER)} and "
-        f"evictions replace the pod, uncounted; other failures replace it, "
-        f"{plan.lifetime.max_restarts} at most; "
-        "a replacement waits 10 s, and twice as long every further time (launcher jobset does not)"
+        f"evictions replace the pod and are not counted; other failures replace it at most "
+        f"{plan.lifetime.max_restarts} times; "
+        "the first replacement waits 10 s, each further one twice as long (jobset does not wait)"
     )
 
 
@@ -31,6 +31,6 @@ LAUNCHER = Launcher(
     pod_sets=lambda plan: [("spec.template", plan.size.nodes)],
     lacks={
         "faults.cleanPodPolicy": "a Job keeps the pods that ended, and stops the others; leave it out",
-        "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset",
+        "scheduling.exclusiveTopology": "only a JobSet has it; leave it out, or use launcher jobset",
     },
 )

@@ -21,7 +21,8 @@ def migrate_job_spec(spec: Values, *, name: str) -> tuple[Values, list[str]]:
     completions = int(spec.get("completions", nodes))
     if completions != nodes:
         raise ValueError(
-            f"completions={completions} and parallelism={nodes}: the nodes of a training run at once"
+            f"completions={completions} and parallelism={nodes}: must be equal, "
+            "because all nodes run at once"
         )
     pod = migrate_pod(spec["template"], name=name)
     keys = {
@@ -32,7 +33,7 @@ def migrate_job_spec(spec: Values, *, name: str) -> tuple[Values, list[str]]:
     }
     faults = {own: spec[key] for key, own in keys.items() if spec.get(key) is not None}
     notes = [
-        f"{key}: here the exit code decides what is restarted, see README"
+        f"{key}: the exit code decides what is restarted, see README"
         for key in ("podFailurePolicy", "backoffLimitPerIndex", "successPolicy")
         if key in spec
     ]

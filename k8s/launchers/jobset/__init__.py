@@ -1,4 +1,4 @@
-"""A JobSet, 0.10 or newer: whatever fails, all pods start anew together.
+"""A JobSet, 0.10 or newer: after any failure all pods restart together.
 
 render.py job.yaml --launcher jobset
 """
@@ -15,15 +15,17 @@ from trainer.config.exits import Action
 def _check(spec: JobSpec) -> list[str]:
     warnings = check_coscheduled(spec)
     if spec.faults.deadline is not None:
-        warnings.append("faults.deadline: a JobSet has none, so every attempt has this time anew")
+        warnings.append(
+            "faults.deadline: a JobSet has no deadline, so each attempt gets the full time"
+        )
     return warnings
 
 
 def _restarts(plan: Plan) -> str:
     return (
         f"exit {codes(Action.FAIL)} fails the job at once; exit {codes(Action.RETRY_FREE)} and "
-        "evictions restart all pods, uncounted; other failures do too, "
-        f"{plan.lifetime.max_restarts} at most"
+        "evictions restart all pods and are not counted; other failures restart all pods at most "
+        f"{plan.lifetime.max_restarts} times"
     )
 
 

@@ -12,7 +12,7 @@ from trainer.config.exits import Action
 
 
 def _host(spec: JobSpec, node: int) -> str:
-    if not isinstance(spec.nodes, int):  # elastic: workers alone
+    if not isinstance(spec.nodes, int):  # elastic: only workers
         return f"{spec.name}-worker-{node}"
     return f"{spec.name}-worker-{node - 1}" if node else f"{spec.name}-master-0"
 
@@ -21,16 +21,16 @@ def _check(spec: JobSpec) -> list[str]:
     warnings = []
     if spec.faults.deadline is None and spec.faults.max_restarts:
         warnings.append(
-            "faults.maxRestarts: the controller does not count every restart; faults.deadline bounds it"
+            "faults.maxRestarts: the controller does not count every restart; set faults.deadline too"
         )
     if spec.most_nodes > 1:
         warnings.append(
             "pytorchjob: the init container that the controller adds to workers has no "
-            "securityContext of its own, so a namespace with Pod Security restricted refuses them"
+            "securityContext, so a namespace with Pod Security restricted refuses the workers"
         )
     if spec.scheduling.gang:
         warnings.append(
-            "scheduling.gang: the operator heeds it only if started with --gang-scheduler-name"
+            "scheduling.gang: the operator obeys it only if started with --gang-scheduler-name"
         )
     return warnings
 
@@ -39,8 +39,8 @@ def _restarts(plan: Plan) -> str:
     if not plan.lifetime.max_restarts:
         return "any failure fails the job"
     return (
-        f"exit {codes(Action.FAIL)} fails the job; any other failure replaces the pod, on every node as "
-        "peers end"
+        f"exit {codes(Action.FAIL)} fails the job; any other failure replaces the pod; the other nodes "
+        "then end, and their pods are replaced too"
     )
 
 
@@ -64,6 +64,6 @@ LAUNCHER = Launcher(
     pod_sets=_pod_sets,
     migrate=migrate,
     lacks={
-        "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset"
+        "scheduling.exclusiveTopology": "only a JobSet has it; leave it out, or use launcher jobset"
     },
 )

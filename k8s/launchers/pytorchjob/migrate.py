@@ -38,12 +38,14 @@ def migrate(job: Values) -> tuple[Values, list[str]]:
     notes += [*label_notes, *pod.notes]
     if procs in ("auto", "cpu") and not values["resources"].get("gpu"):
         notes.append(
-            f"nprocPerNode={procs!r}: a rank per core of the machine; here one rank per pod, set "
-            "procsPerNode"
+            f"nprocPerNode={procs!r}: means a rank per core of the machine; muster starts one rank "
+            "per pod unless you set procsPerNode"
         )
     restart = first.get("restartPolicy", "OnFailure")
     if restart != "ExitCode":
-        notes.append(f"restartPolicy={restart!r}: here the exit code decides, see README")
+        notes.append(
+            f"restartPolicy={restart!r}: the exit code decides what is restarted, see README"
+        )
     return job_file(values), notes
 
 

@@ -1,4 +1,4 @@
-"""A TrainJob of Kubeflow Trainer, 2.3 or newer, with a TrainingRuntime of its own.
+"""A TrainJob of Kubeflow Trainer, 2.3 or newer, with its own TrainingRuntime.
 
 render.py job.yaml --launcher trainjob
 """
@@ -16,7 +16,7 @@ def _check(spec: JobSpec) -> list[str]:
     timeout = spec.scheduling.gang_timeout
     if timeout is not None and spec.scheduling.scheduler_name == "volcano":
         raise config_error(
-            f"scheduling.gangTimeout={timeout}: scheduler volcano waits as its own configuration says; "
+            f"scheduling.gangTimeout={timeout}: scheduler volcano has its own setting for this; "
             "leave it out"
         )
     return gang_warnings(spec)
@@ -34,11 +34,11 @@ LAUNCHER = Launcher(
     master=JOBSET.master,
     pod_suffix=JOBSET.pod_suffix,
     lacks={
-        "nodes.min": "Kubeflow Trainer knows one number of nodes (kubeflow/trainer 2903); use launcher "
-        "jobset, job, pytorchjob or volcano",
-        "appWrapper": "an AppWrapper does not know the pods of a TrainJob; use launcher jobset",
+        "nodes.min": "Kubeflow Trainer has fixed numbers of nodes only (kubeflow/trainer 2903); use "
+        "launcher jobset, job, pytorchjob or volcano",
+        "appWrapper": "an AppWrapper cannot find the pods of a TrainJob; use launcher jobset",
         "faults.cleanPodPolicy": "its JobSet keeps the pods of the last attempt; leave it out",
-        "faults.ttl": "a TrainJob has none, and makes a JobSet that is deleted by its own anew for ever "
-        "(kubeflow/trainer 2991); leave it out",
+        "faults.ttl": "a TrainJob has no ttl, and makes its JobSet again whenever the JobSet's ttl "
+        "deletes it (kubeflow/trainer 2991); leave it out",
     },
 )

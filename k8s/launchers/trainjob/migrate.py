@@ -2,7 +2,7 @@
 
 render.py --migrate trainjob.yaml
 
-What its runtime holds is not in the TrainJob, so it is not carried.
+What its runtime contains is not in the TrainJob, so it is not migrated.
 """
 
 from k8s.launchers.migrate_pod import Values, job_file, migrate_metadata, migrate_pod
@@ -30,8 +30,8 @@ def migrate(job: Values) -> tuple[Values, list[str]]:
         "scheduling": queue,
     }
     runtime = (spec.get("runtimeRef") or {}).get("name")
-    notes += [
-        f"{key}: not carried; here the job file holds it" for key in _NOT_CARRIED if key in spec
-    ]
-    notes.append(f"runtimeRef {runtime}: what it holds is not carried, such as image and volumes")
+    notes += [f"{key}: write what it sets in the job file" for key in _NOT_CARRIED if key in spec]
+    notes.append(
+        f"runtimeRef {runtime}: what it contains is not migrated, such as image and volumes"
+    )
     return job_file(values), [*notes, *pod.notes]

@@ -12,7 +12,7 @@ from trainer.config.exits import Action
 def _restarts(plan: Plan) -> str:
     return (
         f"exit {codes(Action.FAIL)} ends the job at once; any other failure and evictions restart all "
-        f"pods, {plan.lifetime.max_restarts} at most: the controller counts every restart"
+        f"pods, at most {plan.lifetime.max_restarts} times: the controller counts every restart"
     )
 
 
@@ -26,14 +26,15 @@ LAUNCHER = Launcher(
     host=lambda spec, node: f"{spec.name}-node-{node}",
     master=lambda spec: f"{spec.name}-node-0.{spec.name}",
     lacks={
-        "appWrapper": "an AppWrapper is for Kueue, and the queue is Volcano's; leave it out",
+        "appWrapper": "an AppWrapper is for Kueue, but Volcano queues this job; leave it out",
         "faults.cleanPodPolicy": "a Volcano Job stops the pods that still run; leave it out",
-        "faults.deadline": "a Volcano Job has none, and a pod that its own deadline ends is restarted; "
-        "leave it out",
-        "faults.suspend": "a Volcano Job is not made so; suspend it with vcctl, or use another launcher",
-        "scheduling.gangTimeout": "Volcano waits as its own configuration says; leave it out",
-        "scheduling.priority": "Kueue's, and the queue is Volcano's; set scheduling.priorityClass",
-        "scheduling.topology": "Kueue's, and the queue is Volcano's; set scheduling.pack",
-        "scheduling.exclusiveTopology": "a JobSet's notion; leave it out, or use launcher jobset",
+        "faults.deadline": "a Volcano Job has no deadline, and restarts a pod that reaches its own "
+        "deadline; leave it out",
+        "faults.suspend": "a Volcano Job cannot be created suspended; suspend it later with vcctl, or "
+        "use another launcher",
+        "scheduling.gangTimeout": "Volcano has its own setting for this; leave it out",
+        "scheduling.priority": "for Kueue, but Volcano queues this job; set scheduling.priorityClass",
+        "scheduling.topology": "for Kueue, but Volcano queues this job; set scheduling.pack",
+        "scheduling.exclusiveTopology": "only a JobSet has it; leave it out, or use launcher jobset",
     },
 )

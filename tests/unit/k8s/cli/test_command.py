@@ -67,14 +67,21 @@ def test_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
     ("key", "words"),
     [
         ("name", ["name: text\n", "the job's name"]),
-        ("nodes", ["nodes: a whole number or a mapping\n", "default: 1", "min  fewest nodes"]),
+        (
+            "nodes",
+            [
+                "nodes: a whole number or a mapping\n",
+                "default: 1",
+                "min  the smallest number of nodes",
+            ],
+        ),
         ("trainer.lr", ["trainer.lr: a number\n", "default: 0.03"]),
         ("trainer.mode", ["trainer.mode: one of auto, single"]),
         ("scheduling.gang", ["scheduling.gang: true or false", "default: false"]),
-        ("env", ["env: a list of mappings\n", "valueFrom  where the value is"]),
+        ("env", ["env: a list of mappings\n", "valueFrom  where the value comes from"]),
         ("env[0].valueFrom.secretKeyRef.key", ["env.valueFrom.secretKeyRef.key: text"]),
         ("imagePullSecrets", ["imagePullSecrets: a list of texts\n"]),
-        ("faults.ttl", ["not on launcher trainjob: a TrainJob has none"]),
+        ("faults.ttl", ["not on launcher trainjob: a TrainJob has no ttl"]),
         ("resources.memory", ["resources.memory: text or a number\n"]),
     ],
 )

@@ -298,7 +298,7 @@ def test_what_is_no_pytorchjob_is_refused(broken: dict[str, Any]) -> None:
     [
         ("replicas", "two", "invalid literal for int"),
         ("containers", [], "no container of its pod is called pytorch"),
-        ("limits", {"nvidia.com/gpu": "8k"}, "nvidia.com/gpu: .8k. is no number"),
+        ("limits", {"nvidia.com/gpu": "8k"}, "nvidia.com/gpu: .8k. is not a number"),
     ],
 )
 def test_what_is_odd_in_a_pytorchjob_is_one_line(place: str, value: Any, words: str) -> None:

@@ -110,7 +110,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
             "resources": {"gpu": 2, "cpu": "4"},
             "env": [{"name": "A", "value": "b"}],
         },
-        ["initializer: not carried", "runtimeRef torch-distributed: what it holds is not carried"],
+        ["initializer: write", "runtimeRef torch-distributed: what it contains is not migrated"],
     ),
 }
 
@@ -188,4 +188,4 @@ def test_a_group_whose_pod_differs_is_noted(
     containers[0]["command"] = ["sleep", "100"]
     source.write_text(yaml.safe_dump(made), encoding="utf-8")
     assert command.main(["--migrate", str(source)]) == 64
-    assert "more runs another program than workers" in capsys.readouterr().err
+    assert "more runs a different program than workers" in capsys.readouterr().err

@@ -146,7 +146,7 @@ def test_plan_in_words() -> None:
         in plans["job"]
     )
     assert "rendezvous     digits-ddp-0.digits-ddp:29500\n" in plans["job"]
-    assert "warning        checkpoints: kept in the pod only" in plans["job"]
+    assert "warning        checkpoints: kept only in the pod" in plans["job"]
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ from tests.rendering import EXAMPLE, ROOT, refused, without
         ),
         (["--explain", "schedulin"], "--explain schedulin: no such key; did you mean scheduling?"),
         (["--explain", "env[0].valu"], "no such key; did you mean env.value?"),
-        (["--explain", "name.x"], "--explain name.x: no such key; choose none below"),
+        (["--explain", "name.x"], "--explain name.x: no such key; there are no keys here"),
         (["--explain", ""], "--explain : no such key; choose name, namespace, launcher"),
         ([str(EXAMPLE), "--set", "nodes"], "--set 'nodes': must be KEY=VALUE"),
         ([str(EXAMPLE), "-o", f"{EXAMPLE}"], "-o "),
@@ -80,7 +80,7 @@ def test_one_launcher_refused_is_all_refused(
         (
             "docker",
             "code={git: 'https://h/a', revision: b}",
-            "code: not on launcher docker; no git",
+            "code: not on launcher docker; nothing is cloned",
         ),
         ("compose", "setup=[make]", "setup: not on launcher compose"),
         ("trainjob", "nodes={min: 1, max: 2}", "nodes.min=1: not on launcher trainjob; Kubeflow"),
@@ -88,17 +88,17 @@ def test_one_launcher_refused_is_all_refused(
         (
             "trainjob",
             "scheduling={gang: true, gangTimeout: 9, schedulerName: volcano}",
-            "scheduling.gangTimeout=9: scheduler volcano waits as its own configuration says",
+            "scheduling.gangTimeout=9: scheduler volcano has its own setting for this",
         ),
         (
             "job",
             "scheduling={gang: true, schedulerName: volcano}",
-            "scheduling.schedulerName='volcano': has PodGroups of its own",
+            "scheduling.schedulerName='volcano': reads only its own PodGroups",
         ),
         (
             "jobset",
             "scheduling={gang: true, schedulerName: volcano}",
-            "scheduling.schedulerName='volcano': has PodGroups of its own",
+            "scheduling.schedulerName='volcano': reads only its own PodGroups",
         ),
         (
             "volcano",
@@ -111,7 +111,11 @@ def test_one_launcher_refused_is_all_refused(
             "faults.cleanPodPolicy=All",
             "faults.cleanPodPolicy='All': not on launcher jobset",
         ),
-        ("trainjob", "faults.ttl=0", "faults.ttl=0: not on launcher trainjob; a TrainJob has none"),
+        (
+            "trainjob",
+            "faults.ttl=0",
+            "faults.ttl=0: not on launcher trainjob; a TrainJob has no ttl",
+        ),
         (
             "job",
             "scheduling.exclusiveTopology=a",
@@ -154,11 +158,14 @@ def test_what_a_launcher_lacks(
     [
         (
             ["resources.gpu=1", "resources.gpuResource=amd.com/gpu"],
-            "docker hands out NVIDIA GPUs only",
+            "docker supports NVIDIA GPUs only",
         ),
-        (["data.hostPath=/a,b"], "data.hostPath='/a,b': docker mounts no path with a comma"),
-        (['checkpoints.hostPath=/a"b'], "checkpoints.hostPath='/a\"b': docker mounts no path"),
-        (["trainer.out=/out/a,b"], "trainer.out='/out/a,b': docker mounts no path with a comma"),
+        (["data.hostPath=/a,b"], "data.hostPath='/a,b': docker cannot mount a path with a comma"),
+        (['checkpoints.hostPath=/a"b'], "checkpoints.hostPath='/a\"b': docker cannot mount a path"),
+        (
+            ["trainer.out=/out/a,b"],
+            "trainer.out='/out/a,b': docker cannot mount a path with a comma",
+        ),
     ],
 )
 def test_what_docker_cannot(

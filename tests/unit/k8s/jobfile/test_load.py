@@ -134,8 +134,8 @@ def test_what_no_job_file_is(tmp_path: Path, text: str, words: str) -> None:
         ("a..b=1", "must be KEY=VALUE"),
         ("[0]=1", "must be KEY=VALUE"),
         ("env[2].name=x", r"--set env\[2\].name: the list has 0 items; \[0\] adds one"),
-        ("env.name=x", "a list, so .NUMBER. must follow"),
-        ("nodes.min=1", "--set nodes.min: what min would be in is 2"),
+        ("env.name=x", "name would be in a list; write .NUMBER. before it"),
+        ("nodes.min=1", "--set nodes.min: min cannot be set, because 2 is not a mapping"),
         ("image=a: b: c", "--set image:1:5: not YAML"),
     ],
 )

@@ -137,8 +137,8 @@ def test_our_trainers_own_settings_are_not_set() -> None:
     [
         (["run={}"], "run: must have exactly one of script, module, command; has none"),
         (["run={script: a.py, module: a}"], "run: must have exactly one of"),
-        (["run={command: []}"], "run.command=[]: names no program; e.g. [bash, -c, ./train.sh]"),
-        (["run={command: ['', a]}"], "run.command=['', 'a']: names no program"),
+        (["run={command: []}"], "run.command=[]: must name a program, e.g. [bash, -c, ./train.sh]"),
+        (["run={command: ['', a]}"], "run.command=['', 'a']: must name a program"),
         (["run.script=-x"], "run.script='-x': must be the path of a script, e.g. train.py"),
         (["run.script=''"], "run.script='': must be the path of a script"),
         (["run.module=a-b"], "run.module='a-b': must be the name of a module"),
@@ -148,7 +148,7 @@ def test_our_trainers_own_settings_are_not_set() -> None:
         (["run={script: a.py, patterns: {los: (a)}}"], "run.patterns.los='los': must be 'step', "),
         (
             ["run={script: a.py, patterns: {loss: 'a(b'}}"],
-            "run.patterns.loss='a(b': no regular exp",
+            "run.patterns.loss='a(b': not a regular exp",
         ),
         (
             ["run={script: a.py, patterns: {loss: a}}"],
@@ -160,20 +160,29 @@ def test_our_trainers_own_settings_are_not_set() -> None:
         (["run={script: a.py, exitCodes: {256: 65}}"], "run.exitCodes.256='256': must be an exit "),
         (["run={script: a.py, exitCodes: {a: 65}}"], "run.exitCodes.a='a': must be an exit code"),
         (["run={script: a.py, arg: [a]}"], "run.arg: no such key; did you mean run.args?"),
-        (["run.script=a.py", "trainer.task=digits"], "run: a program of your own, and trainer is"),
+        (
+            ["run.script=a.py", "trainer.task=digits"],
+            "run: replaces our trainer, so nothing reads `trainer`",
+        ),
         (
             ["trainer=", "procsPerNode=0"],
-            "procsPerNode=0: one process that starts the ranks itself",
+            "procsPerNode=0: only with run.command, for a program that starts the ranks itself",
         ),
-        (["trainer=", "run.script=a.py", "procsPerNode=0"], "procsPerNode=0: one process that "),
+        (
+            ["trainer=", "run.script=a.py", "procsPerNode=0"],
+            "procsPerNode=0: only with run.command",
+        ),
         (
             ["trainer=", "run={command: [a]}", "procsPerNode=0", "launcher=local"],
             "procsPerNode=0: launcher local runs all nodes as one",
         ),
-        (["trainer=", "run.script=a.py", "image="], "image: missing; launcher job runs it"),
+        (["trainer=", "run.script=a.py", "image="], "image: missing; launcher job needs it"),
         (["procsPerNode=-1"], "procsPerNode=-1: must be at least 0"),
         (["faults.restarts=pods"], "faults.restarts='pods': must be 'ranks' or 'node'"),
-        (["volumes=[{name: a, path: /muster, emptyDir: 1Gi}]"], "volumes[0].path='/muster': taken"),
+        (
+            ["volumes=[{name: a, path: /muster, emptyDir: 1Gi}]"],
+            "volumes[0].path='/muster': already used",
+        ),
     ],
 )
 def test_a_run_that_cannot_work(
@@ -188,7 +197,7 @@ def test_the_launchers_times_are_variables_since_there_is_no_trainer() -> None:
     env = [{"name": "TRAINER_PEER_TIMEOUT", "value": "10"}]
     plan = planned(job(run={"script": "/a.py"}, env=env))
     assert plan.container.environment["TRAINER_PEER_TIMEOUT"] == "10"
-    with pytest.raises(Fault, match=r"not for env; set trainer\.peerTimeout"):
+    with pytest.raises(Fault, match=r"cannot be set in env; set trainer\.peerTimeout"):
         planned(job(env=env))
-    with pytest.raises(Fault, match=r"not for env; set trainer\.epochs"):
+    with pytest.raises(Fault, match=r"cannot be set in env; set trainer\.epochs"):
         planned(job(run={"script": "/a.py"}, env=[{"name": "TRAINER_EPOCHS", "value": "1"}]))

@@ -119,7 +119,7 @@ def test_every_launcher_is_here_or_has_no_controller() -> None:
     assert set(APPLIED) == set(CLUSTER)
     for name in set(LAUNCHERS) - set(CLUSTER):
         found = launchers.find(name)
-        assert found.restarts(planned(job(), name)) == "none; run it again and it resumes"
+        assert found.restarts(planned(job(), name)) == "none; run the job again and it resumes"
 
 
 def test_a_jobset_past_its_deadline_is_not_begun_again() -> None:

@@ -43,7 +43,7 @@ def test_a_job_is_isolated_unless_it_says_otherwise(launcher: str) -> None:
 
 
 def test_what_is_open_without_isolation_is_said() -> None:
-    said = "network.isolate: without it every pod"
+    said = "network.isolate: false, so every pod"
     assert any(one.startswith(said) for one in planned(alone(network={"isolate": False})).warnings)
     assert said not in str(planned(alone()).warnings)
 
@@ -76,17 +76,19 @@ def test_steps_reach_what_they_fetch_from(changes: dict[str, Any], ports: list[i
 def test_fetching_from_anywhere_is_said() -> None:
     code = {"git": "git@h:a", "revision": "a" * 40, "secret": "s"}
     data = {"pull": {"source": "s3://b/a", "size": "1Gi"}}
-    said = "network.fetchFrom: not set, so the pods reach every address at port "
+    said = "network.fetchFrom: not set, so the pods can connect to every address at port "
 
     def warned(**changes: Any) -> str:
         return "\n".join(planned(alone(**changes)).warnings)
 
     assert (
-        f"{said}22 and 443, also once they train; name the networks of code.git and data.pull"
+        f"{said}22 and 443, even while they train; set it to the networks of code.git and data.pull"
         in (warned(code=code, data=data))
     )
-    assert f"{said}443, also once they train; name the networks of data.pull" in warned(data=data)
-    assert "reach their peers, DNS, data.pull and nothing else" in warned(data=data)
+    assert f"{said}443, even while they train; set it to the networks of data.pull" in warned(
+        data=data
+    )
+    assert "connect only to each other, DNS, data.pull;" in warned(data=data)
     for quiet in (
         {},
         {"data": data, "network": {"fetchFrom": ["10.0.0.0/8"]}},
@@ -159,7 +161,9 @@ def test_tensorboard_is_that_of_the_jobs_own_image_unless_another_is_named() -> 
 @pytest.mark.parametrize("checkpoints", [None, {"emptyDir": "1Gi"}, {"hostPath": "/c"}])
 def test_tensorboard_needs_a_volume_that_it_can_see(checkpoints: Any) -> None:
     values = alone(tensorboard={}) | ({"checkpoints": checkpoints} if checkpoints else {})
-    with pytest.raises(Fault, match="tensorboard: reads the run folder, which no other pod"):
+    with pytest.raises(
+        Fault, match="tensorboard: reads the run folder, which here only the job's pods"
+    ):
         render(values, "job")
 
 
@@ -272,5 +276,5 @@ def test_one_label_finds_every_object(launcher: str) -> None:
 
 
 def test_names_of_objects_beside_count() -> None:
-    with pytest.raises(Fault, match=r"a-job-file, 64 characters.*of at most 54 would do"):
+    with pytest.raises(Fault, match=r"a-job-file of 64 characters, .*use at most 54$"):
         planned(alone(name="a" * 53 + "-a", mountJobFile=True))

@@ -108,7 +108,7 @@ def test_longest_name(launcher: str, nodes: int, longest: int) -> None:
     trainer = {"globalBatch": nodes}
     made = planned(job(name="a" * longest, nodes=nodes, trainer=trainer), launcher)
     assert len(made.rendezvous.longest_host + launchers.find(launcher).pod_suffix) == 63
-    with pytest.raises(Exception, match=f"a job name of at most {longest} would do"):
+    with pytest.raises(Exception, match=f"use at most {longest}$"):
         planned(job(name="a" * (longest + 1), nodes=nodes, trainer=trainer), launcher)
 
 
@@ -168,14 +168,14 @@ def test_settings(key: str, written: Any, variable: str, text: str | None) -> No
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({}, "checkpoints: kept in the pod only"),
-        ({"checkpoints": {"emptyDir": "1Gi"}}, "checkpoints: kept in the pod only"),
+        ({}, "checkpoints: kept only in the pod"),
+        ({"checkpoints": {"emptyDir": "1Gi"}}, "checkpoints: kept only in the pod"),
         ({"checkpoints": {"hostPath": "/c"}}, "checkpoints.hostPath: each machine has its own"),
         ({"data": {"hostPath": "/d"}}, "data.hostPath: each machine has its own"),
         ({"checkpoints": {"pvc": "c"}, "nodes": 2}, "must be ReadWriteMany"),
         ({"resources": {"gpu": 8}, "procsPerNode": 2}, "6 of 8 GPUs per node have no rank"),
-        ({}, "resources.memory: not given"),
-        ({"image": "a/b"}, "image: a/b may change at any time; name a version"),
+        ({}, "resources.memory: not set"),
+        ({"image": "a/b"}, "image: a/b may change at any time; use a version"),
         ({"image": "r.example:5000/b"}, "may change at any time"),
         ({"image": "a/b:latest"}, "image: a/b:latest may change at any time"),
         ({"nodes": 2}, "faults.deadline: not set"),
@@ -265,7 +265,7 @@ def test_the_restarts_in_words_name_every_code_that_fails_the_job() -> None:
             {"task": "seqclass", "mode": "pp", "microBatch": 8},
             "cannot be cut into stages, as mode pp",
         ),
-        ({"task": "mnist"}, "trainer.task='mnist': needs its data set; add data"),
+        ({"task": "mnist"}, "trainer.task='mnist': needs its data set; set data"),
         ({"task": "imagefolder"}, "trainer.task='imagefolder': needs its data set"),
         ({"task": "charlm-gpt", "mode": "tp"}, None),
         ({"task": "digits", "mode": "pp"}, None),

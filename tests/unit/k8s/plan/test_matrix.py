@@ -112,24 +112,34 @@ def test_the_longest_name_fits_every_launcher(launcher: str, tmp_path: Path) -> 
     ("setting", "says"),
     [
         ("matrix=3", "--set: matrix=3: must be a mapping"),
-        ("matrix={}", "matrix: has no key; e.g. trainer.lr: [0.01, 0.03]"),
+        ("matrix={}", "matrix: has no keys; add one, e.g. trainer.lr: [0.01, 0.03]"),
         ("matrix={trainer.lr: 1}", "matrix.trainer.lr=1: must be a list"),
         ("matrix={trainer.lr: []}", "matrix.trainer.lr=[]: must not be empty"),
-        ("matrix={trainer.lr: [1, 2, 1]}", "matrix.trainer.lr: 1 is there twice; leave out one"),
-        ("matrix={a..b: [1]}", "matrix.a..b: not a key as --set takes it, e.g. trainer.lr"),
-        ("matrix={name: [a]}", "matrix.name: not to be varied; a job's name comes from the others"),
-        ("matrix={matrix.a: [1]}", "matrix.matrix.a: not to be varied"),
+        (
+            "matrix={trainer.lr: [1, 2, 1]}",
+            "matrix.trainer.lr: 1 is in the list twice; leave out one",
+        ),
+        ("matrix={a..b: [1]}", "matrix.a..b: not a key that --set takes, e.g. trainer.lr"),
+        (
+            "matrix={name: [a]}",
+            "matrix.name: cannot be varied; the jobs' names are made from the other keys",
+        ),
+        ("matrix={matrix.a: [1]}", "matrix.matrix.a: cannot be varied"),
         ("matrix[trainer]=[{}]", "matrix.trainer.lr: trainer sets it too; leave out one of them"),
-        ("trainer.seed=1", "matrix.trainer.seed: --set trainer.seed is given, too; --set 'matrix["),
+        (
+            "trainer.seed=1",
+            "matrix.trainer.seed: --set trainer.seed sets it too; leave out one, here with "
+            "--set 'matrix[",
+        ),
         (
             f"matrix[trainer.steps]={[*range(1, 50)]}",
-            "matrix: 294 combinations; at most 256 would do",
+            "matrix: 294 combinations, but at most 256 are allowed",
         ),
         ("matrix.maxParallel=0", "matrix.maxParallel=0: must be at least 1"),
         ("matrix.exclude=[{}]", "matrix.exclude[0]={}: must not be empty"),
         (
             "matrix.exclude=[{trainer.lr: 1}]",
-            'matrix.exclude[0]: no combination has {"trainer.lr": 1}; compare the lists',
+            'matrix.exclude[0]: no combination has {"trainer.lr": 1}; compare it with the lists',
         ),
         (
             "matrix.exclude=[{trainer.rl: 1}]",
@@ -137,9 +147,12 @@ def test_the_longest_name_fits_every_launcher(launcher: str, tmp_path: Path) -> 
         ),
         (
             "matrix.exclude=[{trainer.seed: 0}, {trainer.seed: 1}]",
-            "matrix.exclude: leaves no combination; leave out an item",
+            "matrix.exclude: leaves no combination; remove an item",
         ),
-        ("matrix[nodes.min]=[1]", "matrix.nodes.min: what min would be in is 2"),
+        (
+            "matrix[nodes.min]=[1]",
+            "matrix.nodes.min: min cannot be set, because 2 is not a mapping",
+        ),
         ("name=A", "--set: name='A': must be lower-case letters"),
         # The message of a job has its name.
         (
@@ -276,5 +289,5 @@ def test_the_schema_takes_it() -> None:
 def test_it_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--explain", "matrix"]) == 0
     out = capsys.readouterr().out
-    assert "a job for each combination" in out
+    assert "one for each combination of values" in out
     assert "maxParallel" in out

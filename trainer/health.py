@@ -1,7 +1,7 @@
-"""The liveness check: the launcher and every rank keep a file fresh, and this command checks their age.
+"""The liveness check: the launcher and every rank renew a file, and this command checks the files' age.
 
-A rank renews its file at every step and every evaluated batch, in the folder TRAINER_HEALTH. Imports
-neither torch nor pydantic, since a kubelet runs it every minute.
+A rank renews its file at every step and every evaluated batch, in the folder TRAINER_HEALTH. This
+module imports neither torch nor pydantic, because a kubelet runs it every minute.
 
     python -m trainer.health    # 0: all fresh, or TRAINER_HEALTH is not set; 1: a line with the oldest
 """
@@ -32,14 +32,15 @@ def rank(local_rank: int) -> str:
 def sign(folder: Path | None, name: str, *, limit: float) -> Renew:
     """Create the liveness file `name` and return the function that renews it.
 
-    It is old after `limit` seconds; 0: never. Without a folder nothing is written. Raises Fault(71).
+    The file is too old after `limit` seconds; 0: never. Without a folder nothing is written. Raises
+    Fault(71).
     """
     if folder is None:
         return lambda: None
     path, signs, written = folder / name, 0, float("-inf")
 
     def write(now: float) -> None:
-        # In place, since a full disk allows that; the monotonic clock is the same for all processes.
+        # In place, which works on a full disk. All processes have the same monotonic clock.
         text = json.dumps({"time": now, "signs": signs, "limit": limit}).ljust(_FILE_SIZE)
         file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
@@ -68,7 +69,7 @@ def sign(folder: Path | None, name: str, *, limit: float) -> Renew:
 
 
 def forget(folder: Path | None) -> None:
-    """Remove the files of an earlier launch; its monotonic clock may have been another."""
+    """Remove the files of an earlier launch, which may have had another monotonic clock."""
     for path in folder.glob("*") if folder else ():
         if path.name == LAUNCHER or path.name.startswith("rank-"):
             path.unlink(missing_ok=True)

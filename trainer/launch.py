@@ -1,9 +1,9 @@
 """The container's entrypoint: starts this node's ranks, and ends with one exit code for all of them.
 
-It is a supervisor on the standard library alone. It meets the other nodes, gives each rank the variables
-that torchrun gives, and starts our trainer, or any other program.
+It is a supervisor that uses only the standard library. It meets the other nodes, gives each rank
+torchrun's variables, and starts our trainer or any other program.
 
-    python -m trainer.launch                            # our trainer: a rank per GPU, else one
+    python -m trainer.launch                            # our trainer: one rank per GPU, or one rank
     PET_NPROC_PER_NODE=2 python -m trainer.launch       # two ranks
     python -m trainer.launch --nproc-per-node 2 train.py --epochs 3
 """
@@ -46,9 +46,9 @@ def main() -> int:
             name, command = parse(sys.argv[1:])
         else:
             name, command = "", []
-        # First of all, since it imports torch, which takes longest.
+        # First, because it imports torch, which takes longest.
         server = None if command else ForkServer()
-        from trainer.launcher.node import run  # noqa: PLC0415  # meanwhile
+        from trainer.launcher.node import run  # noqa: PLC0415  # imported at the same time
 
         return run(server, name=name, command=command)
     except Fault as fault:
@@ -64,5 +64,5 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: the interpreter would wait for a thread that may still be connecting.
+    # Not sys.exit, because the interpreter would wait for a thread that may still be connecting.
     os._exit(code)

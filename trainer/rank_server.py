@@ -1,6 +1,6 @@
 """Checks the settings for the launcher, then imports torch and forks the ranks of our own trainer.
 
-The launcher starts it (trainer/launcher/fork_server.py); nobody else does:
+Only the launcher starts it (trainer/launcher/fork_server.py):
 
     python -m trainer.rank_server SOCKET LAUNCHER_PID
 """
@@ -23,13 +23,13 @@ from trainer.launcher.orphans import die_with_parent
 from trainer.plan import auto
 from trainer.plan.sizing import size
 
-# What a rank imports before the first step; a user's own model is imported by each rank.
+# What a rank imports before the first step. Each rank imports a user's own model itself.
 _PRELOADED = ("trainer.engine.loop", "trainer.__main__")
 
 
 def main() -> NoReturn:
-    """Answer with the facts, then fork as long as the launcher lives."""
-    # They are for the ranks, each of which has its own handlers soon.
+    """Answer with the facts, then fork while the launcher lives."""
+    # Blocked here, and unblocked in each rank, which sets its own handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     die_with_parent(int(sys.argv[2]))
     name_process("fork server")
@@ -40,7 +40,7 @@ def main() -> NoReturn:
         send(connection, fault=int(fault.code), message=str(fault))
         sys.exit(fault.code)
     send(connection, **facts)
-    if sys.platform != "linux":  # each rank is started anew
+    if sys.platform != "linux":  # each rank is a new process
         sys.exit(0)
     with without_collection():
         for module in (*_PRELOADED, f"trainer.strategies.{mode.replace('-', '_')}"):
@@ -58,7 +58,7 @@ def main() -> NoReturn:
 
 
 def _check() -> tuple[str, dict[str, object]]:
-    """Refuse here, once, what every rank would refuse; return the mode, and what the launcher needs."""
+    """Check here, once, what every rank would refuse; return the mode, and what the launcher needs."""
     settings = from_environment()
     contract = resolve(os.environ, devices=count_devices)
     sizings = [
@@ -73,7 +73,7 @@ def _check() -> tuple[str, dict[str, object]]:
     mode, environment = sizings[-1].mode, {}
     if choice := auto.choose_on_node(settings, sizings):
         mode, environment = choice.mode, auto.as_variable(choice)
-    reason = share_cores(contract.ranks_per_node)  # before torch is imported, which reads it then
+    reason = share_cores(contract.ranks_per_node)  # torch reads the variable when it is imported
     options = {
         "rendezvous_timeout": settings.rendezvous_timeout,
         "last_call": settings.last_call,
@@ -95,7 +95,7 @@ def _check() -> tuple[str, dict[str, object]]:
 def _keep_store(connection: socket.socket) -> NoReturn:
     """Keep the store of a round, which all its ranks connect to, until the launcher ends this process.
 
-    Not in a rank: when that is lost, the others still read from the store why.
+    It is not in a rank, because when a rank is lost, the others still read the cause from the store.
     """
     from torch.distributed import TCPStore  # noqa: PLC0415
 

@@ -105,7 +105,7 @@ def test_a_node_that_never_comes_is_69_and_70_once_that_repeats(start: Any, tmp_
         port = free_port()
         place = node(0, port, TRAINER_OUT=str(tmp_path / "run"))
         ended: Ended = start("-m", "trainer.launch", **place, **variables).end()
-        assert f"only 1 of 2 nodes came to the rendezvous at 127.0.0.1:{port}" in ended.stderr
+        assert f"only 1 of 2 nodes joined the rendezvous at 127.0.0.1:{port}" in ended.stderr
         return ended
 
     assert attempt().code == 69

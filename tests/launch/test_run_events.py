@@ -183,7 +183,7 @@ def test_a_port_that_the_program_serves_is_left_to_it(start: Any, tmp_path: Path
     command = ("--", sys.executable, "-c", SERVES)
     variables = {"TRAINER_METRICS_PORT": str(port), "PET_NPROC_PER_NODE": "1"}
     started = start("-m", "trainer.launch", *command, **variables)
-    started.wait_for(f"TRAINER_METRICS_PORT={port}: Address already in use; left to the program")
+    started.wait_for(f"TRAINER_METRICS_PORT={port}: Address already in use; the launcher leaves")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         assert answer.read() == b"mine 1\n"
     started.process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Report why this node's ranks failed: each once, the cause with its traceback.
+"""Report why this node's ranks failed: each rank once, and the traceback of the first cause.
 
 code = report_failures(explain({5: failure}, oom_kills(), last_lines=lines_of))
 """
@@ -15,7 +15,7 @@ from trainer.config.exits import Exit, combine
 from trainer.config.lines import rank_prefix
 from trainer.watch.cgroup import explain_sigkill
 
-_SHOWN = 10  # last lines of a rank, which its own output has already
+_SHOWN = 10  # last lines of a rank, shown again after its own output
 
 _log = logging.getLogger("launch")
 
@@ -24,8 +24,8 @@ _log = logging.getLogger("launch")
 class Failure:
     """How a rank failed; `when` is in seconds of this machine's clock.
 
-    `has_reason`: the rank wrote why; else `message` says only how it ended, and `last_lines` what it
-    wrote last to its stderr.
+    `has_reason`: the rank wrote why it failed. Else `message` says only how it ended, and `last_lines`
+    are the last lines of its stderr.
     """
 
     code: int
@@ -39,10 +39,10 @@ class Failure:
 def read_failure(code: int, error_file: Path, *, now: float, own_code: int) -> Failure:
     """Return what a rank has written about its failure, or what its exit code shows.
 
-    `own_code` is the program's own, which means `code`.
+    `own_code` is the program's exit code, `code` the one it stands for in our table.
 
     The file has the form of torch.distributed.elastic.multiprocessing.errors.record; the trainer adds
-    its exit code to it (trainer/config/ending.py).
+    its exit code (trainer/config/ending.py).
     """
     own = f" with its own code {own_code}" if own_code != code else ""
     try:
@@ -62,7 +62,7 @@ def read_failure(code: int, error_file: Path, *, now: float, own_code: int) -> F
 
 
 def find_cause(failures: Mapping[int, Failure]) -> tuple[Exit, int | None]:
-    """Return one code for all ranks, and the rank that failed with it first, if any has."""
+    """Return one code for all ranks, and the first rank that failed with it, if there is one."""
     code = combine(failure.code for failure in failures.values())
     causes = [rank for rank, failure in failures.items() if combine([failure.code]) == code]
     return code, min(causes, key=lambda rank: failures[rank].when, default=None)
@@ -74,10 +74,10 @@ def explain(
     *,
     last_lines: Callable[[int], list[str]],
 ) -> dict[int, Failure]:
-    """Return failures with what this node knows of them.
+    """Return the failures with what this node knows about them.
 
-    A rank that SIGKILL ended gets the probable reason, and one that wrote none what it wrote last to
-    its stderr, which `last_lines` returns.
+    A rank ended by SIGKILL gets the probable reason. A rank that wrote no reason gets the last lines
+    of its stderr, which `last_lines` returns.
     """
     explained = {}
     for rank, failure in failures.items():

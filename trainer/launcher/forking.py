@@ -1,7 +1,7 @@
 """Forks processes on request, in the process that has imported what they need (fork_server.py asks).
 
-It is single-threaded, since a fork loses threads with the locks they hold, and never touches a device,
-since a GPU driver in use does not survive a fork.
+It has one thread, because the threads of a process are lost in a fork while their locks stay held. It
+never touches a device, because a GPU driver in use does not survive a fork.
 
     what = serve(connection)        # returns in each forked process: "rank" or "store"
 """
@@ -24,7 +24,7 @@ _CHUNK = 65536
 
 
 def serve(connection: socket.socket) -> str:
-    """Fork at each request and report each end; return in a forked process, exit with the launcher."""
+    """Fork at each request and report each end. Returns in a forked process; exits with the launcher."""
     wakeup, on_signal = os.pipe()  # readable after a SIGCHLD
     os.set_blocking(on_signal, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -63,18 +63,18 @@ def serve(connection: socket.socket) -> str:
 
 def send(connection: socket.socket, **message: object) -> None:
     """Send an answer to the launcher."""
-    with contextlib.suppress(OSError):  # it is gone, and this process soon
+    with contextlib.suppress(OSError):  # the launcher is gone, and this process ends soon
         connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def name_process(name: str) -> None:
-    """Name this process for `ps` and `top`, which show the command line of the server for all."""
+    """Name this process for `ps` and `top`; else all would be shown with the server's command line."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
-    """Return a request and the files that came with it; an empty one when the launcher is gone."""
+    """Return a request and the files that came with it; an empty request if the launcher is gone."""
     data, files, _, _ = socket.recv_fds(connection, _CHUNK, 2)
     while data and not data.endswith(b"\n"):
         more = connection.recv(_CHUNK)
@@ -83,16 +83,16 @@ def _receive(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
 
 
 def _end(running: set[int]) -> NoReturn:
-    """End with all that was forked, so that nothing is left once this process has ended."""
+    """End, and all forked processes first, so that none outlives this one."""
     for pid in running:
-        os.kill(pid, signal.SIGKILL)  # not waited for, so it is still ours
+        os.kill(pid, signal.SIGKILL)  # not waited for yet, so the pid still belongs to it
     for pid in running:
         os.waitpid(pid, 0)
     os._exit(0)
 
 
 def _become(request: dict[str, object], files: list[int]) -> None:
-    """Take the session, signal handlers, files and variables that a new process would have."""
+    """Set the session, signal handlers, files and variables that a new process would have."""
     os.setsid()
     for number in (*STOP_SIGNALS, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -101,7 +101,7 @@ def _become(request: dict[str, object], files: list[int]) -> None:
         os.dup2(file, target)
         os.close(file)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # else all ranks draw the same numbers
+        sys.modules["numpy"].random.seed()  # else all ranks would draw the same numbers
     environment = request.get("environment")
     if isinstance(environment, dict):
         os.environ.clear()

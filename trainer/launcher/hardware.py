@@ -1,4 +1,4 @@
-"""What this node has for its ranks: its accelerators are counted, its cores are shared.
+"""Counts this node's accelerators, and shares its cores among its ranks.
 
 print(count_devices(), share_cores(2))
 """
@@ -12,15 +12,16 @@ from pathlib import Path
 
 from trainer.config.exits import Exit, Fault
 
-_COUNT_TIMEOUT = 600.0  # seconds; it imports torch, perhaps from a slow disk
+_COUNT_TIMEOUT = 600.0  # seconds; counting imports torch, perhaps from a slow disk
 
 
 def count_devices() -> int:
-    """Count the accelerators of this node; 0 where there is no torch. Raises Fault(71).
+    """Count the accelerators of this node; 0 if torch is not installed. Raises Fault(71).
 
-    In another process: a driver that was used does not survive a fork, and the launcher has no torch.
+    Another process counts, because a driver in use does not survive a fork, and the launcher does not
+    import torch.
     """
-    # By its source, since this package may be a zip.
+    # The source is passed, because this package may be in a zip file.
     source = pkgutil.get_data("trainer.distributed", "devices.py") or b""
     command = [sys.executable, "-c", source.decode()]
     try:
@@ -41,8 +42,8 @@ def count_devices() -> int:
 def share_cores(ranks: int) -> str:
     """Set OMP_NUM_THREADS to each rank's share of the cores, unless set; return a line for the log.
 
-    Each rank would start a thread for every core otherwise. Must be called before torch is imported,
-    which reads it then.
+    Otherwise each rank would start a thread for every core. Call it before torch is imported, because
+    torch reads the variable during its import.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return ""
@@ -53,7 +54,7 @@ def share_cores(ranks: int) -> str:
 
 
 def count_cores() -> int:
-    """Return how many cores this process may use: its affinity, or its cgroup's quota if lower."""
+    """Return how many cores this process may use: by affinity, or by its cgroup's quota if lower."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

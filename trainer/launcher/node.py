@@ -1,4 +1,4 @@
-"""A node's part of a job, from the variables it is given to its exit code.
+"""A node's part of a job, from its environment variables to its exit code.
 
 code = run(ForkServer(), name="", command=[])               # our trainer
 code = run(None, name="train", command=["python", "train.py"])
@@ -37,7 +37,7 @@ _log = logging.getLogger("launch")
 
 
 def run(server: ForkServer | None, *, name: str, command: Sequence[str]) -> int:
-    """Run a command's ranks, or our trainer's forked by `server`; return the exit code. Raises Fault."""
+    """Run the ranks of a command, or of our trainer by `server`; return the exit code. Raises Fault."""
     with closing(server) if server else nullcontext():
         offset = whole(os.environ, "MUSTER_RETRY_EXIT_OFFSET", most=128, wanted="0 to 128")
         secret = secret_from(os.environ)
@@ -63,7 +63,7 @@ def run(server: ForkServer | None, *, name: str, command: Sequence[str]) -> int:
 
 
 def _trainer(server: ForkServer) -> tuple[Contract, Options, Program]:
-    """Return what is needed to run our trainer, whose settings were checked by `server`."""
+    """Return what is needed to run our trainer; `server` has checked its settings."""
     facts = server.facts()
     contract = resolve(os.environ, devices=lambda: int(facts["ranks"]))
     if sys.platform == "linux":
@@ -92,7 +92,7 @@ def _command(name: str, command: Sequence[str]) -> tuple[Contract, Options, Prog
     def variables(place: Round, folder: Path) -> dict[str, str]:
         events.begin(place, folder)
         checkpoints = out / "checkpoints"
-        with suppress(OSError):  # seen when the program writes
+        with suppress(OSError):  # the program will fail when it writes
             checkpoints.mkdir(parents=True, exist_ok=True)
         is_restart = checkpoints.is_dir() and any(checkpoints.iterdir())
         return {
@@ -107,8 +107,9 @@ def _command(name: str, command: Sequence[str]) -> tuple[Contract, Options, Prog
 
 
 def reported(code: Exit, retry_offset: int) -> int:
-    """Return the exit code for a controller that judges by range.
+    """Return the exit code for a controller that decides by its range.
 
-    PyTorchJob's ExitCode takes 1-127 for permanent and retries 128-255: codes to retry are moved by 128.
+    PyTorchJob's ExitCode treats 1-127 as permanent and retries 128-255. So 128 is added to codes that
+    are to be retried.
     """
     return code + retry_offset if code in _MOVED_CODES else int(code)

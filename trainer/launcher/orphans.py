@@ -1,7 +1,7 @@
 """Have the kernel kill a process with its parent: an orphaned rank would keep its GPU and train on.
 
-A rank of our trainer calls `die_with_launcher` before anything else. For a command of another kind the
-launcher starts this file's text, which then becomes the command:
+A rank of our trainer calls `die_with_launcher` first. For any other command the launcher starts this
+file's text, which then replaces itself by the command:
 
     python -c SOURCE PARENT_PID COMMAND ARGUMENT...
 """
@@ -12,18 +12,18 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_PEER = 69  # as in the table of exit codes, which this file cannot import when it is started
+_PEER = 69  # as in the table of exit codes, which this file cannot import when started as text
 
 
 def die_with_launcher() -> None:
-    """Die with the launcher that started this rank; exit with 69 when it is gone already."""
+    """Die with the launcher that started this rank; exit with 69 if it is already gone."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         launcher = os.environ.get("MUSTER_LAUNCHER")
         die_with_parent(int(launcher) if launcher else None)
 
 
 def die_with_parent(parent: int | None) -> None:
-    """Die with the parent, process `parent` where known; exit with 69 when it is gone already."""
+    """Die with the parent (`parent`: its pid, if known); exit with 69 if it is already gone."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -35,7 +35,7 @@ def _become_command() -> None:
     die_with_parent(int(sys.argv[1]))
     command = sys.argv[2:]
     try:
-        os.execvp(command[0], command)  # noqa: S606  # what the user has asked for
+        os.execvp(command[0], command)  # noqa: S606  # the user's own command
     except OSError as error:
         print(f"launch: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(126)  # as a shell does

@@ -1,4 +1,4 @@
-"""How long the ranks here may still run once another node is lost, or has finished.
+"""How long the ranks of this node may still run after another node was lost or has finished.
 
 event = overdue(client, has_reported_failure=False)
 """
@@ -8,15 +8,15 @@ import time
 from trainer.rendezvous.client import RendezvousClient
 from trainer.rendezvous.events import MembershipEvent
 
-# In seconds. Ranks that are about to end anyway do so with the exit code of the cause.
-_FINISHED = 15.0  # the ranks here should be finishing, too
-_LOST = 1.0  # possibly because of a failure here
-_LOST_AFTER_FAILURE = 4.0  # a rank here has reported a failure, and is exiting with it
-_SILENT = 0.0  # not because of a failure here
+# In seconds. Ranks that are about to end by themselves can then end with the exit code of the cause.
+_FINISHED = 15.0  # the ranks here should finish soon, too
+_LOST = 1.0  # a failure here may be the cause
+_LOST_AFTER_FAILURE = 4.0  # a rank here has reported a failure, and is exiting with its code
+_SILENT = 0.0  # a failure here cannot be the cause
 
 
 def overdue(client: RendezvousClient, *, has_reported_failure: bool) -> MembershipEvent | None:
-    """Return what has happened to the other nodes, once the ranks here have had their time to end."""
+    """Return what happened to another node, after the ranks here have had their time to end."""
     if event := client.peer_lost:
         seconds = _LOST_AFTER_FAILURE if has_reported_failure else _LOST
         seconds = _SILENT if event.silent else seconds

@@ -27,7 +27,7 @@ _KILL_TIMEOUT = 30.0  # seconds; a process that waits for a device cannot be kil
 
 
 class Process(Protocol):
-    """What is used of subprocess.Popen."""
+    """The part of subprocess.Popen that is used here."""
 
     pid: int
 
@@ -35,14 +35,14 @@ class Process(Protocol):
 
 
 class Start(Protocol):
-    """Starts a process in a session of its own."""
+    """Starts a process in a new session."""
 
     def __call__(self, environment: Mapping[str, str], *, stdout: int, stderr: int) -> Process: ...
 
 
 @dataclass(frozen=True)
 class Program:
-    """What is run: how a rank is started, with which variables besides torchrun's.
+    """The program that the ranks run: how a rank starts, and its variables besides torchrun's.
 
     `open_store` returns the process and the port of a new store; None: rank 0 keeps the store.
     """
@@ -51,20 +51,20 @@ class Program:
     variables: Callable[[Round, Path], Mapping[str, str]]  # of a round; the folder is for its files
     is_trainer: bool
     open_store: Callable[[], tuple[Process, int]] | None
-    note: str = ""  # a choice made for it, for the log
-    events: RunEvents | None = None  # None: it writes them itself
+    note: str = ""  # a line for the log about a choice that was made for it
+    events: RunEvents | None = None  # None: the program writes them itself
 
 
 class Ranks:
-    """This node's ranks in a round. Without any, everything has ended."""
+    """This node's ranks in a round. An object without ranks is one whose ranks have all ended."""
 
     def __init__(self, first_rank: int = 0, exit_codes: Mapping[int, int] | None = None) -> None:
         self.first_rank = first_rank
         self._exit_codes = exit_codes
         self._processes: list[Process] = []
         self._error_files: list[Path] = []
-        self._codes: dict[int, int] = {}  # of those that have ended, by local rank
-        self._own_codes: dict[int, int] = {}  # before they were understood
+        self._codes: dict[int, int] = {}  # of the ranks that have ended, by local rank
+        self._own_codes: dict[int, int] = {}  # the program's own, before `exit_codes` was applied
         self._ended_at: dict[int, float] = {}
 
     @classmethod
@@ -81,7 +81,7 @@ class Ranks:
     ) -> "Ranks":
         """Start the ranks of a round with torchrun's variables, and `variables`.
 
-        `exit_codes`: what the program's own codes mean; 0 and 143 are as they are, all else is 70.
+        `exit_codes` maps the program's codes to ours; 0 and 143 stay, and any other code becomes 70.
         """
         found = cls(place.first_rank, exit_codes)
         files = output.files(place.first_rank, place.world_size)
@@ -110,17 +110,17 @@ class Ranks:
 
     @property
     def processes(self) -> list[int]:
-        """The numbers of the ranks' processes, which lead sessions."""
+        """The pids of the ranks, each the leader of a session."""
         return [process.pid for process in self._processes]
 
     @property
     def running(self) -> bool:
-        """Whether one of them has not ended."""
+        """Whether a rank still runs."""
         return len(self.poll()) < len(self._processes)
 
     @property
     def have_succeeded(self) -> bool:
-        """Whether all have ended with 0. By one look: one may fail between two."""
+        """Whether all have ended with 0. It polls once: between two polls a rank may fail."""
         codes = self.poll()
         return len(codes) == len(self._processes) and not any(codes.values())
 
@@ -130,16 +130,17 @@ class Ranks:
         return any(map(self.has_reported, range(len(self._error_files))))
 
     def has_reported(self, local: int) -> bool:
-        """Return whether this one has."""
+        """Return whether the rank `local` has written why it ends."""
         return self._error_files[local].exists()
 
     def own_failures(
         self, first: Mapping[int, int], raised_at: Mapping[int, float]
     ) -> dict[int, Failure]:
-        """Return the failures of those that did not end because they were asked to.
+        """Return the failures of the ranks that did not end because they were asked to.
 
-        `first` had ended before, with these codes, `raised_at` had written a traceback before, at that
-        time. Signals and stops in order of others tell nothing; one that has reported had failed before.
+        Before that, the ranks in `first` had ended with these codes, and those in `raised_at` had
+        written a traceback at that time. A rank that has reported a failure had failed before, too. Of
+        other ranks, the end by a signal or a stop shows nothing.
         """
         asked = {0, int(Exit.STOPPED)}
         codes = {
@@ -161,7 +162,7 @@ class Ranks:
     def failures(
         self, codes: Mapping[int, int], raised_at: Mapping[int, float] | None = None
     ) -> dict[int, Failure]:
-        """Return why ranks have failed, by global rank; `raised_at`: since when, where it is known."""
+        """Return why ranks failed, by global rank; `raised_at`: when, if a traceback showed it."""
         return {
             self.first_rank + local: read_failure(
                 code,
@@ -174,18 +175,18 @@ class Ranks:
         }
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the ranks that run. Not their groups: ranks still need their loader workers."""
+        """Signal the running ranks. Not their process groups: they still need their loader workers."""
         for local, process in enumerate(self._processes):
             if local not in self._codes:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
     def kill(self) -> None:
-        """Kill the ranks, and what they have started."""
+        """Kill the ranks and the processes they have started."""
         self.signal_groups(signal.SIGKILL)
 
     def signal_groups(self, number: signal.Signals) -> None:
-        """Signal the ranks and what they have started."""
+        """Signal the ranks and the processes they have started."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
@@ -198,7 +199,7 @@ class Ranks:
         number: signal.Signals = signal.SIGTERM,
     ) -> None:
         """Ask the ranks to end, kill them after `grace` seconds; call `turn` meanwhile."""
-        self.signal_groups(signal.SIGCONT)  # a suspended one would not notice the signal
+        self.signal_groups(signal.SIGCONT)  # a suspended rank would not notice the signal
         self.send(number)
         for limit in (grace, _KILL_TIMEOUT):
             deadline = time.monotonic() + limit
@@ -213,7 +214,7 @@ def start_command(
     """Start a rank of any program. It dies with this process (Linux)."""
     wrapper = []
     if sys.platform == "linux":
-        # By its source, since this package may be a zip.
+        # The source is passed, because this package may be in a zip file.
         source = pkgutil.get_data("trainer.launcher", "orphans.py") or b""
         wrapper = [sys.executable, "-ISc", source.decode(), str(os.getpid())]
     return subprocess.Popen(
@@ -222,7 +223,7 @@ def start_command(
 
 
 def _variables(place: Round, local: int, ranks: int) -> dict[str, str]:
-    """Return the variables that torchrun gives a rank, but for its error file."""
+    """Return the variables that torchrun gives a rank, except its error file."""
     rank = place.first_rank + local
     return {
         "RANK": str(rank),

@@ -1,6 +1,6 @@
 """Runs this node's ranks to their end: round after round, with one exit code for all of them.
 
-Everything here is done by the main thread; a signal is only noted, and acted on within a turn.
+Everything here runs in the main thread. A signal handler only notes a signal; the next turn acts on it.
 
     supervisor = Supervisor(contract, options, meeting, program=program)
     code = supervisor.run()
@@ -39,14 +39,14 @@ from trainer.watch.cgroup import oom_kills
 
 _TURN = 0.03  # seconds
 _ABORT_GRACE = 5.0  # seconds to write the stacks
-_FAILING = 0.3  # seconds for the ranks of a program that fail at the same time, to be seen as such
+_FAILING = 0.3  # seconds within which failures of a program's ranks count as simultaneous
 _RAISING = 30.0  # seconds that a rank may take from its traceback to its end
 _LAST_NODE, _LAST_TURN = 30.0, 0.003  # seconds; nodes end within seconds of each other
 
-# Exit codes after which restarting the ranks in place can not help.
+# Exit codes after which a restart of the ranks in place cannot help.
 _FINAL = {*codes_for(Action.FAIL), int(Exit.STOPPED), -signal.SIGTERM}
 
-# Exit codes of ranks that stopped or lost a peer, and could train on with other nodes.
+# Exit codes of ranks that stopped or lost a peer, and could continue with other nodes.
 _RESUMABLE = {int(Exit.STOPPED), int(Exit.PEER), -signal.SIGTERM}
 
 _log = logging.getLogger("launch")
@@ -54,14 +54,14 @@ _log = logging.getLogger("launch")
 
 @dataclass(frozen=True)
 class NextRound:
-    """The ranks are to start again. `clean`: they could save. `counted`: as one of PET_MAX_RESTARTS."""
+    """The ranks will start again. `clean`: they could save. `counted`: it counts in PET_MAX_RESTARTS."""
 
     clean: bool = True
     counted: bool = False
 
 
 class Supervisor:
-    """Supervises this node; `note_signal` is to be its signal handler from the start on."""
+    """Supervises this node; make `note_signal` the signal handler before `run`."""
 
     def __init__(
         self, contract: Contract, options: Options, meeting: Meeting, *, program: Program
@@ -89,8 +89,8 @@ class Supervisor:
     def note_signal(self, number: int, _: FrameType | None) -> None:
         """Note a signal. The first stops the ranks, a second Ctrl-C kills them.
 
-        A second SIGTERM, too, unless it is our trainer, which is sure to save and end. It alone
-        gets the one that asks for a profile.
+        A second SIGTERM kills them, too, unless they are our trainer's, which are sure to save and end.
+        Only our trainer gets the signal that asks for a profile.
         """
         if number != PROFILE_SIGNAL:
             self._signals.append(number)
@@ -114,8 +114,8 @@ class Supervisor:
                 ending, reason = counted.code, str(counted)
                 raise counted from None
             finally:
-                self._ranks.kill()  # loader workers that a killed rank left behind
-                self._output.drain()  # so that the launcher's own last lines come last
+                self._ranks.kill()  # loader workers that a killed rank has left
+                self._output.drain()  # so that the launcher's last lines come last
                 if self._program.events:
                     self._program.events.end(ending, reason or self._attempts.reason)
                 self._attempts.write("ended", exit=int(ending), reason=reason)
@@ -150,7 +150,7 @@ class Supervisor:
                 _log.info("restarting the ranks, %d of %d times", restarts, most_restarts)
 
     def _open_port(self) -> int:
-        """Return the port at which the ranks of the next round meet; 0 where another node's is used."""
+        """Return the port of the next round's store; 0 if it is on another node."""
         if self._meeting.server is None:
             return 0
         if self._store is not None:
@@ -166,7 +166,7 @@ class Supervisor:
     def _start(self, place: Round, restarts: int, folder: Path) -> Ranks:
         contract, program = self._contract, self._program
         if program.is_trainer:
-            for local in range(contract.ranks_per_node):  # it may hang before it renews its own
+            for local in range(contract.ranks_per_node):  # a rank may hang before it writes its own
                 health.sign(
                     self._health_folder, health.rank(local), limit=self._options.health_limit
                 )
@@ -182,7 +182,7 @@ class Supervisor:
                 "TORCHELASTIC_RESTART_COUNT": str(restarts),
                 "TORCHELASTIC_MAX_RESTARTS": str(contract.max_restarts),
                 "TORCHELASTIC_USE_AGENT_STORE": str(program.open_store is not None),
-                "MUSTER_LAUNCHER": str(os.getpid()),  # ranks leave it to us to report their errors
+                "MUSTER_LAUNCHER": str(os.getpid()),  # so that ranks let us report their errors
             },
             output=self._output,
             folder=folder,
@@ -191,7 +191,7 @@ class Supervisor:
 
     @functools.cached_property
     def _interface(self) -> dict[str, str]:
-        """The variables of the network interface; the master's name resolves by now."""
+        """The variables of the network interface; by now the master's name resolves."""
         variables, reason = choose_interface(self._contract, os.environ)
         if variables:
             text = ", ".join(f"{name}={value}" for name, value in variables.items())
@@ -199,7 +199,7 @@ class Supervisor:
         return variables
 
     def _watch(self, *, can_restart: bool) -> Exit | NextRound:
-        """Watch the ranks until they have ended, or have to; return what follows. Raises Fault."""
+        """Watch the ranks until they have ended, or must end; return what follows. Raises Fault."""
         client = self._client
         stall = Stall(self._options.stall)
         while True:
@@ -221,7 +221,7 @@ class Supervisor:
                     return self._report(self._ranks.failures(self._ranks.poll()))
                 raise Fault(Exit.PEER, f"lost a peer: {event.reason}")
             if stall.found(self._ranks.processes, self._output.bytes):
-                # faulthandler, where the program has it on, writes the stacks.
+                # faulthandler writes the stacks, if the program has enabled it.
                 self._ranks.end(grace=_ABORT_GRACE, turn=self._turn, number=signal.SIGABRT)
                 raise Fault(
                     Exit.PEER,
@@ -233,14 +233,14 @@ class Supervisor:
     def _end_after_failure(self, *, can_restart: bool) -> Exit | NextRound:
         """End the other ranks, one of which may be the cause, and decide whether all start again."""
         noticed = time.time()
-        # One that loses its peer may end before the peer: it is seen first, and is not the cause.
+        # A rank that loses its peer may end before the peer, though it is not the cause.
         others_end = noticed + (0 if self._program.is_trainer else _FAILING)
         while self._ranks.running and time.time() < others_end:
             self._turn()
         first = dict(self._ranks.poll())
         self._ranks.end(grace=self._contract.shutdown_timeout, turn=self._turn)
         self._output.drain()
-        # One that had raised before may take longer to end than those that lost it.
+        # The rank that raised an error may take longer to end than those that lost it.
         raised = {
             local: at
             for local in range(self._contract.ranks_per_node)
@@ -279,20 +279,20 @@ class Supervisor:
         return report_failures(explained)
 
     def _count_loss(self, reason: str) -> None:
-        """Count a lost peer, after which the job goes on. Raises Fault(70) after too many."""
+        """Count a lost peer; the job continues. Raises Fault(70) after too many."""
         fault = self._counted(Fault(Exit.PEER, reason))
         if fault.code != Exit.PEER:
             raise fault
 
     def _counted(self, fault: Fault) -> Fault:
-        """Count a lost peer, on the server's node for all; too many make it a failure, 70."""
+        """Count a lost peer, only on the server's node; after too many it is a failure, 70."""
         if fault.code != Exit.PEER or self._signals or self._meeting.server is None:
             return fault
         folder, allowed = Path(self._options.run_folder), self._options.peer_losses
         return peer_losses.count(folder, allowed=allowed, reason=str(fault))
 
     def _turn(self) -> None:
-        """Show that this process lives, act on signals, and wait a moment."""
+        """Show that this process is alive, act on signals, and wait a moment."""
         self._renew_health()
         if self._signals and self._kill_at == float("inf"):
             self._kill_at = time.monotonic() + self._contract.shutdown_timeout
@@ -303,14 +303,14 @@ class Supervisor:
         time.sleep(_TURN)
 
     def _raise_if_stopped(self) -> None:
-        """The turn while no rank runs. Raises Fault(143)."""
+        """Do a turn while no rank runs. Raises Fault(143)."""
         self._renew_health()
         if self._signals:
             name = signal.Signals(self._signals[0]).name
             raise Fault(Exit.STOPPED, f"{name} before any rank was started")
 
     def _wait_for_last_node(self, ending: Exit) -> None:
-        """End the server once the other nodes, which may be a little later, have finished, too."""
+        """End the server after the other nodes, which may be a little later, have finished, too."""
         if (server := self._meeting.server) is not None:
             end = time.monotonic() + (_LAST_NODE if ending == Exit.DONE else 0)
             while server.present and not self._signals and time.monotonic() < end:

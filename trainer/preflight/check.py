@@ -1,9 +1,9 @@
 """Check the machines and the links between them before the first step.
 
-A machine that is not fit ends with 71 and an error that says why; the others end with 69.
+An unfit machine ends with 71 and an error that says why; the others end with 69.
 
-    python -m trainer.preflight                                     # this machine alone
-    torchrun --nproc-per-node 2 -m trainer.preflight                # and the links between ranks
+    python -m trainer.preflight                                     # only this machine
+    torchrun --nproc-per-node 2 -m trainer.preflight                # also the links between ranks
 """
 
 import logging
@@ -35,7 +35,7 @@ _SLOW_LINK = 0.1  # of the median link's speed
 
 @dataclass(frozen=True)
 class RankReport:
-    """The findings of one rank. `node` identifies its machine: host names need not be unique."""
+    """The findings of one rank. `node` identifies its machine, because host names may be equal."""
 
     rank: int
     node: int
@@ -47,7 +47,7 @@ class RankReport:
 def preflight(settings: Settings, runtime: Runtime, data: Data) -> dict[str, float]:
     """Check every machine and link, print the table once, and return its figures.
 
-    All ranks call it together. Raises Fault(71) on a machine that is not fit, Fault(69) on the others.
+    All ranks call it together. Raises Fault(71) on an unfit machine, Fault(69) on the others.
     """
     if settings.preflight == "off":
         return {}
@@ -81,7 +81,7 @@ def preflight(settings: Settings, runtime: Runtime, data: Data) -> dict[str, flo
 
 
 def _table(reports: Sequence[RankReport]) -> str:
-    """Return all findings of rank 0, and what is wrong or odd on others, a line each."""
+    """Return all findings of rank 0, and those of other ranks that are wrong or odd, a line each."""
     lines = []
     for report in reports:
         for finding in report.findings:
@@ -149,7 +149,7 @@ def _judge_links(reports: Sequence[RankReport]) -> tuple[dict[str, float], list[
 
 
 def main() -> int:
-    """Check this machine, or all ranks' under torchrun, for the settings in the environment."""
+    """Check this machine, or under torchrun those of all ranks, for the settings in the environment."""
     if len(sys.argv) > 1:
         is_asked = sys.argv[1] in ("-h", "--help")
         print(__doc__, file=sys.stdout if is_asked else sys.stderr)

@@ -1,6 +1,6 @@
 """Check the links between ranks: whether numbers arrive as they were sent, and how fast.
 
-Call exchange(runtime) on every rank, then find_faulty(...) with the results of all.
+Call exchange(runtime) on every rank, then find_faulty(...) with the results of all ranks.
 """
 
 import time
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from trainer.distributed.runtime import Runtime
 
-_ELEMENTS = 2**20  # of float32 that are summed over all ranks, and sent to the next one: 4 MiB
+_ELEMENTS = 2**20  # float32 numbers that are summed over all ranks and sent to the next: 4 MiB
 _ROUNDS = 3
 
 
@@ -21,7 +21,7 @@ class Exchange:
     """The results of one rank. `wrong` lists the ranks whose numbers arrived here changed.
 
     Speeds are in bytes per second: of the sum over all ranks, and of receiving from the rank before.
-    `clock` is this machine's time at a moment that all ranks share to within `within` seconds.
+    `clock` is this machine's time at a moment that is the same on all ranks, to within `within` seconds.
     """
 
     wrong: tuple[int, ...]
@@ -39,8 +39,8 @@ def exchange(runtime: Runtime) -> Exchange | None:
     if runtime.control is None:
         return None
     rank, world = runtime.rank, runtime.world_size
-    # Every rank fills one row and leaves the others 0: a wrong sum shows whose numbers are wrong.
-    # Whole numbers this small are exact in float32, summed in any order.
+    # Every rank fills one row and leaves the others 0, so a wrong sum shows whose numbers are wrong.
+    # Sums of integers this small are exact in float32, in any order.
     row = torch.arange(max(1, _ELEMENTS // world), device=runtime.device) % 1021
     expected = (row + torch.arange(world, device=runtime.device).unsqueeze(1)).float()
     wrong: set[int] = set()
@@ -80,8 +80,9 @@ def _now(runtime: Runtime) -> float:
 def find_faulty(seen: Sequence[Sequence[int]]) -> set[int]:
     """Return the faulty ranks; `seen[r]` lists the ranks whose numbers arrived wrong at rank r.
 
-    A rank whose numbers are wrong for more than half of the others sends them wrong. A rank that sees
-    numbers wrong that most others see right receives them wrong. Of two ranks it is the sender.
+    If a rank's numbers arrive wrong at more than half of the others, it sends them wrong. A rank that
+    gets wrong numbers which most others get right receives them wrong. Of two ranks, the sender is
+    faulty.
     """
     senders = set()
     for rank in range(len(seen)):

@@ -20,10 +20,10 @@ from trainer.watch.cgroup import available_memory
 
 MIB = 2**20
 
-_HOST_MEMORY_PER_RANK = 64 * MIB  # for a first step, besides torch, which is loaded by now
-_DISK = 64 * MIB  # less has no room for a checkpoint
+_HOST_MEMORY_PER_RANK = 64 * MIB  # for a first step, without torch, which is already loaded
+_DISK = 64 * MIB  # with less there is no room for a checkpoint
 _PROBE = 8 * MIB
-_SHARE_OF_DEVICE = 0.1  # less free memory than this: another process has the device
+_SHARE_OF_DEVICE = 0.1  # with less free memory, another process uses the device
 _SLOW_DISK = 10 * MIB  # bytes per second
 
 # NVML's reasons for a lower clock that show a fault and not a full load.
@@ -32,7 +32,7 @@ _THROTTLES = {0x08: "hardware slowdown", 0x40: "overheated", 0x80: "power brake"
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. `wrong` says what would help, None if fit; `odd` is no error."""
+    """The result of one check. `wrong` says what would help, None if it is fit; `odd` is no error."""
 
     name: str
     seen: str
@@ -43,7 +43,7 @@ class Finding:
 def check_machine(folder: Path, *, needed_devices: int, ranks: int, shm: int) -> Iterator[Finding]:
     """Yield the findings of this machine, for `ranks` ranks and `shm` bytes of shared memory.
 
-    `folder` is the run's.
+    `folder` is the run folder.
     """
     yield devices(needed_devices)
     yield host_memory(_HOST_MEMORY_PER_RANK * ranks)

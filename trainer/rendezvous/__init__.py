@@ -1,1 +1,1 @@
-"""How the nodes of a job meet, and learn of lost ones: a server on node 0, a client on each node."""
+"""How the nodes of a job meet, and notice lost nodes: a server on node 0, a client on each node."""

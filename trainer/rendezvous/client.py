@@ -1,6 +1,6 @@
 """A node's membership: a thread joins, sends heartbeats, and learns of rounds and of lost peers.
 
-The thread does all that waits for the network, so that a signal is handled at once by the main thread.
+Only this thread waits for the network, so the main thread handles a signal at once.
 
     client = RendezvousClient(contract, meeting.open, secret="", peer_timeout=3, has_store=True)
     client.start(deadline=time.monotonic() + 600)
@@ -30,14 +30,14 @@ from trainer.rendezvous.messages import (
 )
 
 _RETRY_INTERVAL = 0.5  # seconds
-_TURN = 0.1  # seconds; how soon the main thread sees that it is to stop
-_STORE_TIMEOUT = 30.0  # seconds; it listens before the round starts
+_TURN = 0.1  # seconds after which the main thread sees that it must stop
+_STORE_TIMEOUT = 30.0  # seconds; the store listens before the round starts
 
 _log = logging.getLogger("launch")
 
 
 class RendezvousClient:
-    """This node's membership. The public events are set by the thread."""
+    """This node's membership. The thread sets the public attributes."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class RendezvousClient:
         self._contract = contract
         self._open_connection = open_connection
         self._key = f"{contract.rendezvous_id}\n{secret}"
-        self._silence = peer_timeout  # after which the server is lost
-        self._has_store = has_store  # which listens before a round starts
+        self._silence = peer_timeout  # seconds after which the server is lost
+        self._has_store = has_store  # a store that listens before a round starts
         self._connection: Connection | None = None
         self._changed = threading.Condition()
         self._round: Round | None = None  # the newest one
         self._address = ""  # the server's
-        self._here = 0  # nodes
-        self._problem = "no answer"  # with joining
+        self._here = 0  # connected nodes
+        self._problem = "no answer"  # why joining failed
         self._left = False
         self.joined = False
         self.failure: Fault | None = None  # why this node will not join
@@ -67,7 +67,7 @@ class RendezvousClient:
         self.peer_finished: MembershipEvent | None = None  # this node is expected to end soon, too
 
     def start(self, *, deadline: float) -> None:
-        """Begin to join, until `deadline`."""
+        """Start to join; give up at `deadline`."""
         thread = threading.Thread(
             target=self._run, args=(deadline,), name="membership", daemon=True
         )
@@ -81,11 +81,11 @@ class RendezvousClient:
         deadline: float,
         turn: Callable[[], None],
     ) -> Round:
-        """Report that the ranks here can start, the former ones having ended cleanly or not; wait.
+        """Report that ranks can start here, and wait for a round. `clean`: the last ranks could save.
 
-        `open_port` returns where rank 0 or its store will listen, if that is on this node; `turn` is
-        called ten times a second. Raises Fault(69) at `deadline` or when there will be no round,
-        Fault(0) when the run is over, and what `turn` raises.
+        `open_port` returns the port of rank 0 or its store, if that is on this node; `turn` is called
+        ten times a second. Raises Fault(69) at `deadline` or if there will be no round, Fault(0) if the
+        run is over, and what `turn` raises.
         """
         reported = False
         while True:
@@ -107,9 +107,9 @@ class RendezvousClient:
                 raise Fault(Exit.PEER, self._who_is_missing())
 
     def _listens(self, found: Round, deadline: float, turn: Callable[[], None]) -> bool:
-        """Wait until the round's store accepts connections; return False when the round is over.
+        """Wait until the round's store accepts connections; return False if the round is over.
 
-        A process group would wait for its whole time-out, also after the server is lost.
+        A process group would wait for its whole time-out, even after the server is lost.
         """
         deadline = min(deadline, time.monotonic() + _STORE_TIMEOUT)
         while self._has_store and found.world_size > 1 and found.node > 0:
@@ -131,7 +131,7 @@ class RendezvousClient:
         return True
 
     def leave(self, ending: Exit) -> None:
-        """Disconnect: in order when the ranks have finished or were stopped, else as a lost node."""
+        """Disconnect: with `leave` if the ranks have finished or were stopped, else as a lost node."""
         with self._changed:
             if self.joined and ending in (Exit.DONE, Exit.STOPPED):
                 self._send("leave", done=ending == Exit.DONE)
@@ -144,7 +144,7 @@ class RendezvousClient:
         try:
             self._join(deadline)
             self._receive()
-        except Exception as error:  # noqa: BLE001  # raised where it is waited for
+        except Exception as error:  # noqa: BLE001  # raised in the thread that waits
             fault = Fault(Exit.CODE, f"the rendezvous failed: {type(error).__name__}: {error}")
             with self._changed:
                 self.failure = error if isinstance(error, Fault) else fault
@@ -153,7 +153,7 @@ class RendezvousClient:
                 self._changed.notify_all()
 
     def _join(self, deadline: float) -> None:
-        """Join, and try again while refused: the server may be of an attempt that is about to end."""
+        """Join, and retry while refused: the server may be that of an attempt that is about to end."""
         endpoint = self._contract.endpoint
         while not self._left:
             try:
@@ -171,7 +171,7 @@ class RendezvousClient:
                 self._changed.wait_for(lambda: self._left, timeout=_RETRY_INTERVAL)
 
     def _try_to_join(self) -> str:
-        """Connect and join once; return why that did not work, or ""."""
+        """Connect and try to join once; return why that failed, or ""."""
         connected = self._open_connection()
         self._connection = connection = Connection(connected)
         self._address = _server_address(connected)
@@ -194,8 +194,8 @@ class RendezvousClient:
                     case "refused":
                         problem = message["reason"]
                     case "finished" if proven:
-                        raise Fault(Exit.DONE, "the run was finished before this node came")
-                    case _ if proven:  # the first heartbeat admits this node
+                        raise Fault(Exit.DONE, "the run finished before this node joined")
+                    case _ if proven:  # the first heartbeat: this node has joined
                         with self._changed:
                             self.joined = True
                             self._handle(message)
@@ -236,7 +236,7 @@ class RendezvousClient:
                     self._send("heartbeat")
 
     def _handle(self, message: Message) -> None:
-        """Note what the server says. The caller holds the lock."""
+        """Store what the server's message says. The caller holds the lock."""
         reason, now = message.get("reason", ""), time.monotonic()
         match message.pop("kind"):
             case "heartbeat":
@@ -269,7 +269,7 @@ class RendezvousClient:
         if not self.joined:
             return f"could not join the master, node 0, at {endpoint} {limit}: {self._problem}"
         wanted = self._contract.min_nodes
-        return f"only {self._here} of {wanted} nodes came to the rendezvous at {endpoint} {limit}"
+        return f"only {self._here} of {wanted} nodes joined the rendezvous at {endpoint} {limit}"
 
     def _send(self, kind: str, /, **fields: object) -> None:
         if self._connection is not None:
@@ -277,8 +277,8 @@ class RendezvousClient:
 
 
 def _messages(connection: Connection, seconds: float) -> Iterator[Message]:
-    """Wait, and yield what the server sent; a line that is no message ends the connection."""
-    with contextlib.suppress(OSError, ValueError):  # closed by leave()
+    """Wait, and yield the server's messages; a line that is no message ends the connection."""
+    with contextlib.suppress(OSError, ValueError):  # leave() has closed it
         connection.wait(seconds)
     for line in connection.receive():
         message = decode(line, FROM_SERVER)
@@ -289,7 +289,7 @@ def _messages(connection: Connection, seconds: float) -> Iterator[Message]:
 
 
 def _server_address(connected: socket.socket) -> str:
-    """Return the address at which the server was found, not its name: that may change its meaning."""
+    """Return the address of the server, not its name, which may later resolve to another address."""
     if connected.family == socket.AF_UNIX:
         return "127.0.0.1"  # in this process
     numeric = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV

@@ -1,9 +1,9 @@
-"""TCP connections between nodes: how one is opened, and the lines that go over it.
+"""TCP connections between nodes: how to open one, and send and receive lines.
 
     connection = Connection(connect("job-0.job", 29500))
     connection.send(encode("heartbeat"))
 
-Nothing blocks but `connect`.
+Only `connect` and `wait` block.
 """
 
 import contextlib
@@ -15,17 +15,18 @@ import time
 
 from trainer.rendezvous.messages import MAX_LINE
 
-_MAX_UNSENT = 1 << 20  # bytes; a peer that leaves more unread is gone
-_CONNECT_TIMEOUT = 2  # seconds; TCP repeats its first packet after one
-_RETRY_INTERVAL = 0.2  # seconds; an address that refused may be about to listen
+_MAX_UNSENT = 1 << 20  # bytes; a peer that leaves more unread counts as gone
+_CONNECT_TIMEOUT = 2  # seconds; TCP repeats its first packet after one second
+_RETRY_INTERVAL = 0.2  # seconds; an address that refused may soon listen
 
 
 def connect(host: str, port: int) -> socket.socket:
     """Return a connection to the address of `host` that answers first.
 
     All addresses are tried at once: for a while the name of a new pod also resolves to the pod that it
-    replaced, whose address does not answer. An address that refuses is tried again while another has
-    not answered. Raises OSError when all refuse, or after 2 s; resolve the name again then.
+    replaced, whose address does not answer. An address that refuses is retried while others have not
+    answered yet. Raises OSError if all refuse, or after 2 s; the caller should then resolve the name
+    again.
     """
     problem: OSError = TimeoutError("timed out")
     end = time.monotonic() + _CONNECT_TIMEOUT
@@ -65,7 +66,7 @@ class Connection:
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
-        with contextlib.suppress(OSError):  # one within this process is no TCP
+        with contextlib.suppress(OSError):  # the one within this process is not TCP
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connected
         self.last_received = time.monotonic()
@@ -74,7 +75,7 @@ class Connection:
         self._incomplete = b""
 
     def send(self, lines: bytes) -> None:
-        """Send, after what is unsent, and keep what the peer does not take; too much of it closes."""
+        """Send all unsent lines and these; keep what the peer does not read. Closes if it is too much."""
         self.unsent += lines
         try:
             while self.unsent and not self.closed:
@@ -86,12 +87,12 @@ class Connection:
 
     def wait(self, seconds: float) -> None:
         """Wait for something to receive."""
-        poll = select.poll()  # select would end at descriptor 1,023
+        poll = select.poll()  # select cannot wait for descriptors above 1,023
         poll.register(self.socket, select.POLLIN)
         poll.poll(seconds * 1000)
 
     def receive(self) -> list[bytes]:
-        """Return the lines that have arrived, without waiting, up to one buffer; a long one closes."""
+        """Return lines that have arrived, without waiting, up to one buffer. A long line closes."""
         if self.closed:
             return []
         try:

@@ -22,7 +22,7 @@ class Round:
 
 @dataclass(frozen=True)
 class MembershipEvent:
-    """A reason to stop the ranks here. `lost`: they cannot save, since a rank they need is gone."""
+    """A reason to stop the ranks here. `lost`: they cannot save, because a rank they need is gone."""
 
     reason: str
     lost: bool

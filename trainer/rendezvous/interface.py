@@ -1,8 +1,8 @@
 """Choose the network interface that gloo and NCCL use between nodes, unless the user has chosen one.
 
-By default gloo listens at the address of this machine's name, which Debian makes a loopback address,
-and NCCL takes the first interface it finds, which may lead nowhere (dstack's snippet, sglang 3784). Used
-instead is the interface with PET_LOCAL_ADDR, or else the one that routes to the master.
+By default gloo listens on the address of this machine's name, which is a loopback address on Debian.
+NCCL takes the first interface it finds, which may not reach other nodes (dstack's snippet, sglang 3784).
+This module chooses the interface with PET_LOCAL_ADDR, or else the one that routes to the master.
 
     variables, reason = choose_interface(contract, os.environ)
 """
@@ -20,14 +20,14 @@ from trainer.config.contract import Contract
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
-# NCCL takes a name as a prefix, and exactly when it begins with an equals sign.
+# NCCL takes a name as a prefix; with an equals sign before it the name must match exactly.
 _VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 
 
 def choose_interface(
     contract: Contract, environment: Mapping[str, str]
 ) -> tuple[dict[str, str], str]:
-    """Return the variables to set, none where there is nothing to choose, and the reason."""
+    """Return the variables to set, none if there is nothing to choose, and the reason."""
     unset = {name: form for name, form in _VARIABLES.items() if not _is_set(name, environment)}
     local = contract.local_address
     if not unset or sys.platform != "linux" or (contract.max_nodes == 1 and local is None):
@@ -41,7 +41,7 @@ def choose_interface(
 
 
 def _is_set(name: str, environment: Mapping[str, str]) -> bool:
-    """Return whether the environment sets it, or for NCCL one of its files."""
+    """Return whether the environment sets `name`, or for NCCL one of its configuration files."""
     if name in environment:
         return True
     files = [environment.get("NCCL_CONF_FILE") or "~/.nccl.conf", "/etc/nccl.conf"]
@@ -53,7 +53,7 @@ def _is_set(name: str, environment: Mapping[str, str]) -> bool:
 
 
 def _source_address(host: str, port: int) -> str | None:
-    """Return the own address that packets to `host` would come from; none is sent."""
+    """Return this node's address from which packets to `host` would come; no packet is sent."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_DGRAM

@@ -1,7 +1,7 @@
-"""How a node gets to the rendezvous: it starts the server if that is its place, else it connects.
+"""How a node gets to the rendezvous: one node starts the server, the others connect to it.
 
-A job of fixed size meets at its master's address, where node 0 serves. An elastic one meets at its
-endpoint, where the node that has that address does.
+In a job of fixed size node 0 runs the server, at the master's address. In an elastic job it is the
+node that has the endpoint's address.
 
     meeting = Meeting(contract, rules, secret=secret_from(os.environ))
     client = RendezvousClient(contract, meeting.open, secret=meeting.secret, ...)
@@ -27,11 +27,11 @@ class Meeting:
 
     def __init__(self, contract: Contract, rules: Rules, *, secret: str) -> None:
         self._contract, self._rules, self.secret = contract, rules, secret
-        self._serves: bool | None = None  # unknown as long as the endpoint's name does not resolve
+        self._serves: bool | None = None  # unknown until the endpoint's name resolves
         self.server: RendezvousServer | None = None
 
     def open(self) -> socket.socket:
-        """Connect to the server. Raises OSError when that may work later, and Fault(69) or Fault(71)."""
+        """Connect to the server. Raises OSError if that may work later, and Fault(69) or Fault(71)."""
         contract = self._contract
         if self._serves is None:
             here = _has_address(contract.address) if contract.elastic else contract.node_rank == 0
@@ -45,7 +45,7 @@ class Meeting:
                 if not contract.elastic:
                     problem = f"port {contract.port} is in use on this machine; set PET_MASTER_PORT"
                     raise Fault(Exit.PEER, problem) from None
-                self._serves = False  # another launcher on this machine does
+                self._serves = False  # another launcher on this machine runs the server
             else:
                 self.server = RendezvousServer(
                     listener, self._rules, job=contract.rendezvous_id, secret=self.secret
@@ -55,7 +55,7 @@ class Meeting:
 
 
 def secret_from(environment: MutableMapping[str, str]) -> str:
-    """Take the shared secret out of the environment, since no rank needs it; "" when there is none.
+    """Take the shared secret out of the environment, because no rank needs it; "" if there is none.
 
     It is MUSTER_RENDEZVOUS_SECRET, or the content of the file MUSTER_RENDEZVOUS_SECRET_FILE. Raises
     Fault(64).
@@ -73,10 +73,10 @@ def secret_from(environment: MutableMapping[str, str]) -> str:
 
 
 def _listen(address: str, port: int, *, own: str | None) -> socket.socket:
-    """Listen on the one address that the other nodes use where that is known, else on all interfaces.
+    """Listen on the address that the other nodes use if it is known, else on all interfaces.
 
-    It is `own`, PET_LOCAL_ADDR, if the meeting point's name leads there, or does not resolve yet, and an
-    interface has it: behind a NAT none has the address that others use.
+    It is known to be `own` (PET_LOCAL_ADDR) if `address` resolves to it or does not resolve yet, and an
+    interface has it. Behind a NAT no interface has the address that others use.
     """
     if address == "127.0.0.1":
         return socket.create_server((address, port))

@@ -1,7 +1,7 @@
-"""Who takes part in a job, and when its ranks start: the decisions of the rendezvous server.
+"""Which nodes take part in a job, and when its ranks start: the decisions of the rendezvous server.
 
-RENDEZVOUS.md has the drawing of the states and the table of the messages. Nothing here waits, reads a
-clock or uses the network, so that every order of events can be tested.
+RENDEZVOUS.md has a drawing of the states and a table of the messages. Nothing here waits, reads a
+clock or uses the network, so every order of events can be tested.
 
     membership = Membership(rules, send)
     membership.join(node, now=time.monotonic())
@@ -25,7 +25,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class Rules:
-    """What is decided by. In seconds: `peer_timeout`, `last_call`."""
+    """The rules of a job. `peer_timeout` and `last_call` are in seconds."""
 
     min_nodes: int
     max_nodes: int
@@ -36,7 +36,7 @@ class Rules:
 
 @dataclass(eq=False)
 class Node:
-    """A node that has joined. `own`: the server's. `port`: where its rank 0 or its store listens."""
+    """A node that has joined. `own`: the server runs on it. `port`: of its rank 0 or its store."""
 
     number: int
     ranks: int
@@ -55,23 +55,23 @@ class Membership:
         self.nodes: dict[Node, None] = {}  # in the order of joining
         self._rules = rules
         self._send = send
-        self._round = 0  # the number of the newest one
-        self._numbers: set[int] = set()  # of the nodes of a job of fixed size
+        self._round = 0  # the number of the newest round
+        self._numbers: set[int] = set()  # node numbers, of a job of fixed size
         self._not_ready = 0
         self._last_joined = 0.0
 
     @property
     def full(self) -> bool:
-        """Whether no node can join now, and none is waited for: a job of fixed size runs."""
+        """Whether no node can join, because a job of fixed size is running."""
         return not self._rules.elastic and self.state is State.RUNNING
 
     def join(self, node: Node, *, now: float) -> str:
-        """Admit a node and return "", or return why not. The ranks of a running round stop for it."""
+        """Let a node join and return "", or return why not. The ranks of a running round then stop."""
         rules = self._rules
         if self.state in (State.ENDING, State.FINISHED, State.BROKEN):
             return "the run is ending"
         if self.full or (not rules.elastic and node.number in self._numbers):
-            return "a former attempt of this job still runs here"
+            return "an earlier attempt of this job still runs here"
         if not rules.elastic and node.number >= rules.max_nodes:
             return f"this job has {rules.max_nodes} nodes, numbered from 0"
         if len(self.nodes) >= rules.max_nodes:
@@ -84,7 +84,7 @@ class Membership:
         return ""
 
     def ready(self, node: Node, *, clean: bool, port: int) -> None:
-        """Note that the ranks of a node can start. Where they ran, all others go to the next round."""
+        """Note that a node's ranks can start. If it was in a round, all others go to the next one."""
         self._not_ready -= not node.ready
         node.ready, node.port = True, port
         if node.in_round:
@@ -94,8 +94,8 @@ class Membership:
     def leave(self, node: Node, *, done: bool) -> None:
         """Remove a node that has finished the run, or was stopped.
 
-        It has finished for the others only if it took part, and for the server's node never: only that
-        node's own ranks finish the run.
+        Its end counts for the other nodes only if it was in the round. It never counts for the server's
+        node: only the ranks on that node finish the run.
         """
         self._remove(node)
         ends = node.in_round and (done or not self._rules.elastic)
@@ -119,17 +119,17 @@ class Membership:
             self._send(self.nodes, "peer_lost", reason=reason, silent=silent)
 
     def start_if_ready(self, now: float) -> float:
-        """Start a round if enough nodes are ready; return in how many seconds to ask again at most."""
+        """Start a round if enough nodes are ready; return after how many seconds to call this again."""
         rules, nodes = self._rules, self.nodes
         if self.state is not State.WAITING or self._not_ready or len(nodes) < rules.min_nodes:
             return float("inf")
-        # Before the first round only: a later one is not worth a wait of all nodes for one more.
+        # Only before the first round: later, all nodes would have to wait for one more.
         if self._round == 0 and len(nodes) < rules.max_nodes:
             left = self._last_joined + rules.last_call - now
             if left > 0:
                 return left
         first, *others = sorted(nodes, key=lambda node: (not node.own, node.number))
-        if not first.own:  # it leaves, and the server with it
+        if not first.own:  # the server's node has left, and the server will end
             return float("inf")
         self._round += 1
         self.state = State.RUNNING
@@ -151,7 +151,7 @@ class Membership:
         return float("inf")
 
     def _change(self, reason: str, *, lost: bool) -> None:
-        """Have the nodes of a running round stop their ranks and get ready for the next one."""
+        """Tell the nodes of a running round to stop their ranks and get ready for the next round."""
         if self.state is not State.RUNNING:
             return
         self.state = State.WAITING

@@ -1,9 +1,9 @@
 """The messages between a node and the rendezvous server: one line of JSON each, every field checked.
 
-RENDEZVOUS.md has the table of them. A line that is not one of them ends its connection.
+RENDEZVOUS.md has a table of the messages. Any other line ends its connection.
 
     line = encode("ready", clean=True, port=0)
-    message = decode(line, FROM_NODE)       # None: not such a message
+    message = decode(line, FROM_NODE)       # None: not one of these messages
 """
 
 import hmac
@@ -16,9 +16,9 @@ Message = dict[str, Any]
 
 MAX_LINE = 4096  # bytes
 
-MAX_RANKS = 4096  # of one node
+MAX_RANKS = 4096  # per node
 
-HEARTBEATS_PER_SILENCE = 6  # after which a peer is lost
+HEARTBEATS_PER_SILENCE = 6  # in the time after which a silent peer is lost
 
 _MAX_TEXT = 1000  # characters
 
@@ -43,7 +43,7 @@ def _flag(value: object) -> bool:
 
 
 def _text(value: object) -> bool:
-    """Printable, since it is shown: no escape sequence for a terminal."""
+    """Check that a text is printable, because it is shown: no escape sequence for a terminal."""
     return isinstance(value, str) and len(value) <= _MAX_TEXT and value.isprintable()
 
 
@@ -106,9 +106,9 @@ def decode(line: bytes, schema: Schema) -> Message | None:
 
 
 def proof(secret: str, *parts: object) -> str:
-    """Return what only a holder of `secret` can make of `parts`, of which one is a fresh nonce.
+    """Return the HMAC-SHA256 (RFC 2104) of `parts`, one of which is a fresh nonce, with key `secret`.
 
-    The secret is the job's identity with the shared secret, if there is one. HMAC-SHA256, RFC 2104.
+    The key is the job's identity with the shared secret, if there is one.
     """
     text = json.dumps([str(part) for part in parts])
     return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()

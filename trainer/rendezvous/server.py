@@ -1,7 +1,7 @@
 """The rendezvous server on node 0: one thread, one connection for each node.
 
-It proves who connects, checks every message, sends heartbeats and finds silent nodes; membership.py
-decides what follows. RENDEZVOUS.md describes the protocol.
+It authenticates each connection, checks every message, sends heartbeats and finds silent nodes.
+membership.py makes the decisions. RENDEZVOUS.md describes the protocol.
 
     server = RendezvousServer(listener, rules, job="job-1", secret="...")
     server.close()
@@ -35,10 +35,10 @@ from trainer.rendezvous.messages import (
 BACKLOG = 4096  # connections that wait to be accepted; the kernel may allow fewer
 
 _HEARTBEAT = encode("heartbeat").rstrip()
-_SECONDS_PER_HEARTBEAT = 150e-6  # of a core, with its answer: several times what was measured
-_ACCEPTED_AT_ONCE = 100  # then the nodes that are there have their turn
-_ACCEPTED_WHEN_FULL = 10  # for each heartbeat, while the job takes no node: they are to be refused
-_SPARE_FILES = 512  # descriptors for all but the nodes
+_SECONDS_PER_HEARTBEAT = 150e-6  # of a core, with the answer: several times what was measured
+_ACCEPTED_AT_ONCE = 100  # then the connected nodes have their turn
+_ACCEPTED_WHEN_FULL = 10  # per heartbeat, while no node can join: these will be refused
+_SPARE_FILES = 512  # descriptors for everything except the nodes
 
 _log = logging.getLogger("launch")
 
@@ -46,7 +46,7 @@ _log = logging.getLogger("launch")
 def silence_limit(rules: Rules) -> float:
     """Return the seconds of silence after which a peer is lost.
 
-    For thousands of nodes it is longer than asked for, since heartbeats would take a core's time.
+    With thousands of nodes it is longer than set, because heartbeats would need a whole core.
     """
     longest = rules.max_nodes * _SECONDS_PER_HEARTBEAT * HEARTBEATS_PER_SILENCE
     return max(rules.peer_timeout, longest)
@@ -54,7 +54,7 @@ def silence_limit(rules: Rules) -> float:
 
 @dataclass(eq=False)
 class _Peer:
-    """A connection; `node` once it has joined, a stranger until then."""
+    """A connection. It is a stranger's until `join` is accepted; then `node` is set."""
 
     connection: Connection
     own: bool = False
@@ -64,9 +64,9 @@ class _Peer:
 
 
 class RendezvousServer:
-    """Serves in a thread of its own. `own_socket` connects this node, whose place no stranger can take.
+    """Serves in its own thread. `own_socket` connects this node; no stranger can take its place.
 
-    Raises Fault(71) when this process may not open enough files.
+    Raises Fault(71) if this process may not open enough files.
     """
 
     def __init__(self, listener: socket.socket, rules: Rules, *, job: str, secret: str) -> None:
@@ -83,8 +83,8 @@ class RendezvousServer:
         self._selector = selectors.DefaultSelector()
         listener.listen(BACKLOG)
         listener.setblocking(False)
-        self._accepting = False  # at once, that is
-        self.address = "127.0.0.1"  # of this node, as the latest other node has reached it
+        self._accepting = False  # whether a new connection is accepted at once
+        self.address = "127.0.0.1"  # of this node, as the last node that joined has reached it
         self.own_socket, own = socket.socketpair()
         self._welcome(own, own=True)
         self._closing, self._close = os.pipe()  # readable when closed
@@ -138,7 +138,7 @@ class RendezvousServer:
             os.close(self._closing)
 
     def _listen(self, *, at_once: bool) -> None:
-        """Look at who connects at once, or with each heartbeat only: strangers cost a core's time."""
+        """Accept connections at once, or only with each heartbeat, because strangers cost time."""
         if at_once and not self._accepting:
             self._selector.register(self._listener, selectors.EVENT_READ)
         elif self._accepting and not at_once:
@@ -149,7 +149,7 @@ class RendezvousServer:
         for _ in range(count):
             try:
                 connected, _ = self._listener.accept()
-            except OSError:  # none left, or no descriptor left: strangers give theirs back
+            except OSError:  # no more connections, or no free descriptor until strangers end
                 return
             self._welcome(connected, own=False)
 
@@ -160,26 +160,26 @@ class RendezvousServer:
         self._write(peer, encode("challenge", nonce=peer.nonce))
 
     def _turn(self, peer: _Peer, events: int) -> None:
-        """Do what one connection asks for; whatever goes wrong there ends only that connection."""
+        """Handle the input of one connection; an error there ends only that connection."""
         connection = peer.connection
         try:
             if events & selectors.EVENT_WRITE:
                 self._write(peer, b"")
             for line in connection.receive():
-                if line == _HEARTBEAT and peer.node is not None:  # nearly always
+                if line == _HEARTBEAT and peer.node is not None:  # most lines
                     continue
                 message = decode(line, FROM_NODE)
                 if message is None or not self._handle(peer, message):
                     connection.closed = True
                     break
-        except Exception:  # noqa: BLE001  # and the others go on
+        except Exception:  # noqa: BLE001  # the other connections continue
             _log.exception("the rendezvous ends a connection")
             connection.closed = True
         if connection.closed:
             self._drop(peer)
 
     def _handle(self, peer: _Peer, message: Message) -> bool:
-        """Act on a message; return False when the connection is to end."""
+        """Act on a message; return False if the connection must end."""
         node = peer.node
         if node is None:
             return message["kind"] == "join" and self._join(peer, message)
@@ -226,7 +226,7 @@ class RendezvousServer:
                 self._drop(peer, f"{node.name} has been silent for {silence:.1f} s", silent=True)
 
     def _drop_strangers(self, now: float) -> None:
-        """End the oldest connections that have not joined in time, or are too many."""
+        """End the oldest connections that have not joined in time, or while there are too many."""
         while self._strangers:
             oldest = next(iter(self._strangers))
             if now - oldest.since <= self._silence and len(self._strangers) <= self._max_strangers:
@@ -259,14 +259,14 @@ class RendezvousServer:
 
 
 def _addresses(connected: socket.socket) -> tuple[str, str]:
-    """Return our address and the peer's; a mapped one as IPv4."""
+    """Return our address and the peer's; an IPv4-mapped address as IPv4."""
     names = connected.getsockname(), connected.getpeername()
     ours, theirs = (str(name[0]).removeprefix("::ffff:") for name in names)
     return ours, theirs
 
 
 def _raise_file_limit(nodes: int) -> int:
-    """Allow this process a descriptor for each node; return for how many strangers there are some."""
+    """Allow this process a descriptor for each node; return how many strangers may connect."""
     needed = nodes + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = sys.maxsize if hard == resource.RLIM_INFINITY else hard

@@ -1,1 +1,1 @@
-"""Where what the ranks write goes: prefixed, kept in the run folder, read for events."""
+"""What happens to the ranks' output: it is prefixed, kept in the run folder, and read for events."""

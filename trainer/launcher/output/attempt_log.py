@@ -1,7 +1,8 @@
-"""Writes what a launcher knows of its ranks' attempts to `logs/HOST.jsonl` of the run folder.
+"""Writes what a launcher knows about its ranks' attempts to `logs/HOST.jsonl` in the run folder.
 
-Rank 0's events do not show when ranks were waited for, started, and why they failed: it may have been
-killed. Each node has a file of its own, since several cannot append to one file of a shared volume.
+Rank 0's events do not show when nodes were waited for, when ranks started, and why they failed: rank 0
+may have been killed. Each node has its own file, because several nodes cannot append to one file of a
+shared volume.
 
     attempts = AttemptLog(Path("runs/digits"), contract)
     attempts.write("ended", exit=70)
@@ -26,17 +27,17 @@ _LONGEST_LINE = 500
 
 
 class AttemptLog:
-    """Appends `attempt` events; a disk that takes none does not stop the run."""
+    """Appends `attempt` events; a disk that cannot be written does not stop the run."""
 
     def __init__(self, run_folder: Path, contract: Contract) -> None:
         self._host = socket.gethostname()
-        self._node = None if contract.elastic else contract.node_rank  # which gives it none
+        self._node = None if contract.elastic else contract.node_rank  # elastic nodes have no number
         self._path = run_folder / "logs" / f"{self._host}.jsonl"
-        self.reason = ""  # why the ranks here failed last, in a line
+        self.reason = ""  # why the ranks here failed last, in one line
         self.write("launched", began=process_start())
 
     def write(self, action: str, **fields: object) -> None:
-        """Append an event: launched, waiting, started, failed or ended, with what is known of it."""
+        """Append an event: launched, waiting, started, failed or ended, with what is known about it."""
         place = {"action": action, "host": self._host, "node": self._node}
         event = {"event": "attempt", "time": time.time(), **place, **fields}
         with contextlib.suppress(OSError):

@@ -3,7 +3,8 @@
 file = EventFile(Path("/tmp/events.jsonl"))
 for event in file.read(): ...       # {"step": 3, "loss": 0.5} is {"event": "step", "step": 3, ...}
 
-It is a stranger's: lines may be torn, huge or no JSON, and the file may be deleted, cut off or replaced.
+Any program writes it: lines may be torn, huge or no JSON, and the file may be deleted, truncated or
+replaced.
 """
 
 import contextlib
@@ -19,10 +20,10 @@ from trainer.report.events import Event
 from trainer.report.history import checked
 from trainer.report.live.record import as_line
 
-# What a program may report. The others are the launcher's own.
+# The events that a program may report. The launcher writes the others.
 KINDS = ("step", "eval", "checkpoint", "fault", "usage", "profile", "summary")
 _MOST = 1 << 18  # bytes read at once: about a second's work, if they are many short lines
-_TIMEOUT = 5.0  # seconds to read what is left; what a process left behind writes may never end
+_TIMEOUT = 5.0  # seconds to read the rest; a process that outlives its rank may write without end
 _LONGEST = 1 << 16  # bytes of a line
 _SHOWN = 80  # characters of a line in a message
 
@@ -30,7 +31,7 @@ _log = logging.getLogger("launch")
 
 
 class EventFile:
-    """Made empty; each `read` goes on where the last one ended."""
+    """Creates an empty file; each `read` continues where the last one ended."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,14 +39,14 @@ class EventFile:
         self._incomplete = b""
         self._is_long = False  # the incomplete line is too long already, and was dropped
         self._dropped = 0
-        with contextlib.suppress(OSError):  # a full disk: then there are no events
+        with contextlib.suppress(OSError):  # on a full disk there are no events
             path.touch()
         self._open()
 
     def read(self, *, to_end: bool = False) -> Iterator[Event]:
-        """Yield what was appended since the last time, up to 256 KiB.
+        """Yield what was appended since the last call, up to 256 KiB.
 
-        `to_end`: all there is, as far as it is read within seconds; the last line may lack its end.
+        `to_end`: read for up to five seconds, to the end; the last line may lack its line end.
         """
         end = time.monotonic() + _TIMEOUT
         while True:
@@ -68,7 +69,7 @@ class EventFile:
             yield from self._event(last)
 
     def close(self) -> None:
-        """Close it, and say how much of it was no event."""
+        """Close the file, and log how many lines were left out."""
         if self._dropped > 1:
             _log.warning("MUSTER_EVENTS: %d lines in all were left out", self._dropped)
         if self._file >= 0:
@@ -88,11 +89,11 @@ class EventFile:
                 os.close(file)
 
     def _bytes(self) -> bytes:
-        """Return what comes next, of the file that is there now once its predecessor was read."""
+        """Return the next bytes; when a file was read to its end, those of the file that replaced it."""
         data = b""
         with contextlib.suppress(OSError):
             if self._file >= 0:
-                if os.fstat(self._file).st_size < os.lseek(self._file, 0, os.SEEK_CUR):  # cut off
+                if os.fstat(self._file).st_size < os.lseek(self._file, 0, os.SEEK_CUR):  # truncated
                     os.lseek(self._file, 0, os.SEEK_SET)
                     self._incomplete = b""
                 data = os.read(self._file, _MOST)
@@ -101,11 +102,11 @@ class EventFile:
                 if self._file < 0 or not os.path.samestat(there, os.fstat(self._file)):
                     self._incomplete, self._is_long = b"", False
                     self._open()
-                    data = os.read(self._file, _MOST)  # -1, as where it is no file, is an OSError
+                    data = os.read(self._file, _MOST)  # OSError for -1, if it is no regular file
         return data
 
     def _event(self, line: bytes) -> Iterator[Event]:
-        """Yield the event of a line, if it has one."""
+        """Yield the event in a line, if there is one."""
         if self._is_long or not line.strip():
             return
         try:
@@ -116,7 +117,7 @@ class EventFile:
             yield event
 
     def _drop(self, line: bytes, reason: str) -> None:
-        """Leave a line out; the first is shown."""
+        """Leave a line out; the log shows the first one."""
         self._dropped += 1
         if self._dropped == 1:
             text = line[:_SHOWN].decode(errors="replace")
@@ -129,12 +130,12 @@ def _parse(line: bytes) -> Event:
         raise ValueError(f"longer than {_LONGEST} bytes")
     found = json.loads(line)
     if not isinstance(found, dict):
-        raise ValueError("no JSON object")  # noqa: TRY004  # as for what is no JSON
+        raise ValueError("no JSON object")  # noqa: TRY004  # as json raises
     kind = found.pop("event", "step")
     if kind not in KINDS:
         raise ValueError(f"event must be one of {', '.join(KINDS)}")
     event = checked({"event": kind, **found})
     if kind == "step" and "step" not in event:
         raise ValueError("a step event must have its step, a number")
-    as_line(event)  # which refuses NaN and infinity within a value
+    as_line(event)  # raises for NaN and infinity within a value
     return event

@@ -1,7 +1,7 @@
-"""Copies the output of this node's processes to the run folder: a pod's log goes with its pod.
+"""Copies the output of this node's processes to the run folder: a pod's log is lost with the pod.
 
-A finished pod may be removed before anybody has read its log (kubeflow/trainer 3419, 877). Neither
-a full disk nor a closed stdout stops the other copy, or the run.
+A finished pod may be removed before anybody has read its log (kubeflow/trainer 3419, 877). A full
+disk or a closed stdout stops neither the other copy nor the run.
 
     with log_to_file(settings.run_folder / "logs") as path: ...
 """
@@ -24,9 +24,10 @@ _PIPE_SIZE = 65536
 
 @contextlib.contextmanager
 def log_to_file(folder: Path) -> Iterator[Path | None]:
-    """Copy stdout and stderr of this process and its children, and yield the file.
+    """Copy stdout and stderr of this process and its children, and yield the file's path.
 
-    None on a terminal, which shows progress bars, and when the file cannot be written.
+    Yields None and copies nothing on a terminal, where progress bars need it, or if the file cannot be
+    written.
     """
     path = folder / f"{socket.gethostname()}.log"
     file = None if os.isatty(1) or os.isatty(2) else _open(path)
@@ -79,7 +80,7 @@ def _copy(targets: dict[int, int], file: int, warn: Callable[[OSError], None]) -
                 del targets[pipe]
                 os.close(pipe)
                 continue
-            write_all(targets[pipe], data)  # a closed one takes nothing
+            write_all(targets[pipe], data)  # an error is ignored: it may be closed
             error = write_all(file, data)
             if error and not warned:
                 warned = True
@@ -87,7 +88,7 @@ def _copy(targets: dict[int, int], file: int, warn: Callable[[OSError], None]) -
 
 
 def write_all(descriptor: int, data: bytes) -> OSError | None:
-    """Write all of `data`; return the error that prevents it."""
+    """Write all of `data`; return the error if that fails."""
     try:
         while data:
             data = data[os.write(descriptor, data) :]

@@ -1,10 +1,10 @@
-"""Serves a program's figures to Prometheus under the trainer's names, unless it serves the port itself.
+"""Serves a program's figures to Prometheus with the trainer's names, unless it serves the port itself.
 
 port = MetricsPort(9400, Path("runs/train"))
 port.take({"event": "step", "time": 1.7e9, "step": 3})
 
-A port can be had once, and a program that serves it itself comes first: the launcher takes it at the
-first event, or, without any, after minutes.
+Only one process can listen on a port, and the program comes first. So the launcher listens from the
+first event on; if there is none, after five minutes.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class MetricsPort:
         self._is_tried = port == 0
 
     def began(self) -> None:
-        """The ranks start."""
+        """Note that the ranks start."""
         self._since = time.monotonic()
 
     def take(self, event: Event) -> None:
@@ -43,12 +43,12 @@ class MetricsPort:
             self._open()
 
     def poll(self) -> None:
-        """Serve what there is, when no event has come for long."""
+        """Serve the figures, if no event has come for a long time."""
         if time.monotonic() - self._since >= _PATIENCE:
             self._open()
 
     def close(self) -> None:
-        """Serve no longer."""
+        """Stop serving."""
         self._is_tried = True
         self._stack.close()
 
@@ -62,7 +62,7 @@ class MetricsPort:
             self._stack.enter_context(served(self._answer, port=self._port))
         except OSError as error:
             _log.info(
-                "TRAINER_METRICS_PORT=%d: %s; left to the program, the launcher serves nothing there",
+                "TRAINER_METRICS_PORT=%d: %s; the launcher leaves the port to the program",
                 self._port,
                 error.strerror,
             )

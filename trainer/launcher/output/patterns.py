@@ -1,10 +1,10 @@
-r"""Reads events out of the lines that a program of any kind writes.
+r"""Reads events from the lines that any program writes.
 
     patterns = Patterns({"step": r"step=(\d+)", "loss": r"loss=(\S+)"})
     event = patterns.read("step=3 loss=0.25")    # {"event": "step", "step": 3, "loss": 0.25}
 
 The names are step, loss, samples_per_second and checkpoint. A pattern has one group, or one named
-value. With groups named epoch and of, too, the value counts anew in each epoch, of so many.
+value. If it also has the groups epoch and of, the value starts at 0 in each epoch, of `of` steps.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from collections.abc import Mapping
 
 from trainer.report.events import Event
 
-_INTERVAL = 1.0  # seconds, at least, between events of steps without any figure
+_INTERVAL = 1.0  # seconds at least between events of steps without a figure
 _LONGEST = 10_000  # characters of a line that are searched
 
 
 class Patterns:
-    """What was read last is kept, since a step and its loss may be in two lines."""
+    """Keeps the last step, because a step and its loss may be in two lines."""
 
     def __init__(self, patterns: Mapping[str, str]) -> None:
         self._patterns = {name: re.compile(text) for name, text in patterns.items()}
@@ -27,7 +27,7 @@ class Patterns:
         self._read = 0.0
 
     def read(self, line: str) -> Event | None:
-        """Return the event that a line has, without its time; None when there is none."""
+        """Return the event in a line, without its time; None if there is none."""
         found = {name: value for name in self._patterns if (value := self._find(name, line))}
         if "checkpoint" in found:
             return self._event("checkpoint", action="saved", path=found["checkpoint"])

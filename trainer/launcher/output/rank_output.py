@@ -1,7 +1,7 @@
-"""Forwards the output of this node's ranks line by line, each line with its rank before it.
+"""Forwards the output of this node's ranks line by line, with the rank before each line.
 
-Ranks that write to one pipe tear each other's lines. torchrun's `--tee` does not, but writes all output
-to files as well, which fill the disk, and puts its prefix before JSON too.
+Ranks that write to one pipe tear each other's lines. torchrun's `--tee` avoids that, but also writes
+all output to files, which fill the disk, and puts its prefix before JSON, too.
 
     with closing(RankOutput(2)) as output:
         files = output.files(first_rank=4, world_size=8)    # {0: (stdout, stderr), 1: ...}
@@ -23,11 +23,11 @@ from trainer.launcher.output.run_events import RunEvents
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")  # a progress bar ends its lines with \r
 _PIPE_SIZE = 65536  # bytes, as on Linux
-_MAX_LINE = 1 << 20  # bytes, after which a line without an end is broken
-_LAST_LINES = 100  # kept of each stream: an error and the one that caused it
+_MAX_LINE = 1 << 20  # bytes; a longer line is broken
+_LAST_LINES = 100  # kept of each stream: enough for an error and its cause
 _TRACEBACK = re.compile(rb"(\[rank\d+\]: )?Traceback \(most recent call last\):")  # torch's prefix
 _POLL = 0.2  # seconds between two looks at the events that a program writes to a file
-_TIMEOUT = 5.0  # seconds to write what is left when our own stdout or stderr is not read
+_TIMEOUT = 5.0  # seconds to write the rest if nobody reads our stdout or stderr
 
 
 @dataclass
@@ -38,10 +38,10 @@ class _Stream:
     write_end: int  # kept open, so that there is no end of file before the last round of ranks
     target: int
     prefix: bytes = b""
-    unprefixed: bytes | None = None  # a line that begins with this gets no prefix
+    unprefixed: bytes | None = None  # a line that starts with this gets no prefix
     incomplete: bytes = b""
     last: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
-    on_line: Callable[[str], str] | None = None  # what it returns is forwarded, too
+    on_line: Callable[[str], str] | None = None  # its result is forwarded, too
     raised_at: float = 0.0  # when the newest traceback began; seconds since the epoch
 
     def forward(self) -> int:
@@ -55,13 +55,13 @@ class _Stream:
             lines.append(self._prefixed(self.incomplete + data[start : end.end()]))
             self.incomplete, start = b"", end.end()
         self.incomplete += data[start:]
-        write_all(self.target, b"".join(lines))  # without a reader it is lost; training goes on
+        write_all(self.target, b"".join(lines))  # lost without a reader; training continues
         if len(self.incomplete) > _MAX_LINE:
             self.end_line()
         return len(data)
 
     def end_line(self) -> None:
-        """Forward an incomplete line, with an end."""
+        """Forward an incomplete line, with a line end."""
         if self.incomplete:
             write_all(self.target, self._prefixed(self.incomplete + b"\n"))
         self.incomplete = b""
@@ -77,9 +77,10 @@ class _Stream:
 
 
 class RankOutput:
-    """Pipes for up to `ranks` local ranks, read by a thread. A terminal is left to the ranks.
+    """Pipes for up to `ranks` local ranks, read by a thread.
 
-    Unless each line is to be seen here: `events` reads those of rank 0 by patterns, and a file.
+    Ranks write to a terminal directly, unless `is_read` or the patterns of `events` need each line.
+    `events` also reads a file.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class RankOutput:
     ) -> None:
         self._read = events.read_line if events and events.has_patterns else None
         self._ranks, self._is_read, self._events = ranks, is_read or self._read is not None, events
-        self.bytes = 0  # that the ranks have written
+        self.bytes = 0  # written by the ranks
         streams = (sys.stdout, sys.stderr)
         targets = [one.fileno() for one in streams if self._is_read or not one.isatty()]
         self._streams = {
@@ -101,7 +102,7 @@ class RankOutput:
     def files(self, first_rank: int, world_size: int) -> dict[int, tuple[int, int]]:
         """Return the descriptors for the next ranks' stdout and stderr by local rank.
 
-        The rank of a job of one rank has the launcher's own: there is nothing to tell apart.
+        In a job of one rank, the rank has the launcher's own, because no prefix is needed.
         """
         self._drain()
         for (local, target), stream in self._streams.items():
@@ -121,12 +122,12 @@ class RankOutput:
         }
 
     def drain(self) -> None:
-        """Forward all that the ranks have written; call it once they have ended."""
+        """Forward all that the ranks have written; call it after they have ended."""
         self._drain(is_end=True)
 
     def _drain(self, *, is_end: bool = False) -> None:
         if not self._forwarding.acquire(timeout=_TIMEOUT):
-            return  # our own output is not being read
+            return  # nobody reads our own output
         try:
             end = time.monotonic() + _TIMEOUT
             for stream in self._streams.values():
@@ -139,17 +140,17 @@ class RankOutput:
             self._forwarding.release()
 
     def last_lines(self, local: int) -> list[str]:
-        """Return what a rank has written last to its stderr, where that went through a pipe."""
+        """Return the last lines of a rank's stderr, if that is a pipe."""
         stream = self._streams.get((local, sys.stderr.fileno()))
         return [line.decode(errors="replace").rstrip() for line in stream.last] if stream else []
 
     def raised_at(self, local: int) -> float:
-        """Return when a rank's newest traceback began; 0 without one, or without a pipe."""
+        """Return when a rank's newest traceback began; 0 if there is none, or no pipe."""
         stream = self._streams.get((local, sys.stderr.fileno()))
         return stream.raised_at if stream else 0.0
 
     def close(self) -> None:
-        """Forward what is left, and close the pipes."""
+        """Forward the rest, and close the pipes."""
         self.drain()
         os.close(self._close)
         self._thread.join(_TIMEOUT)
@@ -175,7 +176,7 @@ class RankOutput:
                         self._write(self._events.poll())
 
     def _write(self, events: str) -> None:
-        """Write events, as lines, to our stdout; a terminal that is not read is left to the ranks."""
+        """Write events as lines to our stdout, except to a terminal to which the ranks write."""
         if events and (self._is_read or not sys.stdout.isatty()):
             write_all(sys.stdout.fileno(), events.encode())
 

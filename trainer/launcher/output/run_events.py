@@ -1,9 +1,9 @@
-"""A program's events, as our trainer reports its own: from the launcher, from its lines, from its file.
+"""A program's events, in the trainer's form: from the launcher, from output lines and from a file.
 
 run = RunEvents(Path("runs/train"), program={"program": "train"}, patterns={}, metrics_port=0)
 run.begin(place, folder)            # the launch event; run.file is for MUSTER_EVENTS
 run.read_line("step=3 loss=0.25")   # an event as a line for standard output, "" without one
-run.poll()                          # those of the file
+run.poll()                          # the events of the file
 run.end(Exit.DONE, "")              # summary, error, or the fault `stopped`
 """
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("launch")
 
 
 class RunEvents:
-    """Of the node with rank 0; on others only the port is served. Two threads use it."""
+    """The events on the node with rank 0; on other nodes it only serves the port. Two threads use it."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class RunEvents:
         metrics_port: int,
     ) -> None:
         self.has_patterns = bool(patterns)
-        self.file: Path | None = None  # to which rank 0 may append events, of this round
+        self.file: Path | None = None  # rank 0 may append events of this round to it
         self._folder, self._program = folder, program
         self._patterns = Patterns(patterns)
         self._port = MetricsPort(metrics_port, folder)
@@ -50,7 +50,7 @@ class RunEvents:
         self._began = self._polled = 0.0
 
     def begin(self, place: Round, folder: Path) -> None:
-        """Report the launch of a round's ranks, just before they start; `folder` is for the file."""
+        """Report the launch of a round's ranks, just before they start; `file` will be in `folder`."""
         with self._lock:
             self._place = place
             self._began = self._polled = time.time()
@@ -74,13 +74,13 @@ class RunEvents:
             self._take({"event": "launch", **launch})
 
     def read_line(self, line: str) -> str:
-        """Return the event that a line of rank 0 has, as a line; "" without one."""
+        """Return the event in a line of rank 0, as a line; "" if there is none."""
         with self._lock:
             event = self._patterns.read(line)
             return self._take(event) if event else ""
 
     def poll(self, *, to_end: bool = False) -> str:
-        """Return the events that the file has got since, as lines."""
+        """Return the new events of the file, as lines."""
         with self._lock:
             self._port.poll()
             if self.file is None:
@@ -88,7 +88,7 @@ class RunEvents:
             return "".join(f"{line}\n" for line in self._of_file(to_end=to_end))
 
     def end_round(self) -> str:
-        """Return the last events of the file, as lines: the ranks have ended."""
+        """Return the last events of the file, as lines, after the ranks have ended."""
         with self._lock:
             lines = self.poll(to_end=True)
             if self.file is not None:
@@ -97,7 +97,7 @@ class RunEvents:
             return lines
 
     def end(self, code: Exit, reason: str) -> None:
-        """Report how it ended: of a run without any step there is nothing to sum up."""
+        """Report how the run ended; a run without any step has no summary."""
         with self._lock, self._stack:
             self._port.close()
             if self._place is None or self._place.first_rank > 0:
@@ -112,10 +112,10 @@ class RunEvents:
 
     @functools.cached_property
     def _write(self) -> Callable[[Event], None]:
-        """Keep an event in the run folder, whose file is opened for the first one."""
+        """Write an event to the run folder; the file is opened for the first event."""
         try:
             return self._stack.enter_context(to_file(self._folder / "metrics.jsonl"))
-        except Fault as fault:  # it does not stop the run
+        except Fault as fault:  # does not stop the run
             _log.warning("%s; no events are kept", fault)
             return lambda _: None
 
@@ -123,9 +123,9 @@ class RunEvents:
         found, since, now = [*self._events.read(to_end=to_end)], self._polled, time.time()
         self._polled = now
         for number, event in enumerate(found, 1):
-            # Those that were written since the last look, which do not say when, came one by one.
+            # Events without a time are taken as evenly spread over the time since the last read.
             event.setdefault("time", since + (now - since) * number / len(found))
-            if event["event"] == "summary":  # there is one, at the end
+            if event["event"] == "summary":  # reported once, at the end
                 self._last["summary"] = event
                 continue
             if event["event"] == "eval":

@@ -1,1 +1,1 @@
-"""What a launcher starts from: a command line, variables, the code that travelled with the job."""
+"""What a launcher starts from: a command line, variables, the code that came with the job."""

@@ -1,8 +1,8 @@
-"""Unpacks the working folder that travelled with the job: a tar.gz whose hash the manifest names.
+"""Unpacks the working folder that came with the job: a tar.gz whose hash is in the manifest.
 
     unpack(os.environ)          # MUSTER_CODE, MUSTER_CODE_SHA256, MUSTER_CODE_FOLDER
 
-`render.py` makes the archive (`code.path` of a job file). One that was changed since is refused.
+`render.py` makes the archive (`code.path` of a job file). If it was changed since, it is refused.
 """
 
 import gzip
@@ -17,7 +17,7 @@ from pathlib import Path
 from trainer.config.exits import Exit, Fault
 from trainer.regular import open_regular
 
-# Bytes, as k8s/render/archive.py has it; who writes to the claim may put more there.
+# Bytes, as in k8s/render/archive.py; somebody who can write to the claim may put more there.
 _LARGEST = 256 << 20
 BESIDE = ".muster-sync"  # in the folder: code that was put there later (code_sync.py)
 
@@ -43,7 +43,7 @@ def unpack(environment: Mapping[str, str]) -> Path:
             f"MUSTER_CODE={file!r}: has the hash {found}, and not {wanted} of MUSTER_CODE_SHA256; "
             "render and submit the job again",
         )
-    # What was put there later is not part of it: the code of a new container is the manifest's.
+    # A new container starts with the manifest's code, without what was put there later.
     shutil.rmtree(Path(folder, BESIDE), ignore_errors=True)
     extract(data, Path(folder), label=f"MUSTER_CODE={file!r}")
     return Path(folder)

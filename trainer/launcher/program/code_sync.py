@@ -1,7 +1,8 @@
-"""Takes a changed working folder into a job that runs: `python -m k8s sync` puts it into each pod.
+"""Takes a changed working folder into a running job: `python -m k8s sync` copies it to each pod.
 
-The ranks never see half of it: it waits beside the code, and the launcher puts it in its place once they
-have ended. That all nodes have it before the first is asked is up to who calls:
+The ranks never see half of it: the new code waits in a folder next to the current code, and the
+launcher replaces the current code after the ranks have ended. The caller must put it on all nodes
+before it asks the first one to restart:
 
     python -m trainer.launcher.program.code_sync put SIZE SHA256 [COMMIT] < code.tar.gz   # then `commit`
     python -m trainer.launcher.program.code_sync restart SECONDS
@@ -23,16 +24,16 @@ from typing import BinaryIO
 from trainer.config.exits import Exit, Fault
 from trainer.launcher.program.code_archive import BESIDE, extract, names
 
-# Below BESIDE: what is being put, what waits for the ranks to end, and the archive of what runs.
+# In BESIDE: code being copied, code that waits for the ranks to end, and the archive of what runs.
 _PUT, _NEXT, _ARCHIVE = "put", "next", "code.tar.gz"
-_FILES, _COMMIT, _GO = "files", "commit", "go"  # in the first two, beside the archive
+_FILES, _COMMIT, _GO = "files", "commit", "go"  # in the first two, next to the archive
 _TURN = 0.02  # seconds
 
 _log = logging.getLogger("launch")
 
 
 def is_due(environment: Mapping[str, str], *, failed: bool) -> bool:
-    """Return whether the ranks are to end for new code; `failed`: one has ended, as of a lost peer."""
+    """Return whether the ranks must end for new code; `failed`: one failed, perhaps by a lost peer."""
     if not (folder := environment.get("MUSTER_CODE_FOLDER")):
         return False
     waiting = Path(folder, BESIDE, _NEXT)
@@ -40,9 +41,9 @@ def is_due(environment: Mapping[str, str], *, failed: bool) -> bool:
 
 
 def take(environment: MutableMapping[str, str]) -> None:
-    """Put the code that waits, if any does, in the place of what is there. Raises Fault(65) or (71).
+    """Replace the current code by the code that waits, if there is any. Raises Fault(65) or (71).
 
-    No rank runs. What the ranks have written there stays.
+    Call it while no rank runs. Files that the ranks have written stay.
     """
     if not (folder := environment.get("MUSTER_CODE_FOLDER")):
         return
@@ -68,22 +69,23 @@ def take(environment: MutableMapping[str, str]) -> None:
 
 
 def _replace(source: Path, target: Path) -> None:
-    if target.is_dir() and not target.is_symlink():  # it was a folder, and is a file now
+    if target.is_dir() and not target.is_symlink():  # a folder becomes a file
         shutil.rmtree(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # All files of an archive have the same time: Python would take its cache of one of this length.
+    # All files of an archive have the same time, so Python would use its cache for a file whose size
+    # is unchanged.
     os.utime(source, follow_symlinks=False)
     source.replace(target)
 
 
 def _current(environment: Mapping[str, str]) -> bytes:
-    """Return the archive of the code that runs: the one put here last, or the one that came first."""
+    """Return the archive of the code that runs: the newest one put here, or else the job's own."""
     file = Path(environment["MUSTER_CODE_FOLDER"], BESIDE, _ARCHIVE)
     return (file if file.exists() else Path(environment["MUSTER_CODE"])).read_bytes()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do one of the three steps in a pod; print how it went, and return the exit code."""
+    """Do one of the three steps in a pod; print the result, and return the exit code."""
     beside = Path(os.environ["MUSTER_CODE_FOLDER"], BESIDE)
     try:
         match arguments:
@@ -106,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _put(given: BinaryIO, size: int, sha256: str, commit: str) -> str:
-    """Check and unpack an archive, and use nothing yet; return "put", or "same" as what runs."""
+    """Check and unpack an archive, without using it yet; return "put", or "same" if it runs already."""
     data, beside = given.read(size), Path(os.environ["MUSTER_CODE_FOLDER"], BESIDE)
     if (found := hashlib.sha256(data).hexdigest()) != sha256:
         raise Fault(
@@ -116,7 +118,7 @@ def _put(given: BinaryIO, size: int, sha256: str, commit: str) -> str:
     if hashlib.sha256(current).hexdigest() == sha256 and not (beside / _NEXT).exists():
         return "same"
     if not names(data) & names(current):
-        raise Fault(Exit.CONFIG, "the folder has no file of the code that runs; is it another's?")
+        raise Fault(Exit.CONFIG, "the folder has no file of the code that runs; is it another job's?")
     put = beside / _PUT
     shutil.rmtree(put, ignore_errors=True)
     extract(data, put / _FILES, label="the new code")
@@ -127,7 +129,7 @@ def _put(given: BinaryIO, size: int, sha256: str, commit: str) -> str:
 
 def _restart(waiting: Path, seconds: float) -> bool:
     """Ask the launcher to end the ranks; wait, and return whether it has taken the code."""
-    with contextlib.suppress(FileNotFoundError):  # it has, since another node was asked first
+    with contextlib.suppress(FileNotFoundError):  # taken already, after another node was asked
         (waiting / _GO).touch()
     end = time.monotonic() + seconds
     while waiting.exists() and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""torchrun's command line, of which each option sets the PET_ variable of its name.
+"""torchrun's command line: each option sets the PET_ variable of its name.
 
 name, command = parse(["--nproc-per-node", "2", "train.py", "--epochs", "3"])
 """
@@ -14,8 +14,8 @@ from typing import NoReturn
 from trainer.config.exits import Exit, Fault
 
 _DESCRIPTION = """Starts this node's ranks of a job and ends with one exit code for all of them. Without
-a program it trains as TRAINER_* say: see python -m trainer --help. Where the node stands comes from
-torchrun's own variables: PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR,
+a program it trains with the settings in TRAINER_*: see python -m trainer --help. The node's place comes
+from torchrun's own variables: PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR,
 PET_MASTER_PORT (or PET_RDZV_BACKEND=c10d with PET_RDZV_ENDPOINT and PET_RDZV_ID), PET_MAX_RESTARTS,
 PET_LOCAL_ADDR, PET_SHUTDOWN_TIMEOUT. An option sets the variable of its name."""
 
@@ -26,7 +26,7 @@ _OPTIONS = (
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Put the options into the environment; return the name and the command of what each rank runs.
+    """Put the options into the environment; return the name and the command of the program to run.
 
     Both are empty for our trainer. Raises Fault(64).
     """

@@ -1,4 +1,4 @@
-"""What the launcher itself needs of the settings; for a program that is not our trainer, with defaults.
+"""The settings that the launcher itself needs, with defaults for a program that is not our trainer.
 
 options = from_environment(os.environ, name="train")
 """
@@ -15,23 +15,23 @@ from trainer.rendezvous.membership import Rules
 
 @dataclass(frozen=True)
 class Options:
-    """As the settings of these names (python -m trainer --help); times in seconds."""
+    """The settings of these names (python -m trainer --help); times in seconds."""
 
     rendezvous_timeout: float = 600
     last_call: float = 5
     peer_timeout: float = 3
     peer_losses: float = 10
-    health_limit: float = 0  # 0: the launcher's file is never old
+    health_limit: float = 0  # 0: the launcher's file is never too old
     health: str = ""
     run_folder: str = ""
     # For another program only.
     stall: float = 0  # 0: never
     metrics_port: int = 0  # 0: none
     patterns: Mapping[str, str] = field(default_factory=dict)
-    exit_codes: Mapping[int, int] | None = None  # what its own mean; None: they are of our table
+    exit_codes: Mapping[int, int] | None = None  # its codes and ours; None: it uses our table
 
     def rules(self, contract: Contract) -> Rules:
-        """Return what the rendezvous server decides by."""
+        """Return the rules by which the rendezvous server decides."""
         return Rules(
             min_nodes=contract.min_nodes,
             max_nodes=contract.max_nodes,
@@ -46,9 +46,9 @@ _PATTERNS = ("step", "loss", "samples_per_second", "checkpoint")
 
 
 def from_environment(environment: Mapping[str, str], *, name: str) -> Options:
-    """Read the variables that are for the launcher of a program not ours. Raises Fault(64).
+    """Read the launcher's variables for a program that is not our trainer. Raises Fault(64).
 
-    `name` is the name of what runs, for its run folder.
+    `name` is the program's name, for its run folder.
     """
     numbers = {}
     for option in _NUMBERS:
@@ -73,7 +73,7 @@ def from_environment(environment: Mapping[str, str], *, name: str) -> Options:
 
 
 def whole(environment: Mapping[str, str], variable: str, *, most: int, wanted: str) -> int:
-    """Return a number from 0 to `most`, 0 where none is set. Raises Fault(64)."""
+    """Return a number from 0 to `most`; 0 if it is not set. Raises Fault(64)."""
     text = environment.get(variable) or "0"
     if not text.isdecimal() or int(text) > most:
         raise Fault(Exit.CONFIG, f"{variable}={text!r}: must be {wanted}")

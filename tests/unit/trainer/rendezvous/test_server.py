@@ -98,7 +98,7 @@ def test_a_node_too_late_too_many_or_of_another_job_is_refused(serve: Any) -> No
     fixed = serve(2, 2, elastic=False)
     first, second = fixed(0), fixed(1)
     rounds(first, second)
-    with pytest.raises(Fault, match="a former attempt of this job still runs here"):
+    with pytest.raises(Fault, match="an earlier attempt of this job still runs here"):
         fixed(1, seconds=0.2)
     with pytest.raises(Fault, match=r"another job, attempt, or secret$") as caught:
         fixed(1, job="attempt-2", seconds=0.2)
@@ -159,7 +159,7 @@ def test_a_joiner_cannot_finish_the_run(serve: Any) -> None:
 
 def test_too_few_nodes_are_counted(serve: Any) -> None:
     member = serve(2, 2)(0)
-    with pytest.raises(Fault, match=r"only 1 of 2 nodes came to the rendezvous at 127.0.0.1:"):
+    with pytest.raises(Fault, match=r"only 1 of 2 nodes joined the rendezvous at 127.0.0.1:"):
         next_round(member, seconds=0.5)
 
 

@@ -59,7 +59,7 @@ def test_a_running_job_of_fixed_size_answers_few_strangers_and_refuses_a_late_no
         for one in strangers:
             selector.register(one, selectors.EVENT_READ)
         assert 0 < len(selector.select(0)) <= 10 * (HEARTBEATS_PER_SILENCE + 1)
-    with pytest.raises(Fault, match="a former attempt of this job still runs here"):
+    with pytest.raises(Fault, match="an earlier attempt of this job still runs here"):
         join(1, seconds=4)
 
 

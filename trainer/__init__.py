@@ -1,4 +1,4 @@
-"""The trainer: one PyTorch training loop, its mode chosen by environment variables.
+"""The trainer: one PyTorch training loop; environment variables choose its mode.
 
 python -m trainer            # this process (or one rank, under torchrun)
 python -m trainer.launch     # a container's entrypoint: starts this node's ranks

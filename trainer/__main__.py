@@ -24,8 +24,8 @@ from trainer.launcher.orphans import die_with_launcher
 
 _HELP = """usage: python -m trainer
 
-Trains a model with the settings in the environment variables below. Without any it trains the digits
-task in this process; under torchrun or trainer.launch it is one rank of many.
+Trains a model with the settings in the environment variables below. If none is set, it trains the
+digits task in this process; under torchrun or trainer.launch it is one rank of many.
 
 settings:
 {settings}
@@ -46,14 +46,14 @@ def main() -> int:
 
 
 def train(*, is_forked: bool) -> int:
-    """Train as the environment says and return the exit code. `is_forked`: a rank of the fork server."""
+    """Train as the environment says; return the exit code. `is_forked`: by the fork server."""
     log_to_stderr()
     signal.signal(PROFILE_SIGNAL, signal.SIG_IGN)  # until there are steps to profile
     try:
         if not is_forked:
             die_with_launcher()
         settings = from_environment()
-        # torch takes seconds to import; a wrong setting is reported before.
+        # torch takes seconds to import; a wrong setting is reported before that.
         if settings.dry_run is not None:
             with without_collection():
                 from trainer.tools import dry_run  # noqa: PLC0415
@@ -81,12 +81,12 @@ def _help_text() -> str:
 
 
 def _own_help() -> str:
-    """Return the settings that the task of TRAINER_TASK has of its own, a line each."""
+    """Return the own settings of the task in TRAINER_TASK, a line each."""
     task = os.environ.get(variable("task"), "")
     kind: Any = BUILT_IN.get(task)
     if ":" in task:
         module, _, name = task.partition(":")
-        with contextlib.suppress(Exception):  # a run says what is wrong with it
+        with contextlib.suppress(Exception):  # a run will report it
             sys.path.insert(0, str(Path.cwd()))
             kind = getattr(getattr(import_module(module), name), "Settings", None)
     lines = [

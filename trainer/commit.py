@@ -1,6 +1,6 @@
-"""Which commit of git a folder is at, and whether its files have changed since.
+"""Find a folder's git commit, and whether its files have changed since.
 
-commit_of(Path("."), new_files=True)    # "3f2c...", "3f2c...-dirty", or None where git knows none
+commit_of(Path("."), new_files=True)    # "3f2c...", "3f2c...-dirty", or None without a commit
 """
 
 import os
@@ -8,20 +8,20 @@ import subprocess
 from pathlib import Path
 
 DIRTY = "-dirty"
-_TIMEOUT = 2.0  # seconds; then it is not known
+_TIMEOUT = 2.0  # seconds; after that the commit is unknown
 
 
 def code_here() -> dict[str, str | None]:
-    """Return which code a run has: what its job carried, else what git says of the current folder."""
+    """Return which code a run has: that of its job, or else what git says about the current folder."""
     commit = os.environ.get("MUSTER_CODE_COMMIT") or commit_of(Path.cwd(), new_files=False)
     return {"code_sha256": os.environ.get("MUSTER_CODE_SHA256"), "code_commit": commit}
 
 
 def commit_of(folder: Path, *, new_files: bool) -> str | None:
-    """Return the commit, with -dirty if files of the folder have changed, or are new (`new_files`)."""
-    # A hook of git's sets variables that name another repository.
+    """Return the commit, with -dirty if files have changed, or with `new_files` if some are new."""
+    # Within a git hook there are variables that name another repository.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    environment["GIT_OPTIONAL_LOCKS"] = "0"  # it only reads
+    environment["GIT_OPTIONAL_LOCKS"] = "0"  # git only reads here
     status = (
         "status",
         "--porcelain",

@@ -12,13 +12,13 @@ from pathlib import Path
 from trainer.config.exits import Exit, Fault
 
 _HELP = """
-Reads the checkpoint, compares its checksums, and writes every tensor of the model, whole and in its
-precision in training, under its name in model.state_dict():
+Reads the checkpoint, checks its checksums, and writes every tensor of the model, unsharded and in the
+precision of the training, under its name in model.state_dict():
 
   import safetensors.torch
   model.load_state_dict(safetensors.torch.load_file("digits.safetensors"))
 
-The file's metadata hold task, step and samples. The mode and the number of ranks that wrote the
+The file's metadata contains task, step and samples. The mode and the number of ranks that wrote the
 checkpoint make no difference.
 
 exit codes: 0 done, 64 wrong arguments, 65 the checkpoint is damaged, 71 the file cannot be written.
@@ -57,7 +57,7 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
     """Write a checkpoint's weights to `out`, which appears only when it is complete.
 
     `averaged` writes the weights averaged with TRAINER_EMA_DECAY instead of the last step's.
-    Raises Fault(64) when there are none, Fault(65) for a damaged checkpoint and Fault(71) when the
+    Raises Fault(64) if there are none, Fault(65) for a damaged checkpoint and Fault(71) if the
     file cannot be written.
     """
     # torch takes seconds to import; --help and wrong arguments do not need it.
@@ -94,11 +94,11 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
     size = sum(tensor.nbytes for tensor in tensors.values())
     print(f"{out}: {len(tensors)} tensors, {size:,} bytes, of {found.where}")
     if others := _with_prefix("model.", found.manifest.values):
-        print(f"export: it is without {', '.join(others)}: it holds tensors alone", file=sys.stderr)
+        print(f"export: {', '.join(others)} is left out: not a tensor", file=sys.stderr)
 
 
 def _with_prefix(prefix: str, keys: Iterable[str]) -> dict[str, str]:
-    """Return the keys that begin with `prefix`, by the rest of the key."""
+    """Return the keys that start with `prefix`, by the rest of the key."""
     return {key.removeprefix(prefix): key for key in keys if key.startswith(prefix)}
 
 

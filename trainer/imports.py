@@ -1,4 +1,4 @@
-"""Imports large libraries without garbage collection, which took a fifth of a start.
+"""Imports large libraries without garbage collection, which would take a fifth of a start.
 
 with without_collection(): import torch
 """
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Collect no garbage within the block, and leave what it made out of later collections.
+    """Collect no garbage within the block, and exclude its objects from later collections.
 
-    A collection in a rank would also touch, and so copy, the pages that it shares with others.
+    A collection in a rank would also write to, and so copy, memory pages that it shares with others.
     """
     gc.disable()
     try:

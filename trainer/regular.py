@@ -1,4 +1,4 @@
-"""Open only regular files, and only of a size that they may have: a path may lead to a pipe or a device.
+"""Open only regular files, with a limit of their size: a path may lead to a pipe or a device.
 
 with open_regular(path, at_most=1 << 20) as file: ...
 os.write(open_to_append(path), b"a line")
@@ -14,15 +14,15 @@ from typing import BinaryIO
 def open_regular(path: Path | str, *, at_most: int | None = None) -> BinaryIO:
     """Open a file to read, without waiting for the other end of a pipe.
 
-    Raises OSError, also for what is no regular file or has more than `at_most` bytes.
+    Raises OSError, also if it is no regular file or has more than `at_most` bytes.
     """
     return os.fdopen(_open(path, os.O_RDONLY, at_most), "rb")
 
 
 def open_to_append(path: Path) -> int:
-    """Return the descriptor of a file, made if it is not there.
+    """Return the descriptor of a file, which is created if it does not exist.
 
-    Raises OSError, also for what leads elsewhere: a link, a pipe, a device.
+    Raises OSError, also for a link, a pipe or a device.
     """
     return _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
 

@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def runs(folder: Path) -> Iterator[History]:
-    """Yield the runs in a folder and below it, by path; not what lies in a run's own folder."""
+    """Yield the runs in a folder and below it, by path; folders inside a run folder are skipped."""
     if (folder / "metrics.jsonl").is_file() or any((folder / "logs").glob("*.jsonl")):
         yield read(folder)
     elif folder.is_dir():
@@ -59,7 +59,7 @@ def runs(folder: Path) -> Iterator[History]:
 
 
 def row_of(run: History, above: Path) -> dict[str, Any]:
-    """Return what the list shows of a run; `result` is the newest of its task's first metric."""
+    """Return what the list shows about a run; `result` is the newest value of its task's metric."""
     ended = verdict(run)
     scores = run.evaluations.get(run.metric or "")
     return {
@@ -77,7 +77,7 @@ def row_of(run: History, above: Path) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console  # noqa: PLC0415  # a fifth of the time of all else
+    from rich.console import Console  # noqa: PLC0415  # a fifth of the rest's time
     from rich.table import Table  # noqa: PLC0415
 
     table = Table("run", "task", "mode", "state", "result", "step", "time", "goodput", "attempts")
@@ -95,10 +95,10 @@ def _parse() -> argparse.Namespace:
         description="Lists the runs below a folder: task, mode, how each ended, result, steps, time, "
         "and the share of the time that went into new steps.",
     )
-    parser.add_argument("folder", type=Path, help="a run folder, or a folder with some below it")
+    parser.add_argument("folder", type=Path, help="a run folder, or a folder that contains some")
     parser.add_argument("--task", help="only runs of this task")
     parser.add_argument("--mode", help="only runs in this mode")
-    parser.add_argument("--state", choices=_STATES, help="only runs that ended so")
+    parser.add_argument("--state", choices=_STATES, help="only runs in this state")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 

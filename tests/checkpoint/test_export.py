@@ -51,7 +51,7 @@ def test_what_is_no_tensor_is_said_to_be_missing(
     assert main([str(tmp_path / "step-00000001"), "-o", str(out)]) == Exit.DONE
     assert sorted(load_file(out)) == ["bias", "weight"]
     shown = capsys.readouterr().err
-    assert shown.splitlines() == ["export: it is without _extra_state.seen: it holds tensors alone"]
+    assert shown.splitlines() == ["export: _extra_state.seen is left out: not a tensor"]
 
 
 class Average:

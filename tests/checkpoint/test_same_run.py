@@ -150,7 +150,7 @@ def test_the_refusal_names_what_differs_and_the_ways_out(finished: Any, tmp_path
     shutil.copytree(finished[0], tmp_path / "again")
     changed = BASE | {"lr": "0.0001", "global_batch": "64"}
     message = run_ranks(1, tmp_path / "again", code=64, **changed)[-1]["message"]
-    assert "TRAINER_GLOBAL_BATCH 64, was 32; TRAINER_LR 0.0001, was 0.03; to train anew" in message
+    assert "TRAINER_GLOBAL_BATCH 64, was 32; TRAINER_LR 0.0001, was 0.03; to train from" in message
     for way in ("another TRAINER_OUT", "TRAINER_RESUME=never", "make run FRESH=1"):
         assert way in message
 

@@ -216,7 +216,7 @@ def main(arguments: list[str]) -> None:
         _simulate(*map(int, arguments[1:]))
     else:
         print(
-            "| nodes | full round | messages per node | bytes per node | idle, of a core | loss noticed |"
+            "| nodes | full round | messages per node | bytes per node | core, idle | loss noticed |"
         )
         print("|---|---|---|---|---|---|")
         for nodes in map(int, arguments):

@@ -240,7 +240,7 @@ def _corrupt_rank_1() -> None:
 @pytest.mark.parametrize(
     ("mode", "mesh", "who"),
     [
-        ("ddp", "", "rank 1 is unlike the 3 others that hold it"),
+        ("ddp", "", "rank 1 differs from the 3 other ranks that hold it"),
         ("hsdp", "dp_replicate=2,dp_shard=2", "ranks 1, 3 do not agree, and there is no majority"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Wait for all ranks before the process group is made, so that an error can name a missing one.
+"""Wait for all ranks before the process group is created, so that an error can name a missing rank.
 
-Without it, a rank that hangs at its start, or was never started, would make the others wait in
+Otherwise, if a rank hangs at its start or was never started, the others would wait in
 init_process_group, whose error does not say which rank is missing.
 
     await_all(store, rank=0, world_size=8, seconds=300)
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from trainer.config.exits import Exit, Fault
 
-_NAMED = 3  # ranks that a message names
+_NAMED = 3  # ranks named in a message
 
 
 def await_all(store: dist.Store, *, rank: int, world_size: int, seconds: int) -> None:
@@ -27,7 +27,7 @@ def await_all(store: dist.Store, *, rank: int, world_size: int, seconds: int) ->
     except dist.DistStoreError:
         missing = [number for number in range(world_size) if not arrived.check([str(number)])]
         if not missing:
-            return  # the last one came after the wait had ended
+            return  # the last rank arrived after the wait had ended
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         names = ", ".join(f"rank {one} (node {one // per_node})" for one in missing[:_NAMED])
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""

@@ -10,7 +10,7 @@ import os
 def count() -> int:
     """Return how many accelerators torch can use."""
     with contextlib.suppress(ImportError):
-        import torch  # noqa: PLC0415  # a launcher of another program may have none
+        import torch  # noqa: PLC0415  # a program that is not our trainer may not have torch
 
         if torch.accelerator.is_available():
             return int(torch.accelerator.device_count())
@@ -19,4 +19,4 @@ def count() -> int:
 
 if __name__ == "__main__":
     print(count(), flush=True)
-    os._exit(0)  # with torch loaded, Python's own shutdown takes half a second of a core
+    os._exit(0)  # with torch loaded, Python's shutdown takes half a second of processor time

@@ -1,4 +1,4 @@
-"""Seeds what layers draw random numbers from.
+"""Seeds the generators from which layers draw random numbers.
 
 seed_generators(mix(seed, step, rank), device)
 """
@@ -9,8 +9,8 @@ import torch
 def seed_generators(seed: int, device: torch.device) -> None:
     """Seed the CPU's generator and that of `device`.
 
-    torch.manual_seed seeds those of all devices. Without one, a build for CUDA notes each call, with its
-    stack, for the time when there is one: an eighth of the step of a small net.
+    torch.manual_seed seeds the generators of all devices. If no GPU is used, a CUDA build stores each
+    call with its stack until CUDA is initialised, which takes an eighth of a small net's step.
     """
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":

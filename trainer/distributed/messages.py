@@ -1,4 +1,4 @@
-"""Values from rank to rank, as JSON: a rank that has joined the group can send no pickle that runs.
+"""Values from rank to rank, as JSON, so that no rank of the group can send a pickle that runs code.
 
 newest = from_main(newest, runtime, str | None)
 """
@@ -61,16 +61,16 @@ def _as_bytes(value: Any, kind: Any) -> Tensor:
 
 
 def _room(rank: int, size: int) -> Tensor:
-    """Return memory for a message. Raises Fault(70) for a size that none of ours has."""
+    """Return memory for a message. Raises Fault(70) for a size that no message of ours has."""
     if not 0 < size <= _MOST:
         raise Fault(
-            Exit.CODE, f"rank {rank} sends a message of {size} bytes; at most {_MOST} can be"
+            Exit.CODE, f"rank {rank} sends a message of {size} bytes; at most {_MOST} are allowed"
         )
     return torch.empty(size, dtype=torch.uint8)
 
 
 def _value(rank: int, data: Tensor, kind: Any) -> Any:
-    """Return the value of a message. Raises Fault(70) for what is not one of ours."""
+    """Return the value of a message. Raises Fault(70) if it is not a message of ours."""
     try:
         return _adapter(kind).validate_python(json.loads(bytes(data.numpy())))
     except (ValueError, RecursionError) as error:  # of json and pydantic

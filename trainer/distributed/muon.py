@@ -16,14 +16,14 @@ _MATRICES = "matrices"  # an option of each group: whether Muon updates it
 class Muon(Optimizer):
     """torch's Muon and AdamW as one optimiser, with the groups of `for_muon`.
 
-    Muon's rate is adjusted to the size of AdamW's updates (Liu et al., 2025), so both have the same rate
+    Muon's rate is adjusted to the size of AdamW's updates (Liu et al., 2025), so both use the same rate
     and weight decay.
     """
 
     def __init__(self, groups: Any, *, lr: float, weight_decay: float, momentum: float) -> None:
         common: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
         super().__init__(groups, common)
-        # Each adds its own options to the groups, which both have from here.
+        # Both share the groups of this optimiser, and each adds its own options to them.
         self._muon = torch.optim.Muon(
             self._groups(matrices=True),
             momentum=momentum,
@@ -40,16 +40,16 @@ class Muon(Optimizer):
         loss = None if closure is None else closure()
         parts: tuple[tuple[Optimizer, bool], ...] = ((self._muon, True), (self._adamw, False))
         for part, matrices in parts:
-            # Loading a state replaces both.
+            # Set again, because loading a state replaces state and groups.
             part.state, part.param_groups = self.state, self._groups(matrices=matrices)
             part.step()
         return loss
 
 
 def for_muon(groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
-    """Return each group as two: matrices, and what else there is.
+    """Return each group as two: the matrices, and all other parameters.
 
-    An embedding's weight is no matrix that is multiplied by, but a table.
+    The weight of an embedding does not count as a matrix, because it is a table of vectors.
     """
     tables = {
         id(part.weight)

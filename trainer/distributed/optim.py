@@ -1,6 +1,6 @@
-"""Optimiser and learning rate. The rate is a function of the step alone, so it has no state to save.
+"""Optimiser and learning rate. The rate is a function of the step only, so it has no state to save.
 
-A task may decide by itself which optimiser updates which parameters, and how the rate changes:
+A task may itself decide which optimiser updates which parameters, and how the rate changes:
 
     optimizer = build(model, settings, Own(optimizer=task.optimizer))
 """
@@ -19,12 +19,12 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.distributed.muon import Muon, for_muon
 
-Groups = list[dict[str, Any]]  # as torch's optimisers take them
+Groups = list[dict[str, Any]]  # in the form of torch's optimisers
 
 
 @dataclass(frozen=True)
 class Own:
-    """The task's methods of these names; what is None, the settings decide."""
+    """The task's methods of these names; if one is None, the settings decide."""
 
     parameter_groups: Callable[[Mapping[str, nn.Parameter]], Groups] | None = None
     optimizer: Callable[[Groups], Optimizer] | None = None
@@ -64,7 +64,7 @@ def recipe(settings: Settings) -> tuple[type[Optimizer], dict[str, Any]]:
 
 
 def build(model: nn.Module, settings: Settings, own: Own) -> Optimizer:
-    """Return the optimiser of the model's parameters. Raises Fault(64) for a task that makes none."""
+    """Return the optimiser of the model's parameters. Raises Fault(64) if a task returns none."""
     kind, arguments = constructor(settings, own)
     groups = groups_of(model, settings, own)
     on_gpu = all(p.is_cuda and not isinstance(p, DTensor) for p in model.parameters())
@@ -76,11 +76,11 @@ def build(model: nn.Module, settings: Settings, own: Own) -> Optimizer:
 
 
 def zero_momentum(optimizer: Optimizer) -> None:
-    """Give the fused SGD its momentum, which is what a first step without one begins with.
+    """Give the fused SGD a momentum of zeros, with which a first step is the same as without one.
 
-    torch would begin with memory that nobody has written, which a skipped step leaves so, and fails
-    where a parameter has its first gradient later than another (torch 2.15). With dampening a first step
-    is another one, so a task's own optimiser that has it stays as it is.
+    torch would start with uninitialised memory, and a skipped first step would leave it so. It also
+    fails if a parameter has its first gradient later than another (torch 2.15). With dampening the first
+    step would differ, so a task's own optimiser with dampening is not changed.
     """
     if type(optimizer) is not SGD:
         return
@@ -91,22 +91,22 @@ def zero_momentum(optimizer: Optimizer) -> None:
 
 
 def update_as_on_a_gpu(optimizer: Optimizer) -> None:
-    """Have AdamW update all parameters at once, as it does on a GPU: it needs the memory for it."""
+    """Make AdamW update all parameters at once, as on a GPU, so that it needs as much memory."""
     if type(optimizer) is AdamW:
         for group in optimizer.param_groups:
             group["foreach"] = not group["fused"]
 
 
 def skip_where(optimizer: Optimizer, skipped: Tensor) -> None:
-    """Have the next step of a fused optimiser change nothing if `skipped`, shape (), is true.
+    """Make the next step of a fused optimiser change nothing if `skipped`, shape (), is true.
 
-    The host need not know: this is how torch.amp.GradScaler asks for it.
+    The host need not know the value. torch.amp.GradScaler does it in the same way.
     """
     setattr(optimizer, "found_inf", skipped.float())  # noqa: B010  # torch declares no such attribute
 
 
 def constructor(settings: Settings, own: Own) -> tuple[Callable[..., Optimizer], dict[str, Any]]:
-    """Return what makes an optimiser of parameter groups, and its other arguments."""
+    """Return a function that makes an optimiser from parameter groups, and its other arguments."""
     if (make := own.optimizer) is None:
         return recipe(settings)
 
@@ -132,7 +132,7 @@ def constructor(settings: Settings, own: Own) -> tuple[Callable[..., Optimizer],
 
 
 def groups_of(model: nn.Module, settings: Settings, own: Own) -> Groups:
-    """Return the parameters in the task's groups, or in one. Raises Fault(64) if one is in none."""
+    """Return the parameters in the task's groups, or in one. Raises Fault(64) if a group lacks one."""
     named = dict(model.named_parameters())
     if own.parameter_groups is None:
         groups: Any = [{"params": [p for p in named.values() if p.requires_grad]}]
@@ -175,7 +175,7 @@ def options_of(optimizer: Optimizer) -> Groups:
 
 
 def set_options(optimizer: Optimizer, options: Sequence[Mapping[str, Any]]) -> None:
-    """Set each group's options; a loaded checkpoint has brought its own run's."""
+    """Set each group's options, because loading a checkpoint has replaced them."""
     for group, own in zip(optimizer.param_groups, options, strict=True):
         group.update(own)
 
@@ -184,7 +184,7 @@ def learning_rate(step: int, total: int, settings: Settings, own: Own = NOTHING)
     """Return the rate of optimiser step `step` (the first is 0) of `total`.
 
     Linear warm-up, then half a cosine down to zero (Loshchilov and Hutter, 2017), or constant; or the
-    peak times what the task's `schedule` returns. Raises Fault(64) if that is no number from 0 on.
+    peak times what the task's `schedule` returns. Raises Fault(64) if that is negative or no number.
     """
     peak = peak_rate(settings)
     if own.schedule is not None:
@@ -205,7 +205,7 @@ def learning_rate(step: int, total: int, settings: Settings, own: Own = NOTHING)
 def set_learning_rate(
     optimizer: Optimizer, rate: float, options: Sequence[Mapping[str, Any]], settings: Settings
 ) -> None:
-    """Set every group's rate; one built with another `lr` keeps its proportion to `settings.lr`.
+    """Set every group's rate; a group with another `lr` keeps its proportion to `settings.lr`.
 
     `options` are those of the groups as the optimiser was built.
     """

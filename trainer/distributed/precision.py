@@ -37,7 +37,7 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def half(settings: Settings) -> torch.dtype | None:
-    """Return the dtype of autocast, None for the precisions without."""
+    """Return the dtype of autocast; None for precisions without autocast."""
     return _HALF.get(settings.precision)
 
 
@@ -48,7 +48,7 @@ def autocast(settings: Settings, device: torch.device) -> contextlib.AbstractCon
 
 
 def set_tf32(settings: Settings, device: torch.device) -> None:
-    """Switch TF32 on for `tf32` and off for all others, in matrix products and convolutions.
+    """Switch TF32 on for `tf32`, else off, in matrix products and convolutions.
 
     Raises Fault(64) for `tf32` on a device without it.
     """
@@ -64,11 +64,11 @@ def set_tf32(settings: Settings, device: torch.device) -> None:
 
 
 class LossScale:
-    """The factor of the loss that keeps fp16 gradients from underflow; 1 for other precisions.
+    """The factor of the loss that prevents underflow of fp16 gradients; 1 for other precisions.
 
-    It is halved when a gradient overflows and doubled after 2000 steps without (Micikevicius et al.,
-    2018). torch's GradScaler decides by the gradients that each rank holds. Here the norm that clipping
-    returns decides: it is the same on every rank, with shards and pipeline stages too.
+    It is halved when a gradient overflows and doubled after 2000 steps without overflow (Micikevicius et
+    al., 2018). torch's GradScaler decides by the gradients that each rank holds. Here the norm that
+    clipping returns decides. It is the same on every rank, also with shards and pipeline stages.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""The process group, the device and the mesh of one rank, destroyed again when the run ends.
+"""The process group, the device and the mesh of one rank. The group is destroyed when the run ends.
 
 with join(settings) as runtime: ...
 """
@@ -28,9 +28,9 @@ from trainer.plan import auto
 from trainer.plan.mesh import data_rank
 from trainer.plan.sizing import Sizing, size
 
-_MARGIN = 15  # seconds that the watchdog has to report before a collective times out by itself
+_MARGIN = 15  # seconds that the watchdog has to report before a collective times out
 
-# Messages of gloo, in a plain RuntimeError, when a peer is gone or does not answer.
+# gloo's messages, in a plain RuntimeError, if a peer is gone or does not answer.
 _GLOO_LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -41,13 +41,13 @@ _GLOO_LOST_PEER = (
     "Application timeout",
     "gloo connectFullMesh failed",
 )
-_LIBRARIES = ("CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_STATUS")  # in an error of one of theirs
-ASSERT = "device-side assert"  # by which a kernel checks what it was given
+_LIBRARIES = ("CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_STATUS")  # in errors of these libraries
+ASSERT = "device-side assert"  # a kernel's check of its input
 _OUTSIDE = (
     "an index outside its range, such as a label that is no class; "
     "with CUDA_LAUNCH_BLOCKING=1 the stack shows where"
 )
-_NO_ROOM = ("can't allocate memory", "not enough memory")  # torch's CPU allocator, a RuntimeError
+_NO_ROOM = ("can't allocate memory", "not enough memory")  # RuntimeErrors of torch's CPU allocator
 
 
 @dataclass(frozen=True)
@@ -69,18 +69,18 @@ class Runtime:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which reports for all."""
+        """Whether this is rank 0, which reports for all ranks."""
         return self.rank == 0
 
     @property
     def seed_rank(self) -> int:
-        """The rank for random numbers in layers: it differs by share of the data and pipeline stage."""
+        """A number for seeds in layers; it differs by share of the data and by pipeline stage."""
         stage = self.mesh.get_local_rank("pp") if self.mesh else 0
         return int(stage * self.sizing.batches.replicas + self.data_rank)
 
     @property
     def counts(self) -> bool:
-        """Whether this rank counts its samples; the ranks of one tp group have the same ones."""
+        """Whether this rank counts its samples; all ranks of one tp group have the same samples."""
         return self.mesh is None or self.mesh.get_local_rank("tp") == 0
 
 
@@ -88,8 +88,8 @@ class Runtime:
 def join(settings: Settings) -> Iterator[Runtime]:
     """Join the process group that the launcher prepared; without a launcher the world size is 1.
 
-    RANK and WORLD_SIZE are read only when a launcher has set them: the PyTorchJob operator sets the
-    same names to counts of nodes (kubeflow/trainer 1790, 1947).
+    RANK and WORLD_SIZE are read only if a launcher has set them, because the PyTorchJob operator sets
+    them to numbers of nodes (kubeflow/trainer 1790, 1947).
     """
     launched = "TORCHELASTIC_RUN_ID" in os.environ
     world_size = int(os.environ["WORLD_SIZE"]) if launched else 1
@@ -102,12 +102,12 @@ def join(settings: Settings) -> Iterator[Runtime]:
         yield Runtime(rank, local_rank, device, "none", sizing, None, None, 0)
         return
     backend = dist.get_default_backend_for_device(device)
-    # The watchdog reports first and names the missing rank; this timeout is for when it cannot.
+    # The watchdog reports first and names the missing rank; this timeout is needed if it cannot.
     timeout = timedelta(seconds=settings.collective_timeout + _MARGIN)
     store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
     store.set_timeout(timeout)
     await_all(store, rank=rank, world_size=world_size, seconds=settings.collective_timeout)
-    # The ranks of a machine share its memory, so that of the CPU decides nothing.
+    # CPU memory is not passed, because the ranks of a machine share it.
     memory = None if device.type == "cpu" else torch.accelerator.get_memory_info(device)[1]
     sizing = auto.agree(settings, sizing, store, rank=rank, device_bytes=memory, uneven=uneven)
     restrict()
@@ -124,8 +124,8 @@ def join(settings: Settings) -> Iterator[Runtime]:
         control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
         mesh, share = place(sizing, device)
         yield Runtime(rank, local_rank, device, backend, sizing, mesh, control, share)
-        # A rank that leaves while another still communicates aborts that one: 7 of 52 runs without this
-        # barrier, 0 of 52 with it (gloo, torch 2.13).
+        # If a rank leaves while another still communicates, the other aborts: in 7 of 52 runs without
+        # this barrier, in 0 of 52 with it (gloo, torch 2.13).
         dist.barrier(group=control)
         together = True
     finally:
@@ -136,7 +136,7 @@ def join(settings: Settings) -> Iterator[Runtime]:
 
 
 def place(sizing: Sizing, device: torch.device) -> tuple[DeviceMesh, int]:
-    """Return the mesh of all ranks, and the share of the data that this one reads."""
+    """Return the mesh of all ranks, and the share of the data that this rank reads."""
     extents = tuple(sizing.mesh[axis] for axis in AXES)
     mesh = init_device_mesh(device.type, extents, mesh_dim_names=AXES)
     coordinates = {axis: mesh.get_local_rank(axis) for axis in AXES}
@@ -159,7 +159,7 @@ def _device(local_rank: int) -> torch.device:
 
 
 def total(values: list[float], runtime: Runtime) -> list[float]:
-    """Return the sums of `values` over all ranks, in float64; ranks with the same samples count once."""
+    """Return the sums of `values` over all ranks in float64; ranks with the same samples count once."""
     if runtime.control is None:
         return values
     tensor = torch.tensor(values, dtype=torch.float64)
@@ -170,7 +170,7 @@ def total(values: list[float], runtime: Runtime) -> list[float]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the largest memory use of this rank so far, in bytes: of its device, or of the host."""
+    """Return the peak memory use of this rank in bytes: on its device, or on the host."""
     if device.type == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
     return torch.accelerator.max_memory_allocated(device)
@@ -219,10 +219,10 @@ def _recognised(error: BaseException) -> Fault | None:
 
 
 def _of_the_device(error: BaseException) -> BaseException:
-    """Return the device's own error where a library's call on it failed.
+    """Return the device's own error if a library's call on it failed.
 
-    A kernel runs later than it is called, so its error comes out of what is called next, often cuBLAS,
-    which reports one of its own. The device tells the first one when it is asked.
+    A kernel runs later than it is called, so its error appears in a later call, often of cuBLAS, which
+    then reports its own error. Synchronising the device raises the first error.
     """
     if any(sign in str(error) for sign in _LIBRARIES) and torch.cuda.is_initialized():
         try:

@@ -1,4 +1,4 @@
-"""What torch lacks to handle a module or tensor alike, whether a mode shards it or not."""
+"""Helpers to handle modules and tensors in the same way, whether a mode shards them or not."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -14,13 +14,13 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def move(module: nn.Module, device: torch.device) -> None:
-    """Move a module, unless it is there: the fake tensors of a dry run cannot be moved."""
+    """Move a module, unless it is already there: the fake tensors of a dry run cannot be moved."""
     if any(tensor.device != device for tensor in (*module.parameters(), *module.buffers())):
         module.to(device)
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on a device, copied without a wait for what the device still has to do."""
+    """Return the tensor on a device; the copy does not wait for the device's queued work."""
     if tensor.device == device:
         return tensor
     if device.type != "cpu" and tensor.device.type == "cpu" and not tensor.is_pinned():
@@ -29,7 +29,7 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def by_kind(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
-    """Return the tensors in lists of one device and dtype, as operations on many at once want them."""
+    """Return the tensors in lists of one device and dtype, as foreach operations need them."""
     kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for one in tensors:
         kinds.setdefault((one.device, one.dtype), []).append(one)
@@ -37,7 +37,7 @@ def by_kind(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype],
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
-    """Return `values` with each tensor in its tuples, lists and dicts, however deep, replaced."""
+    """Return `values` with `function` applied to each tensor in tuples, lists, dicts, at any depth."""
     if isinstance(values, Tensor):
         return function(values)
     if isinstance(values, dict):
@@ -50,7 +50,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
 
 
 def leaves(values: object) -> Iterator[object]:
-    """Yield what stands in tuples, lists and dicts, however deep."""
+    """Yield the values in tuples, lists and dicts, at any depth."""
     if isinstance(values, dict):
         values = list(values.values())
     if isinstance(values, (tuple, list)):

@@ -1,6 +1,6 @@
 """Every private name of torch that the trainer uses, and why: no other file may use one.
 
-Tried with torch 2.11, 2.13 and 2.15.
+Tested with torch 2.11, 2.13 and 2.15.
 
     divide_all(gradients, 2)
 """
@@ -24,10 +24,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# What a fake tensor, which has a shape alone, raises when its values are asked for.
+# What a fake tensor, which has a shape but no values, raises when code reads its values.
 LOOKS_INTO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 
-_MOST_ALLOCATIONS = 100_000  # some hundred bytes each
+_MOST_ALLOCATIONS = 100_000  # a few hundred bytes each
 
 __all__ = [
     "FakeTensorMode",  # a dry run's tensors have no elements; torch documents it under this path only
@@ -36,15 +36,15 @@ __all__ = [
 
 
 def multiply_all(tensors: list[Tensor], factor: float | Tensor) -> None:
-    """Multiply in place, in a few kernels: public are only loops, with a kernel for each tensor.
+    """Multiply in place, in a few kernels; the public way is a loop with a kernel for each tensor.
 
-    A factor that is a tensor has shape (), and their device and dtype.
+    If the factor is a tensor, it has shape (), and the same device and dtype.
     """
     torch._foreach_mul_(tensors, factor)
 
 
 def copy_all(to: list[Tensor], source: list[Tensor]) -> None:
-    """Copy each tensor of `source` into that of `to`, all of one device and dtype: see multiply_all."""
+    """Copy each tensor of `source` into one of `to`, all of one device and dtype: see multiply_all."""
     torch._foreach_copy_(to, source)
 
 
@@ -59,23 +59,23 @@ def zero_all(tensors: list[Tensor]) -> None:
 
 
 def is_view(tensor: Tensor) -> bool:
-    """Return whether autograd holds `tensor` for a view; torch documents it with the underscore."""
+    """Return whether `tensor` is a view for autograd; torch documents this name, with its underscore."""
     return tensor._is_view()
 
 
 def join_axes(mesh: DeviceMesh, name: str) -> ProcessGroup:
-    """Return one group for all axes of `mesh`; public is only a group for one axis."""
+    """Return one group for all axes of `mesh`; the public API has only groups for one axis."""
     return mesh._flatten(name).get_group()
 
 
 def group_size(name: str) -> int:
-    """Return the size of the group that a collective's operation names; public is no look-up by name."""
+    """Return the size of a group by its name, as in a collective's operation; no public API does it."""
     size: int = distributed_c10d._get_group_size_by_name(GroupName(name))
     return size
 
 
 def forget_shardings() -> None:
-    """Clear what DTensor remembers by equal meshes, with groups that are gone; nothing public does."""
+    """Clear DTensor's cache, which has groups that are gone for equal meshes; no public API does it."""
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415  # imports inductor: 0.2 s
 
     _clear_sharding_prop_cache()
@@ -83,10 +83,10 @@ def forget_shardings() -> None:
 
 @contextlib.contextmanager
 def joining_meshes() -> Iterator[None]:
-    """Have meshes joined with real tensors, as fully_shard does for what tp has split.
+    """Make DeviceMesh join meshes with real tensors; fully_shard joins them for parameters split by tp.
 
-    It searches them for its own rank, and a fake tensor has no elements. No public way leaves fake mode
-    for that, nor changes how meshes are joined.
+    DeviceMesh searches them for its own rank, and a fake tensor has no elements. No public API leaves
+    fake mode for that, or changes how meshes are joined.
     """
     join = DeviceMesh._concatenate
 
@@ -103,22 +103,22 @@ def joining_meshes() -> Iterator[None]:
 
 
 def replace_unpickler(unpickler: type[pickle.Unpickler]) -> None:
-    """Have collectives of objects unpickle with `unpickler`; DCP offers no way to choose one."""
+    """Make collectives of objects unpickle with `unpickler`; DCP offers no way to choose one."""
     distributed_c10d._unpickler = unpickler
 
 
 def allow_graphs(number: int) -> None:
-    """Let torch.compile keep at least `number` graphs of a function; by default it keeps 8.
+    """Let torch.compile keep at least `number` graphs per function; by default it keeps 8.
 
-    A function that needs more runs uncompiled. torch documents the limit under this name; the argument
-    of torch.compile for it is not in torch 2.11.
+    A function that needs more runs uncompiled. torch documents the limit under this name; torch 2.11
+    does not have the argument of torch.compile for it.
     """
     config: Any = importlib.import_module("torch._dynamo.config")
     config.recompile_limit = max(config.recompile_limit, number)
 
 
 def flight_recorder(device: str) -> bytes:
-    """Return the collectives issued, as JSON; `{}` before torch 2.15. No public name returns them."""
+    """Return the issued collectives as JSON; `{}` before torch 2.15. No public API returns them."""
     try:
         from torch._C._distributed_c10d import _dump_fr_trace_json  # noqa: PLC0415
 
@@ -128,12 +128,12 @@ def flight_recorder(device: str) -> bytes:
 
 
 def record_memory() -> None:
-    """Record each allocation on the GPUs from now on; torch documents it with the underscore."""
+    """Record each allocation on the GPUs from now on; torch documents this name, with its underscore."""
     torch.cuda.memory._record_memory_history(max_entries=_MOST_ALLOCATIONS)
 
 
 def save_memory(path: str) -> None:
-    """Write what record_memory has recorded, and end it. Raises OSError or RuntimeError."""
+    """Write what record_memory has recorded, and stop recording. Raises OSError or RuntimeError."""
     try:
         torch.cuda.memory._dump_snapshot(path)
     finally:
@@ -141,10 +141,10 @@ def save_memory(path: str) -> None:
 
 
 def forget_loader_worker() -> None:
-    """Have `get_worker_info()` return None in a DataLoader's worker; torch offers no way to hide it."""
+    """Make `get_worker_info()` return None in a DataLoader's worker; torch offers no way to hide it."""
     vars(importlib.import_module("torch.utils.data._utils.worker"))["_worker_info"] = None
 
 
 def preload() -> None:
-    """Import what the first optimiser imports, for all forked ranks; it has no public name."""
+    """Import the module that the first optimiser imports, for all forked ranks; its name is private."""
     importlib.import_module("torch._dynamo")

@@ -1,9 +1,9 @@
-"""What torch's collectives of objects may unpickle: DCP's plans and results, and no code.
+"""Limits what torch's collectives of objects may unpickle: DCP's plans and results, and no code.
 
-restrict()      # before the process group is formed
+restrict()      # before the process group is created
 
-torch.distributed.checkpoint sends its plans as pickles, which would run whatever a rank that has joined
-the group put there. No public setting of it changes that (torch 2.15).
+torch.distributed.checkpoint sends its plans as pickles, which could run any code that a rank of the
+group has put there. None of its public settings changes that (torch 2.15).
 """
 
 import builtins
@@ -16,7 +16,7 @@ import torch
 from trainer.distributed.torch_private import replace_unpickler
 
 _DCP = "torch.distributed.checkpoint"
-# Plain data, and what makes it: none of these does anything with what a pickle gives it.
+# Classes of plain data and functions that make it; none runs code that a pickle provides.
 _ALLOWED = {
     "torch": ("Size",),
     "torch.serialization": ("_get_layout",),
@@ -48,17 +48,17 @@ _ALLOWED = {
 
 
 class _Stranger(Exception):
-    """Stands for an exception of a class that is not allowed, such as one of a storage library."""
+    """Replaces an exception of a class that is not allowed, such as one of a storage library."""
 
     def __init__(self, *arguments: Any, **_: Any) -> None:
         super().__init__(*arguments)
 
     def __setstate__(self, _: Any) -> None:
-        """Keep nothing of it."""
+        """Ignore the state."""
 
 
 class Restricted(pickle.Unpickler):
-    """Makes plain data and exceptions, and no other thing: a class that it does not know is inert."""
+    """Makes only plain data and exceptions. Replaces a class that it does not know by an inert one."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name in _ALLOWED.get(module, ()):
@@ -74,12 +74,12 @@ class Restricted(pickle.Unpickler):
 
 
 def _member(of: type[enum.Enum], name: str) -> enum.Enum:
-    """Stand for getattr, by which Python 3.11.0 to 3.11.3 pickles a member of an enumeration."""
+    """Replace getattr, with which Python 3.11.0 to 3.11.3 pickles a member of an enumeration."""
     if not (isinstance(of, type) and issubclass(of, enum.Enum)):
         raise pickle.UnpicklingError("getattr of what is no enumeration")
     return of[name]
 
 
 def restrict() -> None:
-    """Have torch unpickle as `Restricted` does, in this process."""
+    """Make torch use `Restricted` to unpickle, in this process."""
     replace_unpickler(Restricted)

@@ -28,8 +28,8 @@ from trainer.models.recompute import recompute_blocks
 def build(model: nn.Module, settings: Settings, runtime: Runtime, *, task: tasks.Task) -> nn.Module:
     """Return the model with the same weights on every rank.
 
-    It is on this rank's device. A staged mode's model may be too large for one device: it is on the CPU.
-    Raises Fault(64) for options that exclude each other, and what `initialise` raises.
+    It is on this rank's device; in a staged mode it is on the CPU, because it may be too large for one
+    device. Raises Fault(64) for options that exclude each other, and what `initialise` raises.
     """
     split = runtime.sizing.mesh.get("tp", 1) > 1
     if settings.activation_checkpointing and settings.compile and split:
@@ -54,7 +54,7 @@ def build(model: nn.Module, settings: Settings, runtime: Runtime, *, task: tasks
 
 
 def model_of(task: tasks.Task, settings: Settings) -> nn.Module:
-    """Return the task's model as the task makes it, with the blocks that it names. Raises Fault(64)."""
+    """Return the model that the task makes, with the blocks that the task names. Raises Fault(64)."""
     with blamed_on(settings.task, "model()"):
         model = task.model()
     check_model(model, settings.task)
@@ -66,7 +66,7 @@ def compile_blocks(model: nn.Module, *, split: bool) -> None:
     """Compile block by block, in place: names stay, and equal blocks are compiled once.
 
     `split`: tp will split the layers. Raises Fault(64) on a machine without a compiler; torch would fail
-    at the first step only.
+    only at the first step.
     """
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
@@ -76,10 +76,10 @@ def compile_blocks(model: nn.Module, *, split: bool) -> None:
             "on PATH; install one, or name it in CXX",
         )
     chosen = blocks(model)
-    allow_graphs(2 * len(chosen))  # of each, one to train and one to evaluate
-    # Where blocks of one kind differ in width, what they get differs in size, too, as in a ResNet. By
-    # itself torch.compile takes that for data of changing sizes, and its kernels for those are slower.
-    # With False, torch 2.15 computes wrong gradients for GPT's last LayerNorm under tp.
+    allow_graphs(2 * len(chosen))  # for each block, one to train and one to evaluate
+    # If blocks of one kind differ in width, as in a ResNet, their inputs differ in size, too. By default
+    # torch.compile takes that for data of changing sizes, for which its kernels are slower. But with
+    # dynamic=False, torch 2.15 computes wrong gradients for GPT's last LayerNorm under tp.
     dynamic = False if _have_widths(chosen) and not split else None
     for block in chosen:
         block.compile(dynamic=dynamic)

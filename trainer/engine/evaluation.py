@@ -1,7 +1,7 @@
 """Evaluation: the task's loss and metric over the test set, every sample counted once.
 
-The loss is weighted as in training, by tokens where samples have some; the metrics count samples.
-After it the model may write something, such as text: what the task's method `sample` returns.
+The loss is weighted as in training: by tokens, if samples have tokens. The metrics count samples.
+After it the task's method `sample` may let the model produce something, such as text.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from trainer.watch.stop import Stop
 
 
 class _Stopped(BaseException):
-    """A stop request came. No Exception, so that a task's own code does not hold it back."""
+    """A stop request came. It is not an Exception, so that a task's own code does not catch it."""
 
 
 def evaluate(run: Run, stop: Stop) -> float | None:
-    """Return the metric over the test set; None when a stop request came meanwhile.
+    """Return the metric over the test set; None if a stop request came meanwhile.
 
     With TRAINER_EMA_DECAY the averaged weights are evaluated.
     """
     began = time.monotonic()
     if run.saver is not None:
-        run.saver.wait_for_copy()  # a save still reads the weights that the averaged ones replace
+        run.saver.wait_for_copy()  # a save may still read the weights that will be replaced
     run.strategy.synchronize()
     with run.average.in_use() if run.average else contextlib.nullcontext():
         return _evaluate(run, stop, began=began)
@@ -45,9 +45,9 @@ def evaluate(run: Run, stop: Stop) -> float | None:
 @torch.no_grad()
 def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
     runtime = run.runtime
-    # Of losses, of their weights; then of each score, twice.
+    # The sums of losses and of their weights; then two for each score.
     sums = torch.zeros(2 + 2 * len(run.metrics), dtype=torch.float64)
-    count = 0.0  # of the samples that could be read
+    count = 0.0  # samples that could be read
     unread: list[UnreadableSample] = []
     run.strategy.module.eval()
     shares = evaluation_shares(
@@ -62,7 +62,7 @@ def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
         losses = run.task.loss(outputs, batch.targets)
         scores = scores_of(run.task, outputs, batch.targets)
         parts = [losses, batch.weights, *(part for name in run.metrics for part in scores[name])]
-        if not batch.whole:  # to choose and to weigh takes longer than a small model's loss
+        if not batch.whole:  # selecting and weighting takes longer than a small model's loss
             counted = batch.weights > 0
             parts = [part[counted] for part in parts]
             parts[0] = parts[0] * parts[1].double()
@@ -105,7 +105,7 @@ def try_sample(run: Run) -> None:
 
 
 def _report_sample(run: Run, stop: Stop) -> bool:
-    """Report what the task makes, if anything; return False when a stop request came meanwhile."""
+    """Report what the task's `sample` returns, if anything; return False if a stop request came."""
     began = time.monotonic()
     try:
         made = sample_of(run.task, run.settings.task, _forward(run, stop.agreed))
@@ -117,7 +117,7 @@ def _report_sample(run: Run, stop: Stop) -> bool:
 
 
 def _forward(run: Run, ends: Callable[[], bool]) -> Callable[[Nested], Any]:
-    """Return the forward pass of inputs on the CPU, with outputs there; _Stopped once `ends()`."""
+    """Return a forward pass with inputs and outputs on the CPU. It raises _Stopped if `ends()`."""
 
     def forward(inputs: Nested) -> Any:
         if ends():
@@ -132,7 +132,7 @@ def _forward(run: Run, ends: Callable[[], bool]) -> Callable[[Nested], Any]:
 
 
 def _of_last_stage(outputs: Tensor | None, run: Run) -> Tensor:
-    """Return a pipeline's outputs on every rank; all but the last stage's pass None."""
+    """Return a pipeline's outputs on every rank; ranks of all but the last stage pass None."""
     own = None if outputs is None else list(outputs.shape)
     shapes = from_all(own, run.runtime, list[int] | None)
     source, shape = next((rank, shape) for rank, shape in enumerate(shapes) if shape)

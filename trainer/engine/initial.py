@@ -1,8 +1,8 @@
-"""The weights a run begins with: a task's initial_weights() and TRAINER_INIT load, TRAINER_FREEZE keeps.
+"""A run's first weights: initial_weights() of a task and TRAINER_INIT; TRAINER_FREEZE keeps them.
 
 TRAINER_INIT=resnet18.pth TRAINER_INIT_SKIP='fc.*' TRAINER_FREEZE='conv1.*,layer1.*' python -m trainer
 
-No code in a file is run: a pickle that holds more than tensors is refused.
+No code in a file is run: a pickle that contains more than tensors is refused.
 """
 
 import logging
@@ -27,9 +27,9 @@ _SHOWN = 5  # names in a message
 
 
 def initialise(model: nn.Module, settings: Settings, *, is_main: bool, task: object = None) -> None:
-    """Load and freeze the model's weights as task and settings say; `is_main` says what was done.
+    """Load and freeze the model's weights as task and settings say; log it if `is_main`.
 
-    Raises Fault(64) when names or shapes do not fit the model, Fault(65) for a file that cannot be read.
+    Raises Fault(64) if names or shapes do not fit the model, Fault(65) for a file that cannot be read.
     """
     notes = load_own(model, task, settings)
     if settings.init is not None:
@@ -42,9 +42,9 @@ def initialise(model: nn.Module, settings: Settings, *, is_main: bool, task: obj
 
 
 def load_own(model: nn.Module, task: object, settings: Settings) -> list[str]:
-    """Load what the task's `initial_weights()` returns, if it has one; return what is to be said of it.
+    """Load what the task's `initial_weights()` returns, if it has one; return lines for the log.
 
-    Raises Fault(64) when it is neither a path nor a state dict, or does not fit the model, Fault(65) for
+    Raises Fault(64) if that is neither a path nor a state dict, or does not fit the model, Fault(65) for
     a file that cannot be read.
     """
     method = getattr(task, "initial_weights", None)
@@ -66,12 +66,12 @@ def load_own(model: nn.Module, task: object, settings: Settings) -> list[str]:
 def _load(
     model: nn.Module, given: Mapping[str, Tensor], where: str, settings: Settings
 ) -> list[str]:
-    """Copy the tensors into the model's of the same names; return what is to be said of it."""
+    """Copy the tensors into the model's tensors of the same names; return lines for the log."""
     wanted = model.state_dict()
     found, note = _renamed(given, wanted)
     skipped = {name for name in wanted if _matches(name, _globs(settings.init_skip))}
     names = [name for name in wanted if name in found and name not in skipped]
-    for several in tied(model).values():  # some files have a tied tensor once
+    for several in tied(model).values():  # some files have a tied tensor only once
         skipped |= {*several} if {*several} & {*names} else set()
     missing = [name for name in wanted if name not in found and name not in skipped]
     unlike = [
@@ -102,7 +102,7 @@ def _load(
 
 def _read(path: Path, where: str) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, a folder of them, or a state dict."""
-    # Not at the top: nothing else of the trainer's start needs it.
+    # Not at the top, because nothing else at the trainer's start needs it.
     from safetensors.torch import load_file  # noqa: PLC0415
 
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
@@ -113,7 +113,7 @@ def _read(path: Path, where: str) -> dict[str, Tensor]:
                 values |= load_file(file)
         elif files:
             values = torch.load(path, map_location="cpu", weights_only=True)
-    # torch's reader raises anything for a damaged file.
+    # torch's reader may raise any exception for a damaged file.
     except Exception as error:
         reason = str(error).partition("\n")[0].partition(". This file")[0]
         raise Fault(
@@ -124,7 +124,7 @@ def _read(path: Path, where: str) -> dict[str, Tensor]:
 
 
 def _tensors(values: Any, where: str) -> dict[str, Tensor]:
-    """Return the tensors by name, of a state dict or of what has one under a usual name."""
+    """Return the tensors by name, of a state dict or of a dict that contains one under a usual name."""
     for name in _INSIDE:
         if isinstance(values, dict) and isinstance(values.get(name), dict):
             values = values[name]
@@ -140,16 +140,16 @@ def _tensors(values: Any, where: str) -> dict[str, Tensor]:
 
 
 def _renamed(found: Mapping[str, Tensor], wanted: Collection[str]) -> tuple[dict[str, Tensor], str]:
-    """Return the file's tensors by the model's names, and a note on the prefix that one of them has.
+    """Return the file's tensors by the model's names, and a note if only one of them has a prefix.
 
-    DDP and torch.compile put one before all names, as does a wrapper.
+    DDP, torch.compile and other wrappers put a prefix before all names.
     """
     theirs, ours = _prefix(found), _prefix(wanted)
     best, note = dict(found), ""
     for less, more in ((theirs, ""), ("", ours), (theirs, ours)):
         named = {more + name.removeprefix(less): tensor for name, tensor in found.items()}
         if len(named.keys() & {*wanted}) > len(best.keys() & {*wanted}):
-            best, note = named, f"; {less or 'nothing'} before its names is read as {more!r}"
+            best, note = named, f"; the prefix {less!r} of its names is read as {more!r}"
     return best, note
 
 
@@ -161,7 +161,7 @@ def _prefix(names: Collection[str]) -> str:
 
 
 def _freeze(model: nn.Module, globs: Collection[str]) -> str:
-    """Let the parameters that match be as they are; return what is to be said of it."""
+    """Freeze the parameters that match; return a line for the log."""
     named = dict(model.named_parameters())
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in named):

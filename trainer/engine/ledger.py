@@ -1,7 +1,7 @@
 """Record which samples every optimiser step has used, on each rank, and check the record.
 
 It proves that a run with stops, lost ranks and resizes has used each sample once per epoch. A step
-that was repeated from a checkpoint replaces the same step of an earlier attempt.
+that is repeated after a resume replaces the same step of an earlier attempt.
 
     TRAINER_LEDGER=true python -m trainer && python -m trainer.engine.ledger runs/digits
 """
@@ -28,7 +28,7 @@ log = logging.getLogger("trainer")
 class Ledger:
     """This rank's record of one attempt, in `logs/`, if TRAINER_LEDGER is set.
 
-    All ranks make it together.
+    All ranks create it together.
     """
 
     def __init__(self, run: Run) -> None:
@@ -44,7 +44,7 @@ class Ledger:
             self._write(length=len(run.training), batch=run.batch, after=run.step)
 
     def track(self, shares: Iterator[Samples]) -> Iterator[Samples]:
-        """Yield `shares`, and keep them until their step is done."""
+        """Yield `shares`, and keep each until its step is done."""
         for samples in shares:
             if self._file:
                 self._drawn.append(samples)
@@ -93,7 +93,7 @@ def _attempt(path: Path) -> int:
 
 @dataclass(frozen=True)
 class History:
-    """The samples of every step, in order, and in how many attempts the steps were taken."""
+    """The samples of every step, in order, and the number of attempts and of repeated steps."""
 
     length: int
     batch: int
@@ -103,7 +103,7 @@ class History:
 
 
 def read(run_folder: Path) -> History:
-    """Return the history in a run's ledgers. Raises Fault(65) when there are none."""
+    """Return the history in a run's ledgers. Raises Fault(65) if there are none."""
     newest: dict[int, tuple[int, list[int]]] = {}
     attempts: set[int] = set()
     repeated = 0

@@ -1,4 +1,4 @@
-"""The training run in the order in which it happens: prepare, announce, resume, train, sum up.
+"""The training run, in order: prepare, report the launch, resume, train, summarise.
 
 python -m trainer
 """
@@ -60,7 +60,7 @@ log = logging.getLogger("trainer")
 
 
 def run(settings: Settings) -> Exit:
-    """Train as the settings say and return the exit code. Every error is reported and raised again."""
+    """Train as the settings say and return the exit code. Every error is reported and re-raised."""
     imported = time.time()
     with (
         dump_stacks_after_timeout(settings),
@@ -134,7 +134,7 @@ def _prepare(
 
 
 def _announce(run: Run) -> None:
-    """Report what runs, where and how: the launch event."""
+    """Report the launch event: what runs, where and how."""
     runtime, sizing = run.runtime, run.runtime.sizing
     run.report(
         "launch",
@@ -168,7 +168,7 @@ def _announce(run: Run) -> None:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """Return the variables that repeat the run; what a task of one's own keeps secret is masked."""
+    """Return the variables that repeat the run; secrets in the task's own settings are masked."""
     own = own_settings(type(run.task), run.settings)
     shown = own.model_dump(mode="json") if own else {}
     values = environment_of(run.settings)
@@ -176,7 +176,7 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _train(run: Run, stop: Stop, *, done: Callable[[], None]) -> Exit:
-    """Take the steps, save and evaluate at the end, and sum up; call `done` before that."""
+    """Take the steps, save and evaluate at the end, call `done`, and report the summary."""
     began = time.monotonic()
     first_sample = run.samples
     guard = NonfiniteGuard(run)
@@ -212,7 +212,7 @@ def _train(run: Run, stop: Stop, *, done: Callable[[], None]) -> Exit:
 def _take_steps(
     run: Run, guard: NonfiniteGuard, stop: Stop, profile_step: Callable[[], None]
 ) -> bool:
-    """Train to the end, or until the guard is exhausted; return True when stopped before."""
+    """Train to the end, or until the guard is exhausted; return True if stopped before."""
     settings, runtime, strategy, order = run.settings, run.runtime, run.strategy, run.order
     steps = run.step + run.remaining
     ledger = Ledger(run)
@@ -221,14 +221,14 @@ def _take_steps(
     since = Since(time.monotonic(), run.samples)
     while run.step < steps:
         report_saved(run)
-        # Each rank asks by its own clock; together they agree on the step to save after.
+        # Each rank decides by its own clock; together they agree after which step to save.
         due = 0 < 60 * settings.checkpoint_minutes <= time.monotonic() - run.save_began
         if stop.agreed(save=due, is_step=True):
             guard.settle()
             return True
         profile_step()
 
-        # What a layer draws depends on this seed alone, so a resumed run draws the same.
+        # A layer's random numbers depend only on this seed, so a resumed run draws the same ones.
         seed_generators(mix(settings.seed, run.step, runtime.seed_rank), runtime.device)
         rate = optim.learning_rate(run.step, steps, settings, run.own)
         optim.set_learning_rate(strategy.optimizer, rate, run.options, settings)
@@ -243,7 +243,7 @@ def _take_steps(
         run.step, run.samples = run.step + 1, run.samples + samples
         ledger.write_step(run.step)
 
-        # What follows a step: compare replicas, report, save, evaluate.
+        # After the step: compare replicas, report, save, evaluate.
         last = run.step == steps
         saving = _is_every(settings.checkpoint_steps, run) or stop.save
         evaluating = _is_every(settings.eval_steps, run)
@@ -260,19 +260,19 @@ def _take_steps(
         if last or guard.exhausted:
             break
         pause = time.monotonic()
-        best = evaluating and bool(settings.checkpoint_keep_best)  # needs a checkpoint to keep
+        best = evaluating and bool(settings.checkpoint_keep_best)  # then there must be a checkpoint
         saving = (saving or best) and not guard.in_a_row
         metric = _save_and_evaluate(run, stop, saving=saving, evaluating=evaluating)
         if evaluating and metric is None:
             return True
-        since.began += time.monotonic() - pause  # not the training's time
+        since.began += time.monotonic() - pause  # this time is not training
     return False
 
 
 def _train_on(
     run: Run, guard: NonfiniteGuard, micro_batches: Sequence[Batch], weight: float
 ) -> tuple[Tensor, Tensor, float]:
-    """Forward, backward, clip, guard, update: compiled as one, or one after another.
+    """Forward, backward, clip, guard, update: compiled as one call, or one after another.
 
     Returns this rank's sum of losses, the gradient's norm, and the part of `weight` that was read.
     """
@@ -298,9 +298,9 @@ def _train_on(
 def _save_and_evaluate(
     run: Run, stop: Stop, *, saving: bool, evaluating: bool, last: bool = False
 ) -> float | None:
-    """Save and evaluate where asked to; return the metric, None without one or when stopped.
+    """Save and evaluate if asked to; return the metric, None without one or if stopped.
 
-    A checkpoint comes before the evaluation, which takes long; it comes after it where the metric
+    The checkpoint comes before the evaluation, because that takes long. It comes after it if the metric
     decides which checkpoints are kept.
     """
     metric = None

@@ -1,7 +1,7 @@
 """Check that the model's replicas are still equal, bit by bit, by a fingerprint of each.
 
 Averaged gradients keep replicas equal. A fault in memory, on a link or in the code makes them differ,
-and training would go on unaware.
+and training would continue without an error.
 
     TRAINER_FINGERPRINT_STEPS=100 TRAINER_MODE=ddp torchrun --nproc-per-node 2 -m trainer
 """
@@ -23,10 +23,10 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def compare(run: Run) -> None:
-    """Compare this rank's parameters, or its shards, with those of the ranks that hold the same.
+    """Compare this rank's parameters, or its shards, with those of the ranks that hold the same ones.
 
     All ranks call it together. Raises Fault(70) naming the first tensor that differs and the rank. A
-    retry starts from a checkpoint with equal replicas.
+    retry starts from a checkpoint, where all replicas are equal.
     """
     mesh = run.runtime.mesh
     if mesh is None or mesh[_AXIS].size() == 1:
@@ -34,7 +34,7 @@ def compare(run: Run) -> None:
     group = mesh.get_group(_AXIS)
     names, tensors = zip(*run.strategy.module.named_parameters(), strict=True)
     own = torch.stack([fingerprint(tensor) for tensor in tensors])
-    own = own.to(mesh.device_type)  # with cpu_offload the shards are elsewhere
+    own = own.to(mesh.device_type)  # with cpu_offload the shards are on the CPU
     extremes = torch.cat([own, ~own])  # the largest ~x is the smallest x: one collective for both
     dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)
     highest, lowest = extremes[: len(own)], ~extremes[len(own) :]
@@ -67,4 +67,4 @@ def _describe(prints: Mapping[int, int]) -> str:
     if count * 2 <= len(prints):
         return f"ranks {', '.join(map(str, prints))} do not agree, and there is no majority"
     odd = [rank for rank, fingerprint in prints.items() if fingerprint != common]
-    return f"rank {', '.join(map(str, odd))} is unlike the {count} others that hold it"
+    return f"rank {', '.join(map(str, odd))} differs from the {count} other ranks that hold it"

@@ -39,7 +39,7 @@ def saving_to(settings: Settings, runtime: Runtime) -> Saver:
 def resume(run: Run) -> None:
     """Load the checkpoint that TRAINER_RESUME asks for, if there is one.
 
-    Raises Fault(64) when other settings made it.
+    Raises Fault(64) if a run with other settings wrote it.
     """
     run.identity = identity_of(run)
     if run.saver is None:
@@ -47,7 +47,7 @@ def resume(run: Run) -> None:
     if not is_shared(run.saver.store, runtime=run.runtime):
         if run.runtime.is_main:
             log.warning(
-                "checkpoints %s is another folder on other nodes: none will be written, a "
+                "checkpoints %s is not the same folder on all nodes: none will be written, and a "
                 "restart begins at step 0; mount a shared volume as TRAINER_OUT",
                 run.saver.store.where(""),
             )
@@ -75,7 +75,7 @@ def resume(run: Run) -> None:
 
 
 def roll_back(run: Run, *, before: int) -> bool:
-    """Go back to the newest complete checkpoint of less than `before` steps; False if there is none.
+    """Go back to the newest complete checkpoint before step `before`; False if there is none.
 
     All ranks call it together. The caller drops the batches that it has fetched for later steps.
     """
@@ -90,7 +90,7 @@ def roll_back(run: Run, *, before: int) -> bool:
 
 def _load(run: Run, found: Found) -> None:
     progress = found.manifest.progress
-    # Another optimiser, which is resumed by force only, has nothing to begin with.
+    # If the optimiser has changed (only with TRAINER_RESUME=force), its saved state cannot be used.
     decided = ("optimizer",) if run.own.optimizer is None else ("optimizer", "code")
     same = all(
         progress.identity.get(one, run.identity[one]) == run.identity[one] for one in decided
@@ -103,17 +103,18 @@ def _load(run: Run, found: Found) -> None:
         runtime=run.runtime,
         optimizer_state=same,
     )
-    if run.own.optimizer is None:  # one of the task's own may keep some of its state in them
+    if run.own.optimizer is None:  # a task's own optimiser may keep state in its options
         optim.set_options(run.saved_optimizer, run.options)
     run.step, run.samples = progress.step, progress.samples
     run.saved, run.saved_step = found.where, progress.step
 
 
 def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
-    """Begin to save the run; all ranks call it together, and none waits for the disk.
+    """Start to save the run; all ranks call it together, and none waits for the disk.
 
-    A save that fails costs a warning: the next one comes with its time. With `last` there is none, so
-    wait for it and raise Fault(71) if it fails: a retry on another machine resumes from the one before.
+    If a save fails, there is only a warning, because the next save will follow. With `last` there is no
+    next one: it waits, and raises Fault(71) if the save fails. A retry on another machine then resumes
+    from the checkpoint before.
     """
     if run.saver is None:
         return
@@ -144,7 +145,7 @@ def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
 
 
 def report_saved(run: Run) -> None:
-    """Report the save that has ended since the last call, if any."""
+    """Report the save that has ended since the last call, if there is one."""
     if run.saver is not None:
         _report(run, run.saver.ended())
 

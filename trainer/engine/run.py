@@ -35,11 +35,12 @@ _CPU = torch.device("cpu")
 class Run:
     """The run after `step` optimiser steps, which have used `samples` samples of the stream.
 
-    `parameters`: of the whole model, on all ranks. `fitness`: the figures of preflight. `bad`: the
-    samples that could not be read, as (part, index). `extra`: saved and loaded with model and optimiser,
-    by name. `identity`: what decides the result. `own`: what the task decides by itself. `options`: of
-    the optimiser's groups, as it was built. `metrics`: the names of the task's scores, the first its
-    `metric`. `saver`: None when the nodes share no folder. `save_began`: when the last save began.
+    `parameters`: their number in the whole model. `fitness`: the figures of preflight. `bad`: the
+    samples that could not be read, as (part, index). `extra`: objects saved and loaded with model and
+    optimiser, by name. `identity`: what decides the result. `own`: the task's methods for the optimiser.
+    `options`: those of the optimiser's groups when it was built. `metrics`: the names of the task's
+    scores; the first is its `metric`. `saver`: None if the nodes share no folder. `save_began`: when
+    the last save began.
     """
 
     settings: Settings
@@ -90,7 +91,7 @@ class Run:
 
     @property
     def remaining(self) -> int:
-        """Optimiser steps still to do."""
+        """The number of optimiser steps that are left."""
         if self.settings.steps is not None:
             return max(0, self.settings.steps - self.step)
         stream = self.settings.epochs * len(self.training)
@@ -103,7 +104,7 @@ class Run:
         end = self.samples + self.remaining * self.batch
         if self.settings.steps is None:
             end = min(end, max(self.samples, self.settings.epochs * length))
-        # Only what is read sample by sample, or transformed as a batch, draws random numbers.
+        # Only data that is read sample by sample, or transformed as a batch, draws random numbers.
         keyed = not self.is_in_memory or isinstance(self.training, Transformed)
         is_stream = isinstance(self.training, Stream)
         return Order(self.settings.seed, length, end, tokens_of(self.training), keyed, is_stream)
@@ -115,12 +116,12 @@ class Run:
 
     @cached_property
     def training_batches(self) -> Loader:
-        """The loader of training samples to this rank's device."""
+        """The loader that brings training samples to this rank's device."""
         return self._loader(self.training, name="training")
 
     @cached_property
     def test_batches(self) -> Loader:
-        """The loader of test samples to this rank's device; its workers outlive an evaluation."""
+        """The loader that brings test samples to this rank's device; it keeps its workers."""
         return self._loader(self.test, name="test")
 
     def _loader(self, data: Data, *, name: str) -> Loader:
@@ -140,9 +141,9 @@ class Run:
 
 @dataclass
 class Since:
-    """The last step event: when it was (monotonic), and the seconds of waiting for data since then.
+    """The last step event: its monotonic time `began` and the count `samples` then.
 
-    `weight`: of the samples since then.
+    Since then: `data_s` seconds of waiting for data, and samples with a total `weight`.
     """
 
     began: float
@@ -153,7 +154,7 @@ class Since:
     def report(
         self, run: Run, *, steps: int, epoch: int, loss: float, norm: torch.Tensor, rate: float
     ) -> "Since":
-        """Report a step, and what came since the last; return what the next one begins with."""
+        """Report a step event, with the figures since the last one; return the next `Since`."""
         seconds = time.monotonic() - self.began
         run.report(
             "step",

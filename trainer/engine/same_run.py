@@ -1,4 +1,4 @@
-"""May this run go on from a checkpoint? Only if the same settings made it; it may be a longer run.
+"""Check that a run may resume from a checkpoint: the same settings wrote it; more steps are allowed.
 
 check(run, found, forced=False)      # before it is loaded
 """
@@ -20,14 +20,14 @@ from trainer.engine.run import Run
 log = logging.getLogger("trainer")
 
 _WAYS_OUT = (
-    "to train anew: another TRAINER_OUT, TRAINER_RESUME=never, or make run FRESH=1; to go on from it "
-    "nevertheless: TRAINER_RESUME=force"
+    "to train from the start: another TRAINER_OUT, TRAINER_RESUME=never, or make run FRESH=1; to resume "
+    "from it anyway: TRAINER_RESUME=force"
 )
 _NAMES = {"code": "the task's code", "samples": "training samples"}
 
 
 def identity_of(run: Run) -> dict[str, Any]:
-    """Return what decides the run's result: settings, a task's own code, and the size of the data."""
+    """Return what decides the run's result: settings, your own task's code, and the size of the data."""
     more = {"code": _hash_of_code(run.settings.task), "samples": len(run.training)}
     if own := own_settings(type(run.task), run.settings):
         free = set(getattr(own, "DO_NOT_DECIDE", ()))
@@ -37,10 +37,10 @@ def identity_of(run: Run) -> dict[str, Any]:
 
 
 def check(run: Run, found: Found, *, forced: bool) -> None:
-    """Compare the run, which has not begun, with the one that saved a checkpoint.
+    """Compare the run, before its first step, with the one that saved a checkpoint.
 
-    Says once what is new: a longer run, or with `forced` other settings. Raises Fault(64) when other
-    settings made the checkpoint, or more steps were to be taken than now.
+    Logs once what is new: more steps, or with `forced` other settings. Raises Fault(64) if the run that
+    wrote the checkpoint had other settings, or more steps to take than this one.
     """
     progress = found.manifest.progress
     saved = progress.identity or {
@@ -77,7 +77,7 @@ def check(run: Run, found: Found, *, forced: bool) -> None:
 
 
 def _hash_of_code(task: str) -> str:
-    """Return a hash of the file of a task of one's own, without comments; "" for a built-in task."""
+    """Return a hash of your own task's file, without comments; "" for a built-in task."""
     name, colon, _ = task.partition(":")
     file = getattr(sys.modules.get(name), "__file__", None)
     if not colon or file is None:

@@ -1,4 +1,4 @@
-"""Try the task on one batch of each set before the first step, so that a wrong one costs nothing.
+"""Try the task on one batch of each set before the first step, to find its errors early.
 
 try_task(run)
 """
@@ -21,8 +21,8 @@ from trainer.engine.run import Run, example
 def try_task(run: Run) -> None:
     """Pass a micro-batch of each set, its first sample repeated, through model, loss and score.
 
-    Leaves the names of the scores in the run. All ranks call it together. Raises Fault(64) when a method
-    raises or returns what it should not.
+    Stores the names of the scores in the run. All ranks call it together. Raises Fault(64) if a method
+    raises or returns a wrong value.
     """
     count, device = run.runtime.sizing.batches.micro, run.runtime.device
     run.strategy.module.eval()
@@ -32,7 +32,7 @@ def try_task(run: Run) -> None:
             batch = example(data, run.settings, count, device=device)
         tried = try_batch(run.task, run.strategy.forward, batch, name=run.settings.task, part=part)
         names = tried and tried[1]
-    # Of a pipeline only the last stage has seen the scores.
+    # In a pipeline only the last stage has seen the scores.
     found = [some for some in from_all(names, run.runtime, list[str] | None) if some]
     if not found:
         raise Fault(Exit.CONFIG, f"task {run.settings.task}: the model returned None")
@@ -42,9 +42,9 @@ def try_task(run: Run) -> None:
 
 
 def first_step(run: Run) -> AbstractContextManager[None]:
-    """Return the context of a step: an error in the first one is that of a task of one's own.
+    """Return the context of a step, which blames an error in the first step on your own task.
 
-    It is the first to pass backwards and to update, and would fail alike in each attempt.
+    The first backward pass and the first update are in this step; they would fail in each attempt.
     """
     is_first = run.step == 0 and ":" in run.settings.task
     return _tried(run) if is_first else nullcontext()

@@ -75,7 +75,7 @@ class Connection:
         self._incomplete = b""
 
     def send(self, lines: bytes) -> None:
-        """Send all unsent lines and these; keep what the peer does not read. Closes if it is too much."""
+        """Send all unsent lines and these; keep what the peer does not read. Too much of it closes."""
         self.unsent += lines
         try:
             while self.unsent and not self.closed:

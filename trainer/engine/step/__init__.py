@@ -1,1 +1,1 @@
-"""A step: compiled as one (`compiled.py`), and what may be wrong with its samples or its gradient."""
+"""A step: compiled as a whole (`compiled.py`); unreadable samples and nonfinite gradients."""

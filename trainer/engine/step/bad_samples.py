@@ -1,4 +1,4 @@
-"""Samples that cannot be read: reported, left out of the means; too many of them end the run.
+"""Samples that cannot be read are reported and left out of the means; too many of them end the run.
 
 Such a sample is replaced in its batch by another one with weight 0. The batch keeps its shape, and the
 step's gradient is the mean over the samples that could be read. TRAINER_BAD_SAMPLES different ones are
@@ -8,7 +8,7 @@ allowed; one more is Fault(65).
     run.strategy.step(micro_batches, weight)
     weight = skipped.rescale_gradients(weight)
 
-A step that is one call asks first: `weight = skipped.left_of(weight)`.
+A compiled step needs the weight before its call: `weight = skipped.left_of(weight)`.
 """
 
 import logging
@@ -28,14 +28,14 @@ log = logging.getLogger("trainer")
 
 
 class SkippedSamples:
-    """The weight of a step's unreadable samples, summed over the ranks while they compute."""
+    """The weight of a step's unreadable samples, summed over the ranks during the computation."""
 
     def __init__(self, run: Run, batches: Iterable[Batch]) -> None:
         self._run = run
         self._skipped = [one for batch in batches for one in batch.unreadable if one.weight]
         self._sum: Tensor | None = None
         self._pending: dist.Work | None = None
-        if run.is_in_memory:  # it has been read completely: none of it can be bad
+        if run.is_in_memory:  # all samples have been read already
             return
         self._sum = torch.tensor([sum(one.weight for one in self._skipped)], dtype=torch.float64)
         if run.runtime.control is not None:
@@ -44,7 +44,7 @@ class SkippedSamples:
     def rescale_gradients(self, weight: float) -> float:
         """Return the part of `weight` that was read, and scale the gradients to it: see left_of.
 
-        It comes after the backward pass and before clipping.
+        Call it after the backward pass and before clipping.
         """
         left = self.left_of(weight)
         if left != weight:
@@ -54,7 +54,7 @@ class SkippedSamples:
         return left
 
     def left_of(self, weight: float) -> float:
-        """Return the part of `weight`, the global batch's, that was read. Every rank calls it.
+        """Return the part of `weight`, that of the global batch, that was read. Every rank calls it.
 
         Raises Fault(65) for more bad samples than allowed.
         """

@@ -2,9 +2,10 @@
 
     TRAINER_COMPILE=step python -m trainer
 
-It is one graph where one process takes the step in one micro-batch. Else it is two: the gradient as one
-flat tensor, which is summed over micro-batches and ranks, and the update. A backward pass of autograd
-cannot be part of a graph, so torch.func differentiates; optimisers are torch's functional ones.
+It is one graph if one process takes the step in one micro-batch. Otherwise there are two graphs: the
+gradient as one flat tensor, which is summed over micro-batches and ranks, and the update. A backward
+pass of autograd cannot be part of a graph, so torch.func differentiates; the optimisers are torch's
+functional ones.
 """
 
 import logging
@@ -34,10 +35,10 @@ _State = dict[str, list[Tensor]]  # by name, a tensor for each parameter
 
 
 def compile_step(model: nn.Module, optimizer: Optimizer, context: Context) -> WholeStep | None:
-    """Return the compiled step, or None, with the reason in the log, where it cannot be compiled.
+    """Return the compiled step; None if it cannot be compiled, with the reason in the log.
 
     All ranks get the same answer. Each has the whole model; under ddp they average their gradients.
-    It is tried with a step whose gradient is nan: such a step changes no weight and no state.
+    The step is tried once with a gradient of nan, which changes no weight and no state.
     """
     runtime = context.runtime
     if runtime.backend == "fake":  # a dry run has no values to compute with
@@ -52,15 +53,15 @@ def compile_step(model: nn.Module, optimizer: Optimizer, context: Context) -> Wh
     if not reason:
         return step
     if isinstance(optimizer, SGD | AdamW):
-        optimizer.state.clear()  # what the try has put there
+        optimizer.state.clear()  # the state that the try has created
         zero_momentum(optimizer)
     if runtime.is_main:
-        log.warning("TRAINER_COMPILE=step: the steps run as they are, not compiled: %s", reason)
+        log.warning("TRAINER_COMPILE=step: the steps run uncompiled: %s", reason)
     return None
 
 
 class _Step:
-    """A step that can be called. It looks up state and rates each time: a resumed run has others."""
+    """The step as a callable. It reads state and rates at each call, because a resume replaces them."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class _Step:
         self._optimizer = optimizer
         self._context = context
         self._group = group
-        self._is_tried = False  # before, another rank may have failed already
+        self._is_tried = False  # until then no collective: another rank may have failed
         names = {id(one): name for name, one in model.named_parameters() if one.requires_grad}
         groups = [
             [one for one in group["params"] if id(one) in names] for group in optimizer.param_groups
@@ -108,7 +109,7 @@ class _Step:
             return loss, self._update(self._parameters, state, rates, flat)
 
     def unfit(self) -> str:
-        """Return which setting or optimiser cannot be a part of compiled code, "" if all can."""
+        """Return which setting or optimiser cannot be part of compiled code, "" if all can."""
         settings, meeting = self._context.settings, self._group is not None
         for cannot, reason in (
             (
@@ -131,7 +132,7 @@ class _Step:
         return ""
 
     def compile(self) -> str:
-        """Compile by a step that changes nothing; return why it cannot be used, "" if it can."""
+        """Compile by taking a step that changes nothing; return why it cannot be used, "" if it can."""
         batch, device = self._context.example(), self._context.runtime.device
         inputs, targets, weights = map_tensors(
             lambda tensor: tensor.to(device), (batch.inputs, batch.targets, batch.weights)
@@ -161,7 +162,7 @@ class _Step:
         return ""
 
     def _first_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the state from which the first step does what torch does without one."""
+        """Return a state with which the first step does the same as torch without a state."""
         zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         if isinstance(self._optimizer, AdamW):
             return {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
@@ -209,7 +210,7 @@ class _Step:
     def _updated(
         self, parameters: list[Tensor], state: _State, rates: list[Tensor], flat: Tensor
     ) -> Tensor:
-        """Update with the clipped gradient and return its norm before, shape ().
+        """Update with the clipped gradient and return its norm before clipping, shape ().
 
         If the gradient or the loss is not finite, nothing changes and the norm is nan or infinite.
         """
@@ -238,9 +239,9 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _may_change(looked_at: Sequence[Any]) -> list[bool]:
-    """Return what is to be looked at again at each call: not code, nor what torch's own layers hold.
+    """Return which guards to check at each call: none on code, nor on the contents of torch's layers.
 
-    That is most of what torch would look at, a tenth of a step of digits.
+    Those are most of the guards; checking them takes a tenth of a step of digits.
     """
     of_layers = torch.compiler.skip_guard_on_inbuilt_nn_modules_unsafe(looked_at)
     code = (type, ModuleType, FunctionType, BuiltinFunctionType)
@@ -266,13 +267,13 @@ def _update(
             foreach=True,
             weight_decay=options["weight_decay"],
             momentum=options["momentum"],
-            lr=rate,  # a number would be compiled into the code
+            lr=rate,  # a float would become a constant of the code
             dampening=0.0,
             nesterov=options["nesterov"],
             maximize=False,
         )
         return
-    # In float32, 1 - 0.999 ** step would have lost four digits at the first steps.
+    # In float32, 1 - 0.999 ** step would lose four digits at the first steps.
     steps = [step.double() for step in state["step"]]
     adamw(
         parameters,
@@ -282,7 +283,7 @@ def _update(
         [],
         steps,
         foreach=True,
-        capturable=True,  # the count of steps is a tensor of the graph
+        capturable=True,  # the step count is a tensor in the graph
         amsgrad=False,
         beta1=options["betas"][0],
         beta2=options["betas"][1],

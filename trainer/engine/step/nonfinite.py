@@ -2,8 +2,8 @@
 
 A step whose loss or gradient is not finite leaves weights, optimiser and buffers unchanged. Its
 samples count as used, so the order of the data does not change. After TRAINER_NONFINITE_ALLOWANCE
-such steps in a row the run goes back to a checkpoint from before them. If it fails again from there,
-it ends with 72.
+such steps in a row the run goes back to a checkpoint before them. If it then fails again, it ends
+with 72.
 
     guard = NonfiniteGuard(run)
     if guard.accepts(norm): ...
@@ -29,13 +29,13 @@ log = logging.getLogger("trainer")
 
 
 class NonfiniteGuard:
-    """Counts the skipped steps, alike on every rank.
+    """Counts the skipped steps, with the same counts on every rank.
 
-    `skipped` counts all of this process, `in_a_row` those since the last finite step.
+    `skipped` counts all skipped steps of this process, `in_a_row` those since the last finite step.
 
-    Where `device_decides`, the host learns of a step when the next one is under way, or when it asks
-    with `settle`. To wait in every step cost ResNet-50 a tenth of its time on an H100: the host, which
-    issues a step hardly faster than such a GPU takes it, could never be ahead.
+    If `device_decides`, the host learns the result of a step during the next one, or by `settle`. If it
+    waited in every step, ResNet-50 would lose a tenth of its time on an H100: the host issues a step
+    hardly faster than such a GPU computes it, so it could never work ahead.
     """
 
     def __init__(self, run: Run) -> None:
@@ -49,10 +49,10 @@ class NonfiniteGuard:
         self._unknown: _Norm | None = None
 
     def accepts(self, norm: Tensor) -> bool:
-        """Return whether to call the optimiser; `norm` is the global gradient's.
+        """Return whether to call the optimiser; `norm` is that of the global gradient.
 
-        The norm is the same on every rank, so all ranks decide alike without a collective. A loss that
-        is not finite makes the norm not finite (`weighted_loss`).
+        The norm is the same on every rank, so all ranks decide the same without a collective. A loss
+        that is not finite makes the norm not finite (`weighted_loss`).
         """
         self.settle()
         if self.exhausted:
@@ -74,7 +74,7 @@ class NonfiniteGuard:
         return True
 
     def settle(self) -> None:
-        """Wait for the device's decision on the last step, if it is not known yet, and count it."""
+        """Wait for the device's decision about the last step, if it is not known yet, and count it."""
         if (unknown := self._unknown) is not None:
             self._unknown = None
             self._judge(unknown.read(), unknown.step)
@@ -118,8 +118,8 @@ class NonfiniteGuard:
     def go_back(self) -> None:
         """Load the newest checkpoint from before the skipped steps; all ranks call it together.
 
-        The weights of a checkpoint saved just before the first of them are the ones that failed, so an
-        older one is loaded. Raises Fault(72) when there is none, or none newer than the last time.
+        A checkpoint saved just before the first of them has the weights that failed, so an older one is
+        loaded. Raises Fault(72) if there is none, or none newer than the last time.
         """
         run, last = self._run, self._last_skipped
         first = last - self.in_a_row + 1
@@ -147,8 +147,8 @@ class NonfiniteGuard:
 def device_decides(run: Run) -> bool:
     """Return whether the device can skip an update by itself: on a GPU, with a fused optimiser.
 
-    What changes with each update, and the host would change, keeps the host in the decision: averaged
-    weights and the scale of fp16. A compiled step skips by itself, and sharded parameters are not tried.
+    With averaged weights or fp16 the host decides, because it changes the average or the loss scale at
+    each update. A compiled step skips by itself. Sharded parameters are not supported.
     """
     strategy = run.strategy
     return (
@@ -163,7 +163,7 @@ def device_decides(run: Run) -> bool:
 
 
 class _Norm:
-    """A step's norm on its way to the host."""
+    """A step's norm, while it is copied to the host."""
 
     def __init__(self, norm: Tensor, step: int) -> None:
         self.step = step
@@ -181,9 +181,9 @@ class _Norm:
 
 
 class _Buffers:
-    """Buffers of one device and dtype, and what they were after the last step that was not skipped.
+    """Buffers of one device and dtype, and their values after the last step that was not skipped.
 
-    The forward pass has updated the running statistics of BatchNorm before anybody knows.
+    The forward pass updates the running statistics of BatchNorm before the result is known.
     """
 
     def __init__(self, buffers: list[Tensor]) -> None:
@@ -199,7 +199,7 @@ class _Buffers:
         copy_all(self._buffers, self._parts)
 
     def keep_if(self, wanted: Tensor) -> None:
-        """Keep them if `wanted`, shape (), or restore them, as their device finds out."""
+        """Keep the buffers if `wanted`, shape (), else restore them; the device decides."""
         now = torch.cat([one.reshape(-1) for one in self._buffers])
         torch.where(wanted.to(now.device), now, self._flat, out=self._flat)
         self.restore()

@@ -118,7 +118,9 @@ def _put(given: BinaryIO, size: int, sha256: str, commit: str) -> str:
     if hashlib.sha256(current).hexdigest() == sha256 and not (beside / _NEXT).exists():
         return "same"
     if not names(data) & names(current):
-        raise Fault(Exit.CONFIG, "the folder has no file of the code that runs; is it another job's?")
+        raise Fault(
+            Exit.CONFIG, "the folder has no file of the code that runs; is it another job's?"
+        )
     put = beside / _PUT
     shutil.rmtree(put, ignore_errors=True)
     extract(data, put / _FILES, label="the new code")

@@ -104,7 +104,7 @@ def test_a_prefix_of_either_side_is_no_matter(
     for name, tensor in state.items():
         assert found[("model." if isinstance(model, Wrapped) else "") + name].equal(tensor)
     assert "9 of the model's 9 tensors" in caplog.text
-    assert "before its names is read as" in caplog.text
+    assert "of its names is read as" in caplog.text
 
 
 def test_another_head_is_refused_and_may_be_skipped(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_run_that_the_servers_node_has_finished_admits_no_node(serve: Any) -> 
     rounds(first, second)
     first.leave(Exit.DONE)
     assert wait_for(lambda: second.peer_finished).reason == "node 0 has ended its part"
-    with pytest.raises(Fault, match="finished before this node came") as caught:
+    with pytest.raises(Fault, match="finished before this node joined") as caught:
         join(2)
     assert caught.value.code == Exit.DONE
 

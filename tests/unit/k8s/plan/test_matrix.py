@@ -128,8 +128,10 @@ def test_the_longest_name_fits_every_launcher(launcher: str, tmp_path: Path) -> 
         ("matrix[trainer]=[{}]", "matrix.trainer.lr: trainer sets it too; leave out one of them"),
         (
             "trainer.seed=1",
-            "matrix.trainer.seed: --set trainer.seed sets it too; leave out one, here with "
-            "--set 'matrix[",
+            (
+                "matrix.trainer.seed: --set trainer.seed sets it too; leave out one, here with "
+                "--set 'matrix["
+            ),
         ),
         (
             f"matrix[trainer.steps]={[*range(1, 50)]}",

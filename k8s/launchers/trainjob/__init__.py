@@ -34,8 +34,8 @@ LAUNCHER = Launcher(
     master=JOBSET.master,
     pod_suffix=JOBSET.pod_suffix,
     lacks={
-        "nodes.min": "Kubeflow Trainer has fixed numbers of nodes only (kubeflow/trainer 2903); use "
-        "launcher jobset, job, pytorchjob or volcano",
+        "nodes.min": "Kubeflow Trainer supports only a fixed number of nodes (kubeflow/trainer 2903); "
+        "use launcher jobset, job, pytorchjob or volcano",
         "appWrapper": "an AppWrapper cannot find the pods of a TrainJob; use launcher jobset",
         "faults.cleanPodPolicy": "its JobSet keeps the pods of the last attempt; leave it out",
         "faults.ttl": "a TrainJob has no ttl, and makes its JobSet again whenever the JobSet's ttl "

@@ -33,8 +33,8 @@ LAUNCHER = Launcher(
         "faults.suspend": "a Volcano Job cannot be created suspended; suspend it later with vcctl, or "
         "use another launcher",
         "scheduling.gangTimeout": "Volcano has its own setting for this; leave it out",
-        "scheduling.priority": "for Kueue, but Volcano queues this job; set scheduling.priorityClass",
-        "scheduling.topology": "for Kueue, but Volcano queues this job; set scheduling.pack",
+        "scheduling.priority": "it is for Kueue, not Volcano's queue; set scheduling.priorityClass",
+        "scheduling.topology": "it is for Kueue, not Volcano's queue; set scheduling.pack",
         "scheduling.exclusiveTopology": "only a JobSet has it; leave it out, or use launcher jobset",
     },
 )

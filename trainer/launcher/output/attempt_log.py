@@ -31,9 +31,8 @@ class AttemptLog:
 
     def __init__(self, run_folder: Path, contract: Contract) -> None:
         self._host = socket.gethostname()
-        self._node = (
-            None if contract.elastic else contract.node_rank
-        )  # elastic nodes have no number
+        # The nodes of an elastic job have no number.
+        self._node = None if contract.elastic else contract.node_rank
         self._path = run_folder / "logs" / f"{self._host}.jsonl"
         self.reason = ""  # why the ranks here failed last, in one line
         self.write("launched", began=process_start())

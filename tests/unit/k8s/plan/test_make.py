@@ -187,7 +187,7 @@ def test_warning(values: dict[str, Any], says: str) -> None:
 
 def test_no_warning_of_checkpoints_in_a_bucket() -> None:
     kept = job(trainer={"checkpoints": "s3://bucket/run"})
-    assert "kept in the pod only" not in "\n".join(planned(kept).warnings)
+    assert "kept only in the pod" not in "\n".join(planned(kept).warnings)
 
 
 @pytest.mark.parametrize(

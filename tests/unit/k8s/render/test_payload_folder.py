@@ -59,16 +59,22 @@ def test_the_folder_of_a_job_file_from_a_pipe_is_seen_from_the_current_one(folde
         (["run.script=a.log"], "run.script='a.log': exists, but does not travel; see .gitignore"),
         (["run.script=link.py"], "run.script='link.py': exists, but does not travel; see"),
         (["code={path: ., git: 'https://h/a'}"], "code.revision: missing; it is the commit"),
-        (["code={path: ., secret: a}"], "code.secret: goes with code.git"),
-        (["code={path: ., pvc: a}"], "code.pvc='a': goes with code.via=pvc"),
+        (["code={path: ., secret: a}"], "code.secret: only with code.git"),
+        (["code={path: ., pvc: a}"], "code.pvc='a': only with code.via=pvc"),
         (["code={path: ., via: nfs}"], "code.via='nfs': must be 'configMap' or 'pvc'"),
-        (["code={path: ., via: pvc}"], "code.via='pvc': no claim to copy the folder to; name one"),
+        (
+            ["code={path: ., via: pvc}"],
+            "code.via='pvc': no claim to copy the folder to; name an existing one",
+        ),
         (
             ["code={path: ., via: pvc}", "checkpoints={claim: {size: 1Gi}}"],
             "code.via='pvc': no claim",
         ),
-        (["code={git: https://h/a, revision: main, via: pvc}"], "code.via: is for a folder; leave"),
-        (["code={}"], "code: must have git, or path without git; has none"),
+        (
+            ["code={git: https://h/a, revision: main, via: pvc}"],
+            "code.via: not with code.git, only for a folder; leave",
+        ),
+        (["code={}"], "code: must have git, or path without git; has neither"),
         (
             ["code={git: 'https://h/a', revision: b}", "launcher=local"],
             "code: not on launcher local",

@@ -19,7 +19,7 @@ from trainer.imports import without_collection
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainer.distributed.optim import Own
+    from trainer.tasks import Task
 
 _HELP = """
 Creates the task, both data sets and the model on the CPU. Passes two samples of each set through model,
@@ -68,14 +68,13 @@ def check(name: str) -> Iterator[str]:
         from trainer.data.stream import Stream  # noqa: PLC0415
         from trainer.data.task_contract import (  # noqa: PLC0415
             blamed_on,
-            own_of,
+            blocks_of,
+            check_model,
             sample_of,
             try_batch,
         )
         from trainer.distributed.precision import cast, dtype_of  # noqa: PLC0415
-        from trainer.engine.build import model_of  # noqa: PLC0415
         from trainer.engine.initial import load_own  # noqa: PLC0415
-        from trainer.engine.trial import check_gradients  # noqa: PLC0415
 
     task = tasks.load(settings)
     yield f"{name}: has its methods; the metric is {task.metric}"
@@ -89,7 +88,11 @@ def check(name: str) -> Iterator[str]:
             raise Fault(Exit.DATA, f"task {name}: the {part} set is empty")
         yield f"data(train={part == 'training'}): {len(data):,} samples"
     torch.manual_seed(settings.seed)
-    model = cast(model_of(task, settings), dtype_of(settings))
+    with blamed_on(name, "model()"):
+        model = task.model()
+    check_model(model, name)
+    blocks_of(task, model, name)
+    cast(model, dtype_of(settings))
     yield from load_own(model, task, settings)
     named = dict(model.named_parameters())
     yield f"model(): {type(model).__name__}, {sum(p.numel() for p in named.values()):,} parameters"
@@ -110,23 +113,28 @@ def check(name: str) -> Iterator[str]:
         if part == "training":
             with blamed_on(name, "the backward pass"):
                 losses.sum().backward()
-            check_gradients(task, name, [model])
             if len(unused := [key for key, one in named.items() if one.grad is None]) == len(named):
                 raise Fault(Exit.CONFIG, f"task {name}: no parameter of the model has a gradient")
             yield (
                 f"the backward pass reaches {len(named) - len(unused)} of {len(named)} parameters"
                 + (f"; not {', '.join(unused[:3])}, which will not change" if unused else "")
             )
-    yield _optimizer(model, settings, own_of(task, name))
+    yield _optimizer(task, model, settings)
     if made := sample_of(task, name, model.eval()):
         yield f"sample(): {', '.join(made)}"
 
 
-def _optimizer(model: "nn.Module", settings: Settings, own: "Own") -> str:
+def _optimizer(task: "Task", model: "nn.Module", settings: Settings) -> str:
     """Update the model as in the first step of a run; return a line about the optimiser."""
-    from trainer.data.task_contract import blamed_on  # noqa: PLC0415
+    from trainer.data.task_contract import (  # noqa: PLC0415
+        blamed_on,
+        check_gradients,
+        own_of,
+    )
     from trainer.distributed import optim  # noqa: PLC0415
 
+    check_gradients(task, settings.task, [model])
+    own = own_of(task, settings.task)
     optimizer = optim.build(model, settings, own)
     options = optim.options_of(optimizer)
     rate = optim.learning_rate(0, settings.steps or 1, settings, own)

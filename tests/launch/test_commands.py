@@ -290,4 +290,4 @@ def test_nodes_with_different_secrets_do_not_meet(start: Any) -> None:
     nodes = [start("-m", "trainer.launch", "--", "true", **variables) for variables in own]
     assert [one.process.wait(60) for one in nodes] == [69, 69]
     assert "another job, attempt, or secret" in nodes[1].read(nodes[1].stderr)
-    assert "only 1 of 2 nodes came" in nodes[0].read(nodes[0].stderr)
+    assert "only 1 of 2 nodes joined" in nodes[0].read(nodes[0].stderr)

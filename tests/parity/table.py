@@ -264,13 +264,13 @@ REFUSED: list[tuple[int, dict[str, str], str]] = [
         {"task": "tests.parity.tasks:TiedTokens", "mode": "tp"},
         "ties tokens.weight and head.weight; tied weights cannot be split over",
     ),
-    (1, {"mode": "hogwild", "precision": "fp16"}, "it has no common step to scale the loss for"),
+    (1, {"mode": "hogwild", "precision": "fp16"}, "it has no common step, so no common loss scale"),
     (
         2,
         {"mode": "fsdp", "optimizer": "muon"},
         "'muon': not with mode fsdp and dp_shard=2: it orth",
     ),
-    (2, {"mode": "localsgd", "sync_batchnorm": "true"}, "its ranks have different weights between"),
+    (2, {"mode": "localsgd", "sync_batchnorm": "true"}, "its ranks have different weights until"),
     (
         2,
         {"mode": "fsdp", "compile": "step"},

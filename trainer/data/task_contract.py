@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -161,6 +161,16 @@ def try_batch(
         with blamed_on(name, f"of_mean, of {metric},"):
             metric_of(task, metric, (score.sum() / counted.sum()).item())
     return losses, sorted(scores, key=lambda metric: (metric != task.metric, metric))
+
+
+def check_gradients(task: Any, name: str, modules: Sequence[nn.Module]) -> None:
+    """Raise Fault(64) if a backward pass has reached parameters that are not in `modules`."""
+    trained = {id(parameter) for module in modules for parameter in module.parameters()}
+    for attribute, value in vars(task).items():
+        for key, parameter in value.named_parameters() if isinstance(value, nn.Module) else ():
+            if parameter.grad is not None and id(parameter) not in trained:
+                what = f"its {attribute} has parameters ({key}) that get a gradient"
+                raise _wrong(name, f"{what} but are not in the model; make it a part of the model")
 
 
 def scores_of(task: Any, outputs: Any, targets: Any) -> dict[str, tuple[Any, Any]]:

@@ -3,15 +3,13 @@
 try_task(run)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import nn
 
-from trainer import tasks
 from trainer.config.exits import Exit, Fault
-from trainer.data.task_contract import blamed_on, try_batch
+from trainer.data.task_contract import blamed_on, check_gradients, try_batch
 from trainer.distributed.messages import from_all
 from trainer.engine.evaluation import try_sample
 from trainer.engine.run import Run, example
@@ -55,16 +53,3 @@ def _tried(run: Run) -> Iterator[None]:
     with blamed_on(run.settings.task, "the first step"):
         yield
     check_gradients(run.task, run.settings.task, [run.strategy.module, *run.strategy.stages])
-
-
-def check_gradients(task: tasks.Task, name: str, modules: Sequence[nn.Module]) -> None:
-    """Raise Fault(64) if the loss of a step has gone back to parameters that are not in `modules`."""
-    trained = {id(parameter) for module in modules for parameter in module.parameters()}
-    for attribute, value in vars(task).items():
-        for key, parameter in value.named_parameters() if isinstance(value, nn.Module) else ():
-            if parameter.grad is not None and id(parameter) not in trained:
-                raise Fault(
-                    Exit.CONFIG,
-                    f"task {name}: its {attribute} has parameters ({key}) that get a gradient but are "
-                    "not in the model, so not trained; make it a part of what model() returns",
-                )

@@ -24,7 +24,7 @@ CASES = {
     "LossOfTwo": "loss() returned shape (32, 2) for 32 samples; wanted: (32,)",
     "LossIsAFloat": "loss() returned a float; wanted: a tensor of shape (32,)",
     "LossIsNone": "loss() returned a None",
-    "LossIsWhole": "loss() returned torch.int64; wanted: real numbers",
+    "LossIsWhole": "loss() returned torch.int64; wanted: floating-point numbers",
     "LossIsADict": "loss() returned a dict",
     "LossIsNan": "loss() returned nan for training samples with the initial weights; wanted: numbers",
     "LossHasNoGradient": "the first step raised RuntimeError: element 0 of tensors does not require",

@@ -74,7 +74,7 @@ def job_name(text: str) -> str:
         hint = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-0123456789")
         raise ValueError(
             "must be lower-case letters, digits and '-', start with a letter and not end with '-'"
-            + (f"; {hint} would do" if re.fullmatch(form, hint) else "")
+            + (f"; use {hint}" if re.fullmatch(form, hint) else "")
         )
     return text
 

@@ -20,7 +20,7 @@ def json_schema() -> dict[str, Any]:
     trainer = Settings.model_json_schema(by_alias=True)
     trainer["description"] = schema["properties"]["trainer"]["description"]
     trainer["properties"]["mode"]["enum"] = ["auto", *MODES]
-    # of a task of one's own, which has its settings
+    # of your own task, which has its settings
     trainer["additionalProperties"] = False
     trainer["patternProperties"] = {f"^{OWN_KEY}$": {"type": ["string", "number", "boolean"]}}
     schema["properties"]["trainer"] = trainer

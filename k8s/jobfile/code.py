@@ -27,7 +27,7 @@ ARCHIVE = "/muster-code/code.tar.gz"
 _SECRET = "/etc/git-secret"  # noqa: S105  # a folder
 _GIT_IMAGE = "docker.io/alpine/git:2.49.1"
 
-# For any sh, such as Debian's, which knows no pipefail. A pod that is set up anew runs it again, on what
+# For any sh, such as Debian's, which knows no pipefail. If a pod is set up again, it runs again, on what
 # is there. The repository and the revision come from the environment: no value becomes syntax. The
 # credential helper reads files of the Secret: nothing secret is on a command line or in the environment.
 GIT = f"""set -eu

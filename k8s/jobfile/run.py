@@ -17,7 +17,7 @@ from trainer.config.exits import Exit
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf"
 
 # What each framework writes, by the names of patterns. A progress bar is `5/100 [00:01<00:20`, one
-# within another, as for an evaluation, ends with the cursor's way up. Lightning's begins anew in an
+# within another, as for an evaluation, ends with the cursor's way up. Lightning's starts again in an
 # epoch. A bar at 0 has still the loss of the epoch before.
 SETS: dict[str, dict[str, str]] = {
     "transformers": {

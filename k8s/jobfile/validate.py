@@ -19,7 +19,7 @@ from trainer.config.own_settings import check_built_in
 from trainer.config.settings import Settings
 
 _FIELDS = {to_camel(field): field for field in Settings.model_fields}
-OWN_KEY = "task[A-Z][A-Za-z0-9]*"  # trainer.taskLayers: a setting that a task of one's own has
+OWN_KEY = "task[A-Z][A-Za-z0-9]*"  # trainer.taskLayers: a setting of your own task
 
 
 def validate(values: dict[str, Any]) -> JobSpec:

@@ -1,4 +1,4 @@
-"""An operator of one's own in a task: swish, x * sigmoid(beta * x), with a beta that is trained.
+"""A custom operator in a task: swish, x * sigmoid(beta * x), with a beta that is trained.
 
 09-own-operator.yaml trains it. torch needs three things of an operator: what it computes (a compiled
 kernel is called there), the shape of the result (to trace it without data), and its gradient.

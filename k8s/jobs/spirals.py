@@ -1,4 +1,4 @@
-"""A task of one's own: three arms of a spiral in the plane, which a small network learns to separate.
+"""Your own task: three arms of a spiral in the plane, which a small network learns to separate.
 
 08-own-task.yaml trains it; TRAINER_TASK=spirals:Spirals with this folder on PYTHONPATH does so by hand.
 """

@@ -50,7 +50,7 @@ def small_cgroup() -> Iterator[Path]:
     except OSError as error:
         with suppress(OSError):
             folder.rmdir()
-        pytest.skip(f"no cgroup of one's own here: {error}")
+        pytest.skip(f"no cgroup can be made here: {error}")
     yield folder
     with suppress(OSError):
         folder.rmdir()

@@ -14,7 +14,9 @@ from tests.conftest import QUICK, ROOT
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each rank is started anew"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="on other systems each rank is a new process"
+    ),
 ]
 
 # What the server runs instead of trainer/rank_server.py.

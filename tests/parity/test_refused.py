@@ -19,7 +19,7 @@ REFUSED = [
             "on a mesh with tp"
         ),
     ),
-    (1, {"precision": "tf32"}, "TRAINER_PRECISION='tf32': cpu has no TF32; fp32 would do"),
+    (1, {"precision": "tf32"}, "TRAINER_PRECISION='tf32': cpu has no TF32; use fp32"),
 ]
 
 

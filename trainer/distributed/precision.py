@@ -54,7 +54,7 @@ def set_tf32(settings: Settings, device: torch.device) -> None:
     """
     asked, is_cuda = settings.precision == "tf32", device.type == "cuda"
     if asked and not (is_cuda and torch.cuda.get_device_capability(device) >= (8, 0)):
-        raise Fault(Exit.CONFIG, f"TRAINER_PRECISION='tf32': {device} has no TF32; fp32 would do")
+        raise Fault(Exit.CONFIG, f"TRAINER_PRECISION='tf32': {device} has no TF32; use fp32")
     if not is_cuda:
         return
     torch.set_float32_matmul_precision("high" if asked else "highest")

@@ -37,7 +37,7 @@ def pages() -> list[Path]:
 
 
 def rewrite(text: str) -> str:
-    """Return a page with the table between each pair of markers, which name its function, anew."""
+    """Return a page with new tables between its markers; a marker names the function of its table."""
     for table in _TABLES:
         begin, end = f"<!-- {table.__name__} -->\n", f"<!-- /{table.__name__} -->"
         if begin in text:

@@ -1,4 +1,4 @@
-"""nanoGPT's model on its files of tokens, or on bytes. Put its model.py beside this file.
+"""nanoGPT's model on its files of tokens, or on bytes. Put its model.py next to this file.
 
 TRAINER_TASK=nanogpt:Task python -m trainer
 """

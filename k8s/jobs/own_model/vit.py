@@ -1,4 +1,4 @@
-"""A vision transformer of torchvision, of a size of one's own, on photographs in folders.
+"""A vision transformer of torchvision, of any size, on photographs in folders.
 
 TRAINER_TASK=vit:Task TRAINER_DATA=photos TRAINER_TASK_LAYERS=6 python -m trainer
 """

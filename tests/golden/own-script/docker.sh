@@ -4,11 +4,11 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 if [ ! -e "$here"/launch.pyz ]; then
-    echo "$0: launch.pyz is not beside it; write both with render.py -o DIR" >&2
+    echo "$0: launch.pyz is not next to it; write both with render.py -o DIR" >&2
     exit 64
 fi
 if [ ! -e "$here"/code.tar.gz ]; then
-    echo "$0: code.tar.gz is not beside it; write both with render.py -o DIR" >&2
+    echo "$0: code.tar.gz is not next to it; write both with render.py -o DIR" >&2
     exit 64
 fi
 out=${TRAINER_OUT:-}

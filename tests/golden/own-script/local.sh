@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs own-script on this machine with 2 ranks. launch.pyz must be beside this file.
+# Runs own-script on this machine with 2 ranks. launch.pyz must be next to this file.
 # What the job file leaves open comes from your environment: PYTHON, TRAINER_*. Your own TRAINER_OUT
 # and TRAINER_DATA, which are paths of a machine, win.
 set -eu
@@ -8,7 +8,7 @@ mkdir -p "$TRAINER_OUT"
 TRAINER_OUT=$(cd "$TRAINER_OUT" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 if [ ! -e "$here"/launch.pyz ]; then
-    echo "$0: launch.pyz is not beside it; write both with render.py -o DIR" >&2
+    echo "$0: launch.pyz is not next to it; write both with render.py -o DIR" >&2
     exit 64
 fi
 export TRAINER_OUT

@@ -114,7 +114,7 @@ class _Step:
         for cannot, reason in (
             (
                 settings.precision == "fp16",
-                "fp16 scales the gradient before the update; bf16 would do",
+                "fp16 scales the gradient before the update; use bf16",
             ),
             (settings.activation_checkpointing, "blocks are recomputed by autograd"),
             (meeting and settings.sync_batchnorm, "synchronised BatchNorm sends in the middle"),

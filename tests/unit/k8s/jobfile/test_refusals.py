@@ -19,7 +19,7 @@ SETTINGS = [
     (["colour=red"], "colour: no such key; choose name, namespace, launcher"),
     (["trainer.mode=dpp"], "trainer.mode='dpp': no such mode; choose auto, single"),
     ([f"name={LONG}"], f"name='{LONG}': leads to the name {LONG}-0 of 66 characters, but 63 are allowed; use at most 61"),
-    (["name=Digits"], "name='Digits': must be lower-case letters, digits and '-', start with a letter and not end with '-'; digits would do"),
+    (["name=Digits"], "name='Digits': must be lower-case letters, digits and '-', start with a letter and not end with '-'; use digits"),
     (["resources.gpu=8", "procsPerNode=9"], "procsPerNode=9: more ranks than GPUs, and two ranks on one GPU slow each other down; resources.gpu is 8"),
     (["trainer.globalBatch=65"], "trainer.globalBatch=65: does not divide over 2 data-parallel ranks; use 64 or 66"),
     (["trainer.globalBatch=64", "trainer.microBatch=5"], "trainer.microBatch=5: does not divide the 32 samples"),
@@ -66,7 +66,7 @@ SETTINGS = [
     # names
     (["name=1st"], "name='1st': must be lower-case letters"),
     (["name=a-"], "name='a-': must be lower-case letters"),
-    (["name=a.b"], "name='a.b': must be lower-case letters, digits and '-', start with a letter and not end with '-'; a-b would do"),
+    (["name=a.b"], "name='a.b': must be lower-case letters, digits and '-', start with a letter and not end with '-'; use a-b"),
     ([f"name={LONG[:62]}"], f"name='{LONG[:62]}': leads to the name {LONG[:62]}-0 of 64 characters, but 63 are allowed; use at most 61"),
     ([f"name={LONG[:60]}", "nodes=512", "trainer.globalBatch=512"], f"name='{LONG[:60]}': leads to the name {LONG[:60]}-511 of 64 characters, but 63 are allowed; use at most 59"),
     ([f"name={LONG[:49]}", "launcher=jobset"], f"name='{LONG[:49]}': leads to the name {LONG[:49]}-node-0-0-xxxxx of 64 characters, but 63 are allowed; use at most 48"),

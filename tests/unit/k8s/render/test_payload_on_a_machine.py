@@ -21,7 +21,7 @@ def test_local_runs_in_the_folder_with_the_launcher_beside_it(folder: Path, tmp_
     place.mkdir()
     code, _, errors = run_script(text.replace("cd .", f"cd {folder}"), place)
     assert code == 64
-    assert "launch.pyz is not beside it; write both with render.py -o DIR" in errors
+    assert "launch.pyz is not next to it; write both with render.py -o DIR" in errors
     (place / "launch.pyz").write_text("")
     code, seen, errors = run_script(text.replace("cd .", f"cd {folder}"), place, PYTHON="./docker")
     assert code == 0, errors
@@ -41,7 +41,7 @@ def test_docker_mounts_what_stands_beside_the_script(folder: Path, tmp_path: Pat
     for name in ("launch.pyz", "code.tar.gz"):
         code, _, errors = run_script(text, place)
         assert code == 64
-        assert f"{name} is not beside it" in errors
+        assert f"{name} is not next to it" in errors
         (place / name).write_text("")
     code, seen, errors = run_script(text, place)
     assert code == 0, errors

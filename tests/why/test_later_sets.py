@@ -73,7 +73,8 @@ EVIDENCE = {
     "the world size of another machine": "keys: /default_pg/",
     "a shard that ends early": "after rank 1 had ended with 0",
     "a reading thread that ends the process": "ended with its own code 3",
-    "a data worker killed for its memory": "exited unexpectedly",
+    # torch notices it in one of two ways: "exited unexpectedly" or "is killed by signal: Killed".
+    "a data worker killed for its memory": "DataLoader worker (pid",
     "an assertion on a loss that explodes": "AssertionError",
     "a Python script run by bash": "from: command not found",
     "a rank stuck in reading its data": "the ranks hang",

@@ -133,7 +133,7 @@ def constructor(settings: Settings, own: Own) -> tuple[Callable[..., Optimizer],
 
 
 def groups_of(model: nn.Module, settings: Settings, own: Own) -> Groups:
-    """Return the parameters in the task's groups, or in one. Raises Fault(64) if a group lacks one."""
+    """Return the parameters in the task's groups, or in one. Raises Fault(64) if no group has one."""
     named = dict(model.named_parameters())
     if own.parameter_groups is None:
         groups: Any = [{"params": [p for p in named.values() if p.requires_grad]}]

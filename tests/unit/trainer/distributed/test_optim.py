@@ -8,6 +8,8 @@ from torch.optim import SGD
 
 from trainer.config.settings import Settings
 from trainer.distributed.optim import (
+    NOTHING,
+    build,
     learning_rate,
     lr_reason,
     peak_rate,
@@ -47,6 +49,12 @@ def test_the_fused_sgd_updates_as_the_other_and_can_skip_its_first_step() -> Non
         update(fused_one, gradients)
     for one, other in zip(*(o.param_groups[0]["params"] for o in optimizers), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("optimizer", "is_fused"), [("sgd", True), ("adamw", None)])
+def test_sgd_is_the_fused_one_on_a_cpu_too(optimizer: str, is_fused: bool | None) -> None:
+    built = build(torch.nn.Linear(2, 2), Settings(optimizer=optimizer), NOTHING)
+    assert built.param_groups[0]["fused"] is is_fused
 
 
 def update(optimizer: SGD, gradients: Sequence[float | None]) -> None:

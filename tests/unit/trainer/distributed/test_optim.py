@@ -52,7 +52,7 @@ def test_the_fused_sgd_updates_as_the_other_and_can_skip_its_first_step() -> Non
 
 
 @pytest.mark.parametrize(("optimizer", "is_fused"), [("sgd", True), ("adamw", None)])
-def test_sgd_is_the_fused_one_on_a_cpu_too(optimizer: str, is_fused: bool | None) -> None:
+def test_sgd_is_the_fused_one_on_a_cpu_too(optimizer: str, is_fused: object) -> None:
     built = build(torch.nn.Linear(2, 2), Settings(optimizer=optimizer), NOTHING)
     assert built.param_groups[0]["fused"] is is_fused
 

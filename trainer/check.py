@@ -73,6 +73,7 @@ def check(name: str) -> Iterator[str]:
             sample_of,
             try_batch,
         )
+        from trainer.distributed.generators import seed  # noqa: PLC0415
         from trainer.distributed.precision import cast, dtype_of  # noqa: PLC0415
         from trainer.engine.initial import load_own  # noqa: PLC0415
 
@@ -87,7 +88,7 @@ def check(name: str) -> Iterator[str]:
         if not len(data):
             raise Fault(Exit.DATA, f"task {name}: the {part} set is empty")
         yield f"data(train={part == 'training'}): {len(data):,} samples"
-    torch.manual_seed(settings.seed)
+    seed(settings.seed)
     with blamed_on(name, "model()"):
         model = task.model()
     check_model(model, name)
@@ -108,8 +109,10 @@ def check(name: str) -> Iterator[str]:
         if tried is None:
             raise Fault(Exit.CONFIG, f"task {name}: the model returned None")
         losses, metrics = tried
-        shown = ", ".join(f"{loss:.4g}" for loss in losses.tolist())
-        yield f"loss() and score(), {', '.join(metrics)}: for each of two {part} samples; losses {shown}"
+        yield (
+            f"loss() and score(), {', '.join(metrics)}: for each of two {part} samples; losses "
+            f"{', '.join(f'{loss:.4g}' for loss in losses.tolist())}"
+        )
         if part == "training":
             with blamed_on(name, "the backward pass"):
                 losses.sum().backward()

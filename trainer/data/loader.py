@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, default_collate
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import Samples
-from trainer.data.seeding import restored, seed
 from trainer.data.sets import (
     Batch,
     Data,
@@ -33,6 +32,7 @@ from trainer.data.sets import (
     UnreadableSample,
 )
 from trainer.data.stream import Stream
+from trainer.distributed.generators import restored, seed
 from trainer.distributed.tensors import map_tensors, on_device
 
 Shares = Iterator[Samples]

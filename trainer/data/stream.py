@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import mix
-from trainer.data.seeding import restored, seed
+from trainer.distributed.generators import restored, seed
 from trainer.distributed.torch_private import forget_loader_worker
 
 # Methods that the loader looks for in a data set.

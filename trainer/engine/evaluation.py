@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.config.exits import Exit, Fault
-from trainer.data.order import evaluation_shares
+from trainer.data.order import evaluation_shares, mix
 from trainer.data.sets import Nested, UnreadableSample, tokens_of
 from trainer.data.task_contract import metric_of, sample_of, scores_of
+from trainer.distributed.generators import seed
 from trainer.distributed.messages import from_all
 from trainer.distributed.runtime import total
 from trainer.distributed.tensors import map_tensors
@@ -50,6 +51,8 @@ def _evaluate(run: Run, stop: Stop, *, began: float) -> float | None:
     count = 0.0  # samples that could be read
     unread: list[UnreadableSample] = []
     run.strategy.module.eval()
+    # As in a step: an evaluation that a resumed run repeats draws the same random numbers.
+    seed(mix(run.settings.seed, run.step, runtime.seed_rank), runtime.device)
     shares = evaluation_shares(
         len(run.test), runtime.sizing.batches, runtime.data_rank, tokens=tokens_of(run.test)
     )

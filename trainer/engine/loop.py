@@ -29,7 +29,7 @@ from trainer.data.sets import Batch
 from trainer.data.shared import once_per_machine
 from trainer.data.task_contract import own_of
 from trainer.distributed import optim
-from trainer.distributed.generators import seed_generators
+from trainer.distributed.generators import seed
 from trainer.distributed.messages import from_all
 from trainer.distributed.precision import set_tf32
 from trainer.distributed.runtime import Runtime, as_fault, join, peak_memory, total
@@ -104,7 +104,7 @@ def _prepare(
             "both need at least one",
         )
     fitness = preflight(settings, runtime, training)
-    torch.manual_seed(settings.seed)
+    seed(settings.seed, runtime.device)
     set_tf32(settings, runtime.device)
     as_made = model_of(task, settings)
     two = partial(example, training, settings, 2)
@@ -229,7 +229,7 @@ def _take_steps(
         profile_step()
 
         # A layer's random numbers depend only on this seed, so a resumed run draws the same ones.
-        seed_generators(mix(settings.seed, run.step, runtime.seed_rank), runtime.device)
+        seed(mix(settings.seed, run.step, runtime.seed_rank), runtime.device)
         rate = optim.learning_rate(run.step, steps, settings, run.own)
         optim.set_learning_rate(strategy.optimizer, rate, run.options, settings)
         samples = min(run.batch, order.end - run.samples)

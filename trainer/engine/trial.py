@@ -3,16 +3,22 @@
 try_task(run)
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from torch import Tensor
 
 from trainer.config.exits import Exit, Fault
+from trainer.data.sets import Nested
 from trainer.data.task_contract import blamed_on, check_gradients, try_batch
 from trainer.distributed.messages import from_all
+from trainer.distributed.tensors import leaves
 from trainer.engine.evaluation import try_sample
 from trainer.engine.run import Run, example
+
+log = logging.getLogger("trainer")
 
 
 @torch.no_grad()
@@ -25,9 +31,11 @@ def try_task(run: Run) -> None:
     count, device = run.runtime.sizing.batches.micro, run.runtime.device
     run.strategy.module.eval()
     names: list[str] | None = None
+    read = []
     for data, part in ((run.training, "training"), (run.test, "test")):
         with blamed_on(run.settings.task, f"reading {part} samples"):
             batch = example(data, run.settings, count, device=device)
+        read.append(batch.inputs)
         tried = try_batch(run.task, run.strategy.forward, batch, name=run.settings.task, part=part)
         names = tried and tried[1]
     # In a pipeline only the last stage has seen the scores.
@@ -35,8 +43,25 @@ def try_task(run: Run) -> None:
     if not found:
         raise Fault(Exit.CONFIG, f"task {run.settings.task}: the model returned None")
     run.metrics = found[0]
+    if run.runtime.is_main and _begin_alike(*read):
+        log.warning(
+            "task %s: the first training sample is also the first test sample; random numbers are the "
+            "same in both calls of data(), so sets made of them need a torch.Generator each",
+            run.settings.task,
+        )
     try_sample(run)
     run.strategy.module.train()
+
+
+def _begin_alike(inputs: Nested, others: Nested) -> bool:
+    """Return whether two batches, each of one sample repeated, have equal inputs."""
+    return all(
+        type(one) is type(other) is Tensor
+        and one.layout == other.layout == torch.strided
+        and one.dtype == other.dtype
+        and torch.equal(one, other)
+        for one, other in zip(leaves(inputs), leaves(others), strict=False)
+    )
 
 
 def first_step(run: Run) -> AbstractContextManager[None]:

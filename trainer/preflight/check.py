@@ -157,7 +157,7 @@ def main() -> int:
     log_to_stderr()
     try:
         settings = from_environment().model_copy(update={"preflight": "auto"})
-        data = tasks.load(settings).data(train=True)
+        data = tasks.data(tasks.load(settings), settings, train=True)
         with join(settings) as runtime:
             preflight(settings, runtime, data)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the code says what it was

@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch
 from trainer.distributed import optim
+from trainer.distributed.generators import seed
 from trainer.distributed.runtime import as_fault
 from trainer.strategies import Context, Strategy, accumulate, clip, inference
 
@@ -238,7 +239,7 @@ def _update(
     model: nn.Module, optimizer: Optimizer, work: _Work, context: Context
 ) -> tuple[Tensor, Tensor]:
     """Update the weights with a batch; return its mean loss and the norm of its gradient."""
-    torch.manual_seed(work.seed)
+    seed(work.seed)
     for group, rate in zip(optimizer.param_groups, work.rates, strict=True):
         group["lr"] = rate
     model.train()

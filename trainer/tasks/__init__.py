@@ -18,6 +18,7 @@ from trainer.config.settings import Settings
 from trainer.data.sets import Data
 from trainer.data.stream import Stream
 from trainer.data.task_contract import blamed_on, check_data, check_methods
+from trainer.distributed.generators import seed
 
 
 class Task(Protocol):
@@ -78,6 +79,7 @@ def load(settings: Settings) -> Task:
         )
     kind = getattr(module, attribute)
     own = own_settings(kind, settings)
+    seed(settings.seed)
     with blamed_on(settings.task, f"{attribute}(settings)"):
         task: Task = kind(settings) if own is None else kind(settings, own)
     if ":" in settings.task:
@@ -86,7 +88,12 @@ def load(settings: Settings) -> Task:
 
 
 def data(task: Task, settings: Settings, *, train: bool) -> Data:
-    """Return the training or the test set. Raises Fault(64), or Fault(65) for a missing file."""
+    """Return the training or the test set. Raises Fault(64), or Fault(65) for a missing file.
+
+    Both calls find the same random state: a task that splits its samples at random gets the same split
+    in both, on every rank, and after a restart.
+    """
+    seed(settings.seed)
     with blamed_on(settings.task, f"data(train={train})"):
         made = task.data(train=train)
     check_data(made, settings.task, train=train)

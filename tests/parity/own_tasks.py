@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer, RMSprop
+from torch.optim import Adam, Optimizer, RMSprop
 
 from trainer.config.settings import Settings
 from trainer.tasks import synthetic
@@ -44,6 +44,13 @@ class Updated(Grouped):
 
     def optimizer(self, groups: Any) -> Optimizer:
         return RMSprop(groups, lr=self.settings.lr, centered=True)
+
+
+class TensorRate(Grouped):
+    """The same with a learning rate that is a tensor, as a compiled optimiser wants it."""
+
+    def optimizer(self, groups: Any) -> Optimizer:
+        return Adam(groups, lr=torch.tensor(self.settings.lr))
 
 
 class BiasesStay(Grouped):

@@ -132,6 +132,21 @@ def constructor(settings: Settings, own: Own) -> tuple[Callable[..., Optimizer],
     return checked, {}
 
 
+def check_state(optimizer: Optimizer, settings: Settings) -> None:
+    """Raise Fault(64) if the state after a step holds something that a checkpoint cannot hold."""
+    values = [item for state in optimizer.state.values() for item in state.items()]
+    for name, value in values:
+        if isinstance(value, dict):
+            values += value.items()
+        elif not isinstance(value, Tensor | int | float):
+            raise _wrong(
+                settings,
+                "optimizer()",
+                f"a {type(optimizer).__name__} whose state {name!r} is a {type(value).__name__}; a "
+                "checkpoint can hold tensors, numbers and dicts of them",
+            )
+
+
 def groups_of(model: nn.Module, settings: Settings, own: Own) -> Groups:
     """Return the parameters in the task's groups, or in one. Raises Fault(64) if no group has one."""
     named = dict(model.named_parameters())
@@ -168,9 +183,16 @@ def _own_groups(
 
 
 def options_of(optimizer: Optimizer) -> Groups:
-    """Return each group's options, without its parameters, for `set_options` and `set_learning_rate`."""
+    """Return each group's options, without its parameters, for `set_options` and `set_learning_rate`.
+
+    Options that are tensors are copied, because loading a checkpoint writes into them.
+    """
     return [
-        {name: value for name, value in group.items() if name != "params"}
+        {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in group.items()
+            if name != "params"
+        }
         for group in optimizer.param_groups
     ]
 

@@ -14,6 +14,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Nested
 from trainer.data.task_contract import blamed_on, check_gradients, try_batch
 from trainer.distributed.messages import from_all
+from trainer.distributed.optim import check_state
 from trainer.distributed.tensors import leaves
 from trainer.engine.evaluation import try_sample
 from trainer.engine.run import Run, example
@@ -78,3 +79,4 @@ def _tried(run: Run) -> Iterator[None]:
     with blamed_on(run.settings.task, "the first step"):
         yield
     check_gradients(run.task, run.settings.task, [run.strategy.module, *run.strategy.stages])
+    check_state(run.saved_optimizer, run.settings)

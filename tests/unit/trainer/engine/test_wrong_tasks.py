@@ -52,6 +52,7 @@ CASES = {
     "SampleHasAStep": "sample() returned 'step', a field that the sample event already has",
     "OptimizerIsNone": "optimizer() returned a NoneType; wanted: an Optimizer",
     "OptimizerRaises": "optimizer() raised TypeError: ",
+    "OptimizerKeepsAList": "optimizer() returned a Counting whose state 'norms' is a list; a checkpoint",
     "LossHasWeights": "its margin has parameters (weight) that get a gradient but are not in the",
     "BlocksOfAnother": "blocks() returned something other than modules of the model",
     "BlocksWithinABlock": "blocks() returned a Sequential that is inside another block",

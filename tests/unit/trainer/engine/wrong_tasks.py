@@ -214,6 +214,18 @@ class OptimizerWantsAClosure(Right):
         return torch.optim.LBFGS([p for group in groups for p in group["params"]])
 
 
+class OptimizerKeepsAList(Right):
+    def optimizer(self, groups: Any) -> Any:
+        class Counting(torch.optim.SGD):
+            def step(self, closure: Any = None) -> Any:
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        self.state[parameter]["of"] = {"norms": [1.0]}
+                return super().step(closure)
+
+        return Counting(groups, lr=1)
+
+
 class LossHasWeights(Right):
     def __init__(self, settings: Settings) -> None:
         self.teacher = nn.Linear(2, 2)  # it gets no gradient, so nobody misses it in the optimiser

@@ -144,7 +144,7 @@ def _optimizer(task: "Task", model: "nn.Module", settings: Settings) -> str:
     optim.set_learning_rate(optimizer, rate, options, settings)
     with blamed_on(settings.task, "the optimiser's step"):
         optimizer.step()
-    optim.check_state(optimizer, settings)
+    optim.check_state(optimizer, options, settings)
     rates = ", ".join(f"{group['lr']:.4g}" for group in optimizer.param_groups)
     return f"the optimiser: {type(optimizer).__name__}; first rate of each group: {rates}"
 

@@ -187,6 +187,18 @@ def test_another_model_does_not_fit(other: nn.Module, reason: str, tmp_path: Pat
     assert caught.value.code == Exit.DATA
 
 
+def test_state_that_a_new_optimiser_lacks_is_not_lost_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = trained(1)
+    optimizer.state[model.get_parameter("bias")]["slow"] = torch.ones(2)
+    store = store_at(tmp_path)
+    write(capture(model, optimizer, {}), label(1), store, Keep(1), group=None)
+    loaded(the(found(tmp_path)))
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "1 tensors of the optimiser, such as state.bias.slow, are not loaded" in message
+
+
 def test_a_tensor_without_elements_is_no_other_model(tmp_path: Path) -> None:
     model, optimizer = trained(1)
     model.register_buffer("cache", torch.empty(0, 4))

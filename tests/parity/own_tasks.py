@@ -53,6 +53,21 @@ class TensorRate(Grouped):
         return Adam(groups, lr=torch.tensor(self.settings.lr))
 
 
+class _Counting(RMSprop):
+    """Counts its steps in its groups, as Prodigy and schedule-free optimisers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["count"] += 1
+            group["lr"] /= group["count"]
+        return super().step(closure)
+
+
+class CountsSteps(Grouped):
+    def optimizer(self, groups: Any) -> Optimizer:
+        return _Counting([{**group, "count": 0} for group in groups], lr=self.settings.lr)
+
+
 class BiasesStay(Grouped):
     def parameter_groups(self, parameters: Mapping[str, nn.Parameter]) -> Any:
         biases = [p for name, p in parameters.items() if name.endswith("bias")]

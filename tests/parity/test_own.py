@@ -121,7 +121,7 @@ def test_perplexity_is_over_all_tokens_and_no_mean_of_batches(
     assert math.isclose(evaluation["perplexity"], math.exp(evaluation["loss"]), rel_tol=1e-6)
 
 
-@pytest.mark.parametrize("task", ["Grouped", "Updated", "TensorRate"])
+@pytest.mark.parametrize("task", ["Grouped", "Updated", "TensorRate", "CountsSteps"])
 @pytest.mark.parametrize(
     ("mode", "ranks"), [("single", 1), ("ddp-zero1", 2), ("fsdp", 2), ("pp", 2)]
 )

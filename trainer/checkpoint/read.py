@@ -132,9 +132,18 @@ class _Reader(StorageReader):
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         read = {item.storage_index.fqn for plan in plans for item in plan.items}
         tensors = self._found.manifest.tensors  # DCP reads none without elements
-        unread = [k for k, one in tensors.items() if k.startswith("model.") and 0 not in one.shape]
-        if left := [key for key in unread if key not in read]:
+        unread = [key for key, one in tensors.items() if key not in read and 0 not in one.shape]
+        if left := [key for key in unread if key.startswith("model.")]:
             raise ValueError(f"it has {len(left)} tensors that the model lacks, such as {left[0]}")
+        has_optimizer = any(key.startswith("optimizer.") for key in read)
+        if has_optimizer and (left := [key for key in unread if key.startswith("optimizer.")]):
+            log.warning(
+                "checkpoint %s: %s tensors of the optimiser, such as %s, are not loaded: this optimiser "
+                "has none of that name in its first step",
+                self._found.where,
+                len(left),
+                left[0].removeprefix("optimizer."),
+            )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Iterator
@@ -126,12 +127,23 @@ class Loader:
                 yield samples, self._batch(samples.indices), {}
             return
         self._requests.shares, self._requests.pending = shares, []
-        for read in self._workers:
+        for read in self._started():
             if isinstance(read, Fault):
                 raise read
             samples, unreadable, state = read
             self._stream_state = state or self._stream_state
             yield self._requests.pending.pop(0), samples, unreadable
+
+    def _started(self) -> Iterator[Any]:
+        """Start the workers, or a new pass of theirs. Raises Fault(64) if they cannot get the data."""
+        try:
+            return iter(self._workers)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise Fault(
+                Exit.CONFIG,
+                f"the data, a {type(self._data).__name__}, cannot be sent to loader processes: {error}; "
+                "it must hold no lambda, lock or open file, or TRAINER_WORKERS must be 0",
+            ) from error
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a stream after the last batch; it is the same on all ranks."""
@@ -198,7 +210,7 @@ class _Reader:
                 samples.append(None)
         if unreadable:
             good = [sample for number, sample in enumerate(samples) if number not in unreadable]
-            replacement = good[0] if good else self._sample_near(wanted[0][0])
+            replacement = good[0] if good else self._sample_near(wanted[0][0], unreadable[0].reason)
             for number in unreadable:
                 samples[number] = replacement
         try:
@@ -214,13 +226,14 @@ class _Reader:
         stream = self._data if isinstance(self._data, Stream) else None
         return batch, unreadable, stream.state() if stream and stream.has_state else {}
 
-    def _sample_near(self, index: int) -> Any:
-        """Return a readable sample after `index`; only its shape is needed."""
-        for distance in range(1, min(_TRIES, len(self._data))):
+    def _sample_near(self, index: int, reason: str) -> Any:
+        """Return a readable sample after `index`, which is unreadable; only its shape is needed."""
+        tries = min(_TRIES, len(self._data))
+        for distance in range(1, tries):
             with contextlib.suppress(Exception):
                 return self._data[(index + distance) % len(self._data)]
         first = f"{index} ({file})" if (file := self._file(index)) else index
-        raise Fault(Exit.DATA, f"none of {_TRIES} samples from {first} on can be read")
+        raise Fault(Exit.DATA, f"none of {tries} samples from {first} on can be read: {reason}")
 
     def _file(self, index: int) -> str:
         """Return the file of the sample, if the data has `samples` as torchvision's ImageFolder has."""

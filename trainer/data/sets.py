@@ -65,6 +65,10 @@ class Tensors:
         indices = on_device(indices, self.inputs.device)
         return self.inputs.index_select(0, indices), self.targets.index_select(0, indices)
 
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return one sample, for `Subset` and other data sets made of this one."""
+        return self.inputs[index], self.targets[index]
+
 
 def tokens_of(data: Data) -> Tensor | None:
     """Return the number of tokens of each sample, shape (len(data),), if the data has `tokens`.

@@ -132,8 +132,19 @@ def constructor(settings: Settings, own: Own) -> tuple[Callable[..., Optimizer],
     return checked, {}
 
 
-def check_state(optimizer: Optimizer, settings: Settings) -> None:
-    """Raise Fault(64) if the state after a step holds something that a checkpoint cannot hold."""
+def check_state(optimizer: Optimizer, options: Groups, settings: Settings) -> None:
+    """Raise Fault(64) if a checkpoint cannot hold or restore what a step has put into the state.
+
+    `options` are those of the groups as the optimiser was built.
+    """
+    given = {"params", *(name for group in options for name in group)}
+    if added := [name for group in optimizer.param_groups for name in group if name not in given]:
+        raise _wrong(
+            settings,
+            "optimizer()",
+            f"a {type(optimizer).__name__} whose step adds {added[0]!r} to its groups; give it a "
+            "default, because a checkpoint restores only options that a new optimiser has",
+        )
     values = [item for state in optimizer.state.values() for item in state.items()]
     for name, value in values:
         if isinstance(value, dict):

@@ -103,8 +103,11 @@ def _load(run: Run, found: Found) -> None:
         runtime=run.runtime,
         optimizer_state=same,
     )
-    if run.own.optimizer is None:  # a task's own optimiser may keep state in its options
+    if run.own.optimizer is None:
         optim.set_options(run.saved_optimizer, run.options)
+    elif run.saved_optimizer is not run.strategy.optimizer:
+        # A task's own optimiser may keep state in its options, which ddp-zero1 has twice.
+        optim.set_options(run.strategy.optimizer, optim.options_of(run.saved_optimizer))
     run.step, run.samples = progress.step, progress.samples
     run.saved, run.saved_step = found.where, progress.step
 

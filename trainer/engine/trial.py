@@ -79,4 +79,4 @@ def _tried(run: Run) -> Iterator[None]:
     with blamed_on(run.settings.task, "the first step"):
         yield
     check_gradients(run.task, run.settings.task, [run.strategy.module, *run.strategy.stages])
-    check_state(run.saved_optimizer, run.settings)
+    check_state(run.saved_optimizer, run.options, run.settings)

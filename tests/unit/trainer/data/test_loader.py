@@ -1,6 +1,7 @@
 """How batches are read: workers give the same batches as memory, whichever worker reads."""
 
 import random
+import threading
 from itertools import islice
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from torch.utils.data import Subset
 
 import tests.ranks
 from trainer.config.exits import Exit, Fault
@@ -39,6 +41,30 @@ class Squares:
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.tensor([float(index)]), index**2
+
+
+def test_a_part_of_tensors_is_read_like_tensors_of_that_part() -> None:
+    numbers = torch.arange(10)
+    whole: Any = Tensors(numbers[:, None].float(), numbers**2)
+    part: Subset[Any] = Subset(whole, range(4, 8))
+    (batch,) = Loader(part, device=CPU)(iter([Samples(torch.tensor([3, 0]), torch.ones(2))]))
+    assert batch.inputs.tolist() == [[7.0], [4.0]]
+    assert batch.targets.tolist() == [49, 16]
+
+
+class Locked(Squares):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+@pytest.mark.slow
+def test_data_that_no_worker_can_get_is_refused() -> None:
+    loader = Loader(Locked(), device=CPU, workers=1)
+    with pytest.raises(
+        Fault, match="a Locked, cannot be sent to loader processes: .*lock"
+    ) as caught:
+        next(loader(iter(shares(Order(0, 10, 20)))))
+    assert caught.value.code == Exit.CONFIG
 
 
 @WORKERS

@@ -53,6 +53,7 @@ CASES = {
     "OptimizerIsNone": "optimizer() returned a NoneType; wanted: an Optimizer",
     "OptimizerRaises": "optimizer() raised TypeError: ",
     "OptimizerKeepsAList": "optimizer() returned a Counting whose state 'norms' is a list; a checkpoint",
+    "OptimizerAddsAnOption": "optimizer() returned a Counting whose step adds 'count' to its groups",
     "LossHasWeights": "its margin has parameters (weight) that get a gradient but are not in the",
     "BlocksOfAnother": "blocks() returned something other than modules of the model",
     "BlocksWithinABlock": "blocks() returned a Sequential that is inside another block",
@@ -100,6 +101,7 @@ DATA = {  # 65
     "DataIsEmpty": "0 training and 0 test samples; both need at least one",
     "NoTestData": "8 training and 0 test samples",
     "DataFileIsMissing": "data(train=True) raised FileNotFoundError: [Errno 2] No such file",
+    "SamplesRaise": "none of 8 samples from 0 on can be read: AttributeError: 'Unreadable' object has",
 }
 
 

@@ -226,6 +226,17 @@ class OptimizerKeepsAList(Right):
         return Counting(groups, lr=1)
 
 
+class OptimizerAddsAnOption(Right):
+    def optimizer(self, groups: Any) -> Any:
+        class Counting(torch.optim.SGD):
+            def step(self, closure: Any = None) -> Any:
+                for group in self.param_groups:
+                    group["count"] = group.get("count", 0) + 1
+                return super().step(closure)
+
+        return Counting(groups, lr=1)
+
+
 class LossHasWeights(Right):
     def __init__(self, settings: Settings) -> None:
         self.teacher = nn.Linear(2, 2)  # it gets no gradient, so nobody misses it in the optimiser

@@ -44,6 +44,7 @@ OTHER = {
     "nonfinite_allowance": "2",
     "bucket_mb": "1",
     "static_graph": "true",
+    "find_unused_parameters": "true",
     "comm_hook": "fp16",
     "sync_batchnorm": "true",
     "processes": "2",

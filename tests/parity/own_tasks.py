@@ -131,6 +131,48 @@ class TurnedByReal(synthetic.Task):
         return nn.Sequential(Turn(is_complex=False), *layers.children())
 
 
+class _Masked(nn.Module):
+    """Keeps a mask of its first forward pass as a plain attribute, as many transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask: Tensor | None = None
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.arange(values.shape[-1], device=values.device) % 3 > 0
+        return values * self.mask
+
+
+class Masked(synthetic.Task):
+    def model(self) -> nn.Module:
+        return nn.Sequential(_Masked(), *super().model().children())
+
+
+class _Experts(nn.Module):
+    """Each sample goes through one of four layers, so a rank's samples may leave some of them out."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, 4)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, values: Tensor) -> Tensor:
+        shares = self.gate(values).softmax(dim=1)
+        chosen = shares.argmax(dim=1)
+        mixed = torch.zeros_like(values)
+        for number, expert in enumerate(self.experts):
+            if (taken := (chosen == number).nonzero()[:, 0]).numel():
+                found = expert(values[taken]) * shares[taken, number, None]
+                mixed = mixed.index_put((taken,), found)
+        return mixed
+
+
+class Experts(synthetic.Task):
+    def model(self) -> nn.Module:
+        return nn.Sequential(_Experts(64), super().model())
+
+
 class OneBlock(synthetic.Task):
     """By default the layers are sharded and recomputed as a whole."""
 

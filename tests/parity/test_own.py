@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,43 @@ def test_complex_buffers_stay_complex(
     more = settings | ({"fingerprint_steps": "5", "ema_decay": "0.9"} if mode == "ddp" else {})
     events = run_ranks(ranks, tmp_path, task=f"{OWN}TurnedByComplex", mode=mode, **COMMON, **more)
     assert worst(curve(by_real[1], "loss"), curve(events, "loss")) < 1e-9
+
+
+@pytest.mark.parametrize(("mode", "ranks", "settings"), MODES, ids=[mode[0] for mode in MODES])
+def test_a_model_may_keep_tensors_of_its_first_forward_pass(
+    mode: str, ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
+) -> None:
+    """Operations and stages' costs are computed before it, with tensors that have no values."""
+    single = once(task=f"{OWN}Masked", mode="single", **COMMON)
+    events = run_ranks(ranks, tmp_path, task=f"{OWN}Masked", mode=mode, **COMMON, **settings)
+    assert max(differences(single, (tmp_path, events)).values()) < 1e-9
+
+
+EXPERTS = COMMON | {"task": f"{OWN}Experts", "global_batch": "16"}
+
+
+@pytest.mark.parametrize("mode", ["ddp", "ddp-zero1"])
+@pytest.mark.parametrize("micro_batch", ["4", "2"])
+def test_ranks_may_use_different_experts_in_a_step(
+    mode: str, micro_batch: str, once: Once, tmp_path: Path
+) -> None:
+    single = once(mode="single", **EXPERTS)
+    more = {"mode": mode, "micro_batch": micro_batch, "find_unused_parameters": "true"}
+    events = run_ranks(4, tmp_path, **EXPERTS, **more)
+    assert max(differences(single, (tmp_path, events)).values()) < 1e-9
+
+
+def test_ranks_that_use_different_experts_are_told_the_setting_and_none_waits(
+    start: Any,
+) -> None:
+    """A rank without a gradient for an expert ends at once, and the launcher names it."""
+    settings = {f"TRAINER_{name.upper()}": value for name, value in EXPERTS.items()}
+    ended = start(
+        "-m", "trainer.launch", PET_NPROC_PER_NODE="4", TRAINER_MODE="ddp", **settings
+    ).end()
+    assert ended.code == 64
+    assert "with ddp the loss of every step must depend on every parameter" in ended.stderr
+    assert "set TRAINER_FIND_UNUSED_PARAMETERS=true" in ended.stderr
 
 
 def test_whole_numbers_are_summed_exactly(once: Once) -> None:

@@ -31,6 +31,7 @@ DO_NOT_DECIDE = {
     "nonfinite_allowance",
     "bucket_mb",
     "static_graph",
+    "find_unused_parameters",
     "pipeline_schedule",
     "stages",
     "reshard",

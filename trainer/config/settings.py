@@ -103,11 +103,12 @@ class Settings(BaseModel):
         description="skip up to N non-finite steps in a row, then go back to a checkpoint; if that does "
         "not help, exit 72",
     )
-    bucket_mb: float = Field(
-        25, gt=0, description="ddp: bucket size of the gradient all-reduce in MB"
-    )
+    bucket_mb: float = Field(25, gt=0, description="ddp: size of a bucket of gradients in MB")
     static_graph: bool = Field(
         False, description="ddp: assume that every step uses the same parameters, which is faster"
+    )
+    find_unused_parameters: bool = Field(
+        False, description="ddp: allow steps that do not use every parameter, as with experts"
     )
     comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = Field(
         "none",

@@ -1,5 +1,6 @@
 """Helpers to handle modules and tensors in the same way, whether a mode shards them or not."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +18,22 @@ def move(module: nn.Module, device: torch.device) -> None:
     """Move a module, unless it is already there: the fake tensors of a dry run cannot be moved."""
     if any(tensor.device != device for tensor in (*module.parameters(), *module.buffers())):
         module.to(device)
+
+
+def copied(
+    module: nn.Module, make: Callable[[Tensor], Tensor], *, keep: Iterable[object] = ()
+) -> nn.Module:
+    """Return a copy of a module, with what `make` returns in place of its parameters and buffers.
+
+    To compute shapes, use a copy: a forward pass may keep tensors, such as a mask, in the module. The
+    copy refers to the objects in `keep`, which are not copied.
+    """
+    copies: dict[int, Any] = {id(one): one for one in keep}
+    copies |= {id(buffer): make(buffer) for buffer in module.buffers()}
+    for one in module.parameters():
+        copies[id(one)] = nn.Parameter(make(one), one.requires_grad)
+    made: nn.Module = copy.deepcopy(module, copies)  # uses these instead of copying the tensors
+    return made
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # What a fake tensor, which has a shape but no values, raises when code reads its values.
@@ -51,6 +52,14 @@ def copy_all(to: list[Tensor], source: list[Tensor]) -> None:
 def divide_all(tensors: list[Tensor], divisor: float) -> None:
     """Divide in place, in a few kernels: see multiply_all."""
     torch._foreach_div_(tensors, divisor)
+
+
+def check_all_reduced(replica: DistributedDataParallel) -> None:
+    """Raise DDP's error for parameters without a gradient, which the next forward pass would raise.
+
+    Until then the other ranks, if their loss depends on these parameters, would wait for this rank.
+    """
+    replica._check_reducer_finalized()
 
 
 def zero_all(tensors: list[Tensor]) -> None:

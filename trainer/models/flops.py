@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.data.sets import Nested
-from trainer.distributed.tensors import leaves, map_tensors
+from trainer.distributed.tensors import copied, leaves, map_tensors
 from trainer.distributed.torch_private import TorchDispatchMode
 
 _LIMIT = 2.0  # seconds of the processor: a run's start is not to wait for it
@@ -26,17 +26,15 @@ def count(model: nn.Module, inputs: Nested, *, dtype: torch.dtype, limit: float 
 
     def shape(tensor: Tensor) -> Tensor:
         kind = dtype if tensor.is_floating_point() else tensor.dtype
-        wanted = tensor.requires_grad
-        return torch.empty_like(tensor, device="meta", dtype=kind, requires_grad=wanted)
+        return torch.empty_like(tensor, device="meta", dtype=kind)
 
-    named = (*model.named_parameters(), *model.named_buffers())
-    state = {name: shape(tensor) for name, tensor in named}
+    model = copied(model, shape)
     with (
         torch.random.fork_rng(devices=[]),
         _Deadline(time.thread_time() + limit),
         FlopCounterMode(display=False) as counter,
     ):
-        outputs = torch.func.functional_call(model, state, (map_tensors(shape, inputs),))
+        outputs = model(map_tensors(shape, inputs))
         found = [one for one in leaves(outputs) if isinstance(one, Tensor) and one.requires_grad]
         if not found:
             raise TypeError("the model returned no tensor that has a gradient")

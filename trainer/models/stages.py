@@ -9,7 +9,6 @@ shapes only. Of each piece it counts
 a piece's cost is the mean of its shares of either total, so that time and memory weigh the same.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.config.exits import Exit, Fault
+from trainer.distributed.tensors import copied
 from trainer.distributed.torch_private import is_view
 from trainer.models.chain import Piece, pieces_of
 from trainer.models.footprint import Activations
@@ -113,12 +113,8 @@ def measure(model: nn.Module, inputs: Tensor) -> tuple[list[Cost], list[Tensor]]
 
 def _skeleton(model: nn.Module) -> nn.Module:
     """Return a copy of the model on the meta device, without a copy of its weights."""
-    copies: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
-    for parameter in model.parameters():
-        copies[id(parameter)] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-    synced = [module for module in model.modules() if hasattr(module, "process_group")]
-    copies |= {id(module.process_group): module.process_group for module in synced}
-    skeleton: nn.Module = copy.deepcopy(model, copies)  # uses these for tensors instead of copying
+    groups = [one.process_group for one in model.modules() if hasattr(one, "process_group")]
+    skeleton = copied(model, lambda tensor: tensor.to("meta"), keep=groups)
     for module in skeleton.modules():
         if hasattr(module, "process_group"):  # a SyncBatchNorm, which would communicate
             module.eval()

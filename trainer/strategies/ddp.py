@@ -19,6 +19,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed import optim
+from trainer.distributed.torch_private import check_all_reduced
 from trainer.strategies import Context, Strategy, accumulate, broadcast_buffers, clip, inference
 
 _RANK = 2  # of the two matrices that powersgd sends
@@ -48,6 +49,7 @@ def replicate(
         bucket_cap_mb=settings.bucket_mb,
         # In a dry run this would read values of fake tensors.
         static_graph=settings.static_graph and runtime.backend != "fake",
+        find_unused_parameters=settings.find_unused_parameters and runtime.backend != "fake",
     )
     if runtime.backend == "fake":
         _count_in_dry_run(replica, group)
@@ -58,10 +60,11 @@ def replicate(
 
     def step(micro_batches: Sequence[Batch], weight: float) -> Tensor:
         # DDP averages over the replicas, while the loss is a mean over the whole global batch.
+        scale = replicas / weight
         with _name_unused_parameters(model):
-            return accumulate(
-                replica, micro_batches, context, scale=replicas / weight, no_sync=replica.no_sync
-            )
+            loss = accumulate(replica, micro_batches, context, scale=scale, no_sync=replica.no_sync)
+            check_all_reduced(replica)
+        return loss
 
     return Strategy(
         module=replica,
@@ -88,7 +91,7 @@ def _name_unused_parameters(model: nn.Module) -> Iterator[None]:
         raise Fault(
             Exit.CONFIG,
             f"no gradient for {unused}: with ddp the loss of every step must depend on every parameter, "
-            "except those with requires_grad=False",
+            "on every rank; set TRAINER_FIND_UNUSED_PARAMETERS=true, or requires_grad=False for those",
         ) from error
 
 

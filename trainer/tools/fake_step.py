@@ -4,12 +4,10 @@ needs = needs_of_ranks(settings, sizing)
 """
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +25,7 @@ from trainer.data.task_contract import blocks_of, own_of
 from trainer.distributed.optim import update_as_on_a_gpu
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime, place
-from trainer.distributed.tensors import local_part, map_tensors
+from trainer.distributed.tensors import copied, local_part, map_tensors
 from trainer.distributed.torch_private import (
     LOOKS_INTO_DATA,
     FakeTensorMode,
@@ -177,18 +175,9 @@ def _model(task: tasks.Task, dtype: torch.dtype) -> nn.Module:
     except LOOKS_INTO_DATA:  # a constructor that computes with tensors, as a RegNet's does
         # Fake tensors are made in this thread alone.
         with ThreadPoolExecutor(1) as other_thread:
-            return _faked(other_thread.submit(task.model).result())
+            return copied(other_thread.submit(task.model).result(), torch.empty_like)
     finally:
         torch.set_default_dtype(before)
-
-
-def _faked(model: nn.Module) -> nn.Module:
-    """Return a copy of a model, of fake tensors."""
-    copies: dict[int, Any] = {id(buffer): torch.empty_like(buffer) for buffer in model.buffers()}
-    for parameter in model.parameters():
-        copies[id(parameter)] = nn.Parameter(torch.empty_like(parameter), parameter.requires_grad)
-    faked: nn.Module = copy.deepcopy(model, copies)  # uses these instead of copying the tensors
-    return faked
 
 
 def _micro_batches(settings: Settings, task: tasks.Task, runtime: Runtime) -> list[Batch]:

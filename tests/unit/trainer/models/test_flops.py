@@ -50,6 +50,20 @@ CASES: dict[str, tuple[nn.Module, Tensor, int]] = {
 }
 
 
+class Masked(nn.Linear):
+    mask: Tensor | None = None
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.mask = torch.ones(5) if self.mask is None else self.mask
+        return super().forward(values)
+
+
+def test_what_a_forward_pass_keeps_is_not_kept_in_the_model() -> None:
+    model = Masked(4, 5)
+    assert count(model, torch.zeros(SAMPLES, 4), dtype=torch.float32) == linear(4, 5, first=True)
+    assert model.mask is None
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_it_counts_by_hand_and_leaves_the_model_as_it_was(name: str) -> None:
     model, inputs, expected = CASES[name]

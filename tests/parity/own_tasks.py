@@ -1,5 +1,6 @@
 """The synthetic task with an optimiser, parameter groups, a schedule and metrics of its own."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -171,6 +172,16 @@ class _Experts(nn.Module):
 class Experts(synthetic.Task):
     def model(self) -> nn.Module:
         return nn.Sequential(_Experts(64), super().model())
+
+
+class _OfRank0(nn.Linear):
+    def forward(self, values: Tensor) -> Tensor:
+        return values + super().forward(values) if os.environ["RANK"] == "0" else values
+
+
+class UsedByOneRank(synthetic.Task):
+    def model(self) -> nn.Module:
+        return nn.Sequential(_OfRank0(64, 64), super().model())
 
 
 class OneBlock(synthetic.Task):

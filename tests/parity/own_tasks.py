@@ -174,6 +174,28 @@ class Experts(synthetic.Task):
         return nn.Sequential(_Experts(64), super().model())
 
 
+class _Words(nn.Module):
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 64, sparse=sparse)
+
+    def forward(self, values: Tensor) -> Tensor:
+        found: Tensor = self.embedding((values.abs() * 10).long().clamp(max=49)).mean(dim=1)
+        return found
+
+
+class DenseEmbedding(synthetic.Task):
+    def model(self) -> nn.Module:
+        return nn.Sequential(_Words(sparse=False), super().model())
+
+
+class SparseEmbedding(synthetic.Task):
+    """Its gradient has only the rows of the words in a batch."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(_Words(sparse=True), super().model())
+
+
 class _OfRank0(nn.Linear):
     def forward(self, values: Tensor) -> Tensor:
         return values + super().forward(values) if os.environ["RANK"] == "0" else values

@@ -63,6 +63,16 @@ def test_a_model_may_keep_tensors_of_its_first_forward_pass(
     assert max(differences(single, (tmp_path, events)).values()) < 1e-9
 
 
+@pytest.mark.parametrize(("mode", "ranks"), [("single", 1), ("ddp", 2), ("ddp-zero1", 2)])
+def test_sparse_gradients_train_as_dense_ones(
+    mode: str, ranks: int, once: Once, tmp_path: Path
+) -> None:
+    settings = COMMON | {"weight_decay": "0"}  # which needs the whole weight
+    dense = once(task=f"{OWN}DenseEmbedding", mode="single", **settings)
+    events = run_ranks(ranks, tmp_path, task=f"{OWN}SparseEmbedding", mode=mode, **settings)
+    assert max(differences(dense, (tmp_path, events)).values()) < 1e-9
+
+
 EXPERTS = COMMON | {"task": f"{OWN}Experts", "global_batch": "16"}
 
 

@@ -68,7 +68,8 @@ def build(model: nn.Module, settings: Settings, own: Own) -> Optimizer:
     kind, arguments = constructor(settings, own)
     groups = groups_of(model, settings, own)
     whole = all(not isinstance(p, DTensor) for p in model.parameters())
-    if kind is SGD and whole and not any(group.get("dampening") for group in groups):
+    dense = not any(getattr(one, "sparse", False) for one in model.modules())  # as of an Embedding
+    if kind is SGD and whole and dense and not any(group.get("dampening") for group in groups):
         # A third of the time on a CPU; on a GPU its kernel can skip an update: skip_where.
         arguments = arguments | {"fused": True}
     optimizer = kind(groups, **arguments)
@@ -77,16 +78,17 @@ def build(model: nn.Module, settings: Settings, own: Own) -> Optimizer:
 
 
 def zero_momentum(optimizer: Optimizer) -> None:
-    """Give the fused SGD a momentum of zeros, with which a first step is the same as without one.
+    """Give SGD a momentum of zeros, with which a first step is the same as without one.
 
-    torch would start with uninitialised memory, and a skipped first step would leave it so. It also
-    fails if a parameter has its first gradient later than another (torch 2.15). With dampening the first
+    The fused SGD would start with uninitialised memory, and a skipped first step would leave it so. It
+    also fails if a parameter has its first gradient later than another (torch 2.15). With a sparse
+    gradient the momentum would be sparse, and a checkpoint cannot hold that. With dampening the first
     step would differ, so a task's own optimiser with dampening is not changed.
     """
     if type(optimizer) is not SGD:
         return
     for group in optimizer.param_groups:
-        if group["fused"] and group["momentum"] and not group["dampening"]:
+        if group["momentum"] and not group["dampening"]:
             for parameter in group["params"]:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
@@ -149,12 +151,17 @@ def check_state(optimizer: Optimizer, options: Groups, settings: Settings) -> No
     for name, value in values:
         if isinstance(value, dict):
             values += value.items()
-        elif not isinstance(value, Tensor | int | float):
+            continue
+        if isinstance(value, Tensor):
+            kind = "" if value.layout == torch.strided else f"{value.layout} tensor"
+        else:
+            kind = "" if isinstance(value, int | float) else type(value).__name__
+        if kind:
+            what = f"a {type(optimizer).__name__} whose state {name!r} is a {kind}"
             raise _wrong(
                 settings,
                 "optimizer()",
-                f"a {type(optimizer).__name__} whose state {name!r} is a {type(value).__name__}; a "
-                "checkpoint can hold tensors, numbers and dicts of them",
+                f"{what}; a checkpoint can hold dense tensors, numbers and dicts of them",
             )
 
 

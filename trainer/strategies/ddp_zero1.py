@@ -22,5 +22,6 @@ def build(model: nn.Module, context: Context) -> Strategy:
     group = context.mesh.get_group("dp_replicate")
     groups: Any = optim.groups_of(model, settings, own)
     optimizer = ZeroRedundancyOptimizer(groups, called, process_group=group, **arguments)
+    optim.zero_momentum(optimizer.optim)
     # ZeroRedundancyOptimizer's state dict first gathers all shards on one rank. Each rank saves its own.
     return ddp.replicate(model, context, optimizer=optimizer, saved_optimizer=optimizer.optim)

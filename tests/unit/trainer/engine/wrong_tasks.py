@@ -215,15 +215,23 @@ class OptimizerWantsAClosure(Right):
 
 
 class OptimizerKeepsAList(Right):
+    kept: ClassVar[Any] = {"norms": [1.0]}
+
     def optimizer(self, groups: Any) -> Any:
-        class Counting(torch.optim.SGD):
+        kept = self.kept
+
+        class Keeping(torch.optim.SGD):
             def step(self, closure: Any = None) -> Any:
                 for group in self.param_groups:
                     for parameter in group["params"]:
-                        self.state[parameter]["of"] = {"norms": [1.0]}
+                        self.state[parameter]["kept"] = kept
                 return super().step(closure)
 
-        return Counting(groups, lr=1)
+        return Keeping(groups, lr=1)
+
+
+class OptimizerKeepsASparseTensor(OptimizerKeepsAList):
+    kept: ClassVar[Any] = torch.ones(2).to_sparse()
 
 
 class OptimizerAddsAnOption(Right):

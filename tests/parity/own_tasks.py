@@ -196,6 +196,46 @@ class SparseEmbedding(synthetic.Task):
         return nn.Sequential(_Words(sparse=True), super().model())
 
 
+class _Followed(nn.Module):
+    """A layer and its moving average, which each forward pass in training brings up to date.
+
+    The average is a frozen parameter, large enough that a checkpoint's copy of it takes a while.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.average = nn.Parameter(torch.zeros(2**11, 64, 64), requires_grad=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.training:
+            self.average.data.lerp_(self.layer.weight.data.to(self.average.dtype), 0.1)
+        both: Tensor = self.layer(values) + values @ self.average[-1]
+        return both
+
+
+class Followed(synthetic.Task):
+    def model(self) -> nn.Module:
+        return nn.Sequential(_Followed(), super().model())
+
+
+class _Replaced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64))
+        self.mean: Tensor
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * values.detach().mean(dim=0)
+        return values - self.mean
+
+
+class ReplacesABuffer(synthetic.Task):
+    def model(self) -> nn.Module:
+        return nn.Sequential(_Replaced(), super().model())
+
+
 class _OfRank0(nn.Linear):
     def forward(self, values: Tensor) -> Tensor:
         return values + super().forward(values) if os.environ["RANK"] == "0" else values

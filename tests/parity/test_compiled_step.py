@@ -67,6 +67,11 @@ NOT_COMPILED = {
         {"task": "tests.faults.tasks:Unused"},
         "the loss does not depend on spare.weight",
     ),
+    "buffer": (
+        1,
+        {"task": "tests.parity.own_tasks:ReplacesABuffer"},
+        "the model replaces buffers in its forward pass; change them in place",
+    ),
 }
 
 

@@ -167,9 +167,17 @@ def test_perplexity_is_over_all_tokens_and_no_mean_of_batches(
     assert math.isclose(evaluation["perplexity"], math.exp(evaluation["loss"]), rel_tol=1e-6)
 
 
-@pytest.mark.parametrize("task", ["Grouped", "Updated", "TensorRate", "CountsSteps"])
 @pytest.mark.parametrize(
-    ("mode", "ranks"), [("single", 1), ("ddp-zero1", 2), ("fsdp", 2), ("pp", 2)]
+    ("task", "mode", "ranks"),
+    [
+        *(
+            (task, mode, ranks)
+            for task in ("Grouped", "Updated", "TensorRate", "CountsSteps")
+            for mode, ranks in (("single", 1), ("ddp-zero1", 2), ("fsdp", 2), ("pp", 2))
+        ),
+        ("Followed", "single", 1),
+        ("Followed", "ddp", 2),
+    ],
 )
 def test_a_resumed_run_goes_on_as_if_it_had_not_ended(
     task: str, mode: str, ranks: int, once: Once, tmp_path: Path

@@ -4,6 +4,9 @@ import logging
 import time
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from trainer.checkpoint.find import Found, find, is_shared, newest
 from trainer.checkpoint.manifest import Progress
 from trainer.checkpoint.read import load
@@ -17,6 +20,7 @@ from trainer.config.settings import Settings
 from trainer.data.stream import Stream
 from trainer.distributed import optim
 from trainer.distributed.runtime import Runtime
+from trainer.distributed.tensors import local_part
 from trainer.engine.run import Run
 from trainer.engine.same_run import check, identity_of
 from trainer.watch import peer_losses
@@ -42,6 +46,7 @@ def resume(run: Run) -> None:
     Raises Fault(64) if a run with other settings wrote it.
     """
     run.identity = identity_of(run)
+    run.frozen = _frozen_samples(run)
     if run.saver is None:
         return
     if not is_shared(run.saver.store, runtime=run.runtime):
@@ -108,6 +113,7 @@ def _load(run: Run, found: Found) -> None:
     elif run.saved_optimizer is not run.strategy.optimizer:
         # A task's own optimiser may keep state in its options, which ddp-zero1 has twice.
         optim.set_options(run.strategy.optimizer, optim.options_of(run.saved_optimizer))
+    run.frozen = _frozen_samples(run)
     run.step, run.samples = progress.step, progress.samples
     run.saved, run.saved_step = found.where, progress.step
 
@@ -139,12 +145,28 @@ def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
         run.saver.begin(
             capture(run.strategy.module, run.saved_optimizer, run.extra), label, since=began
         )
+        if not all(map(torch.equal, run.frozen, _frozen_samples(run))):
+            # A forward pass changes weights, as of a teacher that follows the model: the next one must
+            # wait for the copy. What the optimiser changes, its update waits for.
+            run.saver.wait_for_copy()
         run.save_began = began
     if last:
         saved = run.saver.wait()
         _report(run, saved and replace(saved, blocked_s=time.monotonic() - began))
         if saved and saved.refusal:
             raise Fault(Exit.MACHINE, f"{saved.refusal}; the newest complete one is {run.saved}")
+
+
+def _frozen_samples(run: Run) -> list[Tensor]:
+    """Return a few numbers of each weight that the optimiser does not change."""
+    samples = []
+    for parameter in run.strategy.module.parameters():
+        part = local_part(parameter.detach())
+        if not parameter.requires_grad and part.numel():
+            while part.dim() > 1:
+                part = part[0]
+            samples.append(part[:8].clone() if part.dim() else part.clone())
+    return samples
 
 
 def report_saved(run: Run) -> None:

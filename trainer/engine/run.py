@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
 from trainer import strategies, tasks
@@ -40,7 +41,7 @@ class Run:
     optimiser, by name. `identity`: what decides the result. `own`: the task's methods for the optimiser.
     `options`: those of the optimiser's groups when it was built. `metrics`: the names of the task's
     scores; the first is its `metric`. `saver`: None if the nodes share no folder. `save_began`: when
-    the last save began.
+    the last save began. `frozen`: a few numbers of each frozen weight at the start.
     """
 
     settings: Settings
@@ -65,6 +66,7 @@ class Run:
     metrics: list[str] = field(default_factory=list)
     options: optim.Groups = field(init=False)
     save_began: float = field(default_factory=time.monotonic)
+    frozen: list[Tensor] = field(default_factory=list)
     loss_scale: LossScale = field(init=False)
     average: Average | None = None
 

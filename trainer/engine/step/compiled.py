@@ -153,13 +153,23 @@ class _Step:
                 return "the optimiser leaves parameters out"
             for parameter in self._parameters:
                 self._optimizer.state[parameter] = self._first_state(parameter)
+            changed = self._restore(kept)
             self((batch,) * self._context.runtime.sizing.batches.accumulation, math.nan)
         finally:
-            with torch.no_grad():
-                for buffer, before in zip(self._model.buffers(), kept, strict=True):
-                    buffer.copy_(before)
+            changed_compiled = self._restore(kept)
+        if changed != changed_compiled:
+            return "the model replaces buffers in its forward pass; change them in place"
         self._is_tried = True
         return ""
+
+    @torch.no_grad()
+    def _restore(self, buffers: Sequence[Tensor]) -> list[bool]:
+        """Set the model's buffers; return for each if it had changed."""
+        changed = []
+        for buffer, before in zip(self._model.buffers(), buffers, strict=True):
+            changed.append(not torch.equal(buffer, before))
+            buffer.copy_(before)
+        return changed
 
     def _first_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return a state with which the first step does the same as torch without a state."""

@@ -75,7 +75,9 @@ def attempts(start: Any, run: Path, notes: Path, plan: tuple[Attempt, ...], *, s
     }
     own: dict[str, float] = defaultdict(float)
     last_end = 0.0
+    furthest = 0
     for attempt in plan:
+        step = max((int(one.name[5:]) for one in run.glob("checkpoints/step-*")), default=0)
         before = len(notes.read_text().splitlines()) if notes.exists() else 0
         created = time.time()  # psutil's has whole seconds of the machine's start in it
         process = start("-m", "trainer.launch", **settings, TIMED_SLOW=attempt.slow)
@@ -103,9 +105,9 @@ def attempts(start: Any, run: Path, notes: Path, plan: tuple[Attempt, ...], *, s
         own["start"] += began - created
         own["end"] += last_end - of_main[-1]["ended"] if not attempt.killed_after else 0.0
         of_main = [one for one in of_main if one["began"] >= began]
+        furthest = mark_repeated(of_main, step, furthest)
         for one in of_main:
             own[one["kind"]] += one["ended"] - one["began"]
-            own["steps"] += one["kind"] == "training"
         for one, after in pairwise(of_main):
             # What follows a note belongs to it, such as a step's own work; but for what it waits.
             waited = after["began"] - one["ended"]
@@ -115,10 +117,16 @@ def attempts(start: Any, run: Path, notes: Path, plan: tuple[Attempt, ...], *, s
                 own["checkpoint"] += waited
         if attempt.killed_after:
             time.sleep(DOWN)
-    of_a_step = own["training"] / own.pop("steps")
-    own["repeated"] = own["training"] - of_a_step * steps
-    own["training"] = of_a_step * steps
     return dict(own)
+
+
+def mark_repeated(notes: list[dict[str, Any]], step: int, furthest: int) -> int:
+    """Mark an attempt's steps after `step` that an earlier one has done; return the furthest step."""
+    for one in notes:
+        if one["kind"] == "training":
+            step += 1
+            one["kind"] = "training" if step > furthest else "repeated"
+    return max(furthest, step)
 
 
 def stop(rank: psutil.Process) -> float:

@@ -47,7 +47,7 @@ def try_task(run: Run) -> None:
     if run.runtime.is_main and _begin_alike(*read):
         log.warning(
             "task %s: the first training sample is also the first test sample; random numbers are the "
-            "same in both calls of data(), so sets made of them need a torch.Generator each",
+            "same in both calls of data(), so sets made of them need generators with different seeds",
             run.settings.task,
         )
     try_sample(run)

@@ -11,6 +11,7 @@ from trainer.check import main
 from trainer.config.exits import Exit
 
 WRONG = "tests.unit.trainer.engine.wrong_tasks"
+WRONG_OPTIMIZER = "tests.unit.trainer.engine.wrong_optimizers"
 WRONG_DATA = "tests.unit.trainer.engine.wrong_data"
 
 
@@ -73,15 +74,19 @@ def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None
         (f"{WRONG}:HasCallbacks", 64, "the trainer never calls its on_step()"),
         (f"{WRONG}:ModelIsNone", 64, "model() returned a None"),
         (f"{WRONG}:ModelReturnsNone", 64, "the model returned None"),
-        (f"{WRONG}:GroupsLeaveOneOut", 64, "parameter_groups() returned no group with 0.bias"),
         (
-            f"{WRONG}:OptimizerWantsAClosure",
+            f"{WRONG_OPTIMIZER}:GroupsLeaveOneOut",
+            64,
+            "parameter_groups() returned no group with 0.bias",
+        ),
+        (
+            f"{WRONG_OPTIMIZER}:OptimizerWantsAClosure",
             64,
             "the optimiser's step raised TypeError: LBFGS.step()",
         ),
         (f"{WRONG}:LossHasWeights", 64, "its margin has parameters (weight) that get a gradient"),
         (
-            f"{WRONG}:ScheduleIsNegative",
+            f"{WRONG_OPTIMIZER}:ScheduleIsNegative",
             64,
             "schedule(0, 1) returned -1; wanted: a number from 0 on",
         ),

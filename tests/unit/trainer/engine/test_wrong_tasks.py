@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.ranks import run_ranks
-from tests.unit.trainer.engine import wrong_data, wrong_tasks
+from tests.unit.trainer.engine import wrong_data, wrong_optimizers, wrong_tasks
 from trainer import tasks
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
@@ -14,7 +14,7 @@ from trainer.config.settings import Settings
 # By class; `Right` is in both.
 PATHS = {
     name: f"{module.__name__}:{name}"
-    for module in (wrong_data, wrong_tasks)
+    for module in (wrong_data, wrong_optimizers, wrong_tasks)
     for name, kind in vars(module).items()
     if hasattr(kind, "score")
 }

@@ -51,21 +51,37 @@ def per_step(work: Work) -> dict[str, float | None]:
 
 
 def spread(work: Sequence[Work]) -> dict[str, float]:
-    """Return how far the ranks' own work and their waits are apart.
+    """Return how far the ranks' own work is apart, in seconds per step; {} if a rank has none."""
+    if any(one.steps <= 0 for one in work):
+        return {}
+    own = [one.own / one.steps for one in work]
+    return {"slowest_s": max(own), "middle_s": statistics.median(own)}
+
+
+class Waits:
+    """Adds up how long the median rank waits for slower ones, without the noise of the looks.
 
     In collectives every rank waits as long as the one that waits least; what is beyond that was for a
-    slower rank. It is 0 below a fifth of the time, and of a time as short as the first, where it may be
-    noise of the looks at the main thread.
+    slower rank. Of a window with few looks it may be noise: it counts from a fifth of the window, or if
+    windows in a row, each with a tenth or more, have as much together, because a wait may fall into two.
     """
-    found = {}
-    if all(one.steps > 0 for one in work):
-        own = [one.own / one.steps for one in work]
-        found = {"slowest_s": max(own), "middle_s": statistics.median(own)}
-    waits = [one.seconds - one.own for one in work]
-    waited = statistics.median_high(waits) - min(waits)
-    least = 0.2 * max(statistics.median(one.seconds for one in work), _MIN_SECONDS)
-    found["stragglers_s"] = waited if waited >= least else 0.0
-    return found
+
+    def __init__(self) -> None:
+        self._pending = 0.0  # seconds of the windows before, too few to count
+        self._counts = False  # the window before counted
+
+    def update(self, work: Sequence[Work]) -> float:
+        """Take every rank's work in a window; return the seconds to count now."""
+        waits = [one.seconds - one.own for one in work]
+        waited = statistics.median_high(waits) - min(waits)
+        least = 0.2 * max(statistics.median(one.seconds for one in work), _MIN_SECONDS)
+        if waited < least / 2:
+            self._pending, self._counts = 0.0, False
+            return 0.0
+        waited += self._pending
+        self._counts = self._counts or waited >= least
+        self._pending = 0.0 if self._counts else waited
+        return waited if self._counts else 0.0
 
 
 class StragglerDetector:

@@ -1,7 +1,7 @@
 """What a rank uses: its share of the processor and of the device, its memory, its time.
 
 meter = Meter(device); meter.read()
-report("usage", **usage(before, after))
+report("usage", **usage(before, after, waits))
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trainer.watch.straggler import Work, per_step, spread
+from trainer.watch.straggler import Waits, Work, per_step, spread
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MEMORY_KNOWN = ("cuda", "xpu")  # device types whose memory torch can read
@@ -45,7 +45,7 @@ class Meter:
         }
 
 
-def usage(before: Mapping[int, Any], after: Mapping[int, Any]) -> dict[str, Any]:
+def usage(before: Mapping[int, Any], after: Mapping[int, Any], waits: Waits) -> dict[str, Any]:
     """Return a usage event's fields, from the statuses of all ranks then and now."""
     ranks, work = [], []
     for rank, one in sorted(after.items()):
@@ -57,7 +57,7 @@ def usage(before: Mapping[int, Any], after: Mapping[int, Any]) -> dict[str, Any]
         }
         figures = {**one["usage"], **per_step(work[-1]), **phases}
         ranks.append({"rank": rank, "host": one["host"], **figures})
-    return {"ranks": ranks, **spread(work)}
+    return {"ranks": ranks, **spread(work), "stragglers_s": waits.update(work)}
 
 
 def memory_in_use(device: torch.device) -> int | None:

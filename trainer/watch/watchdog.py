@@ -44,7 +44,7 @@ from trainer.report.events import Report
 from trainer.watch.position import Position, main_position
 from trainer.watch.process_start import process_start
 from trainer.watch.stacks import write_dump
-from trainer.watch.straggler import StragglerDetector, Work
+from trainer.watch.straggler import StragglerDetector, Waits, Work
 from trainer.watch.usage import Meter, usage
 
 log = logging.getLogger("trainer")
@@ -162,7 +162,7 @@ def _store(settings: Settings, runtime: Runtime) -> dist.Store:
 def _watch(watched: Watched, store: dist.Store, end: threading.Event, rank: _Rank) -> None:
     """Look at the main thread until `end` is set; end the process when it waits for too long."""
     runtime, is_alone = watched.runtime, watched.runtime.control is None
-    detector = StragglerDetector()
+    detector, lost = StragglerDetector(), Waits()
     last_look = rank.waiting_since = time.monotonic()
     last_status = last_look - _STATUS_EVERY
     usage_every = max(_USAGE_EVERY, runtime.world_size / 10)
@@ -185,7 +185,8 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, rank: _Ran
                 complete = len(statuses) == runtime.world_size
                 due = now - last_usage >= (_STATUS_EVERY if is_last else usage_every)
                 if watched.current_step and complete and due:
-                    watched.report("usage", step=watched.step, **usage(last_statuses, statuses))
+                    used = usage(last_statuses, statuses, lost)
+                    watched.report("usage", step=watched.step, **used)
                     last_usage, last_statuses = now, statuses
                 _report_straggler(watched, statuses, detector, now)
         except dist.DistError:  # the store's node is gone; the main thread will fail and report it

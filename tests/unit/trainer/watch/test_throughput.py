@@ -13,7 +13,7 @@ from trainer.config.settings import Settings
 from trainer.distributed.runtime import Runtime
 from trainer.engine.run import example
 from trainer.plan.sizing import size
-from trainer.watch.straggler import Work, per_step, spread
+from trainer.watch.straggler import Waits, Work, per_step, spread
 from trainer.watch.throughput import Throughput, peak_of, throughput_of
 
 
@@ -78,17 +78,35 @@ def test_how_far_the_ranks_are_apart() -> None:
     before = Work(5, 10.0, 1.0)
     after = [Work(15, 20.0, own) for own in (2.0, 9.0, 3.0)]
     work = [one - before for one in after]
-    found = {"slowest_s": 0.8, "middle_s": 0.2, "stragglers_s": 6.0}  # waits of 9, 2 and 8 s
-    assert spread(work) == pytest.approx(found)
-    # Two ranks; one was stopped most of the time, which is neither its work nor its wait.
-    assert spread([Work(5, 8.0, 1.0), Work(5, 1.0, 1.0)])["stragglers_s"] == 7.0
+    assert spread(work) == pytest.approx({"slowest_s": 0.8, "middle_s": 0.2})
     assert per_step(work[0]) == pytest.approx({"own_s": 0.1, "wait_s": 0.9})
-    # Nearly even: it may be noise. A rank without a step has no time per step.
-    even = [Work(5, 10.0, 6.0), Work(5, 10.0, 6.9)]
-    close = {"slowest_s": 1.38, "middle_s": 1.29, "stragglers_s": 0.0}
-    assert spread(even) == pytest.approx(close)
-    assert spread([Work(2, 1.0, 0.3), Work(2, 1.0, 1.0)])["stragglers_s"] == 0.0
-    assert spread([Work(), Work()]) == {"stragglers_s": 0.0}
+    assert spread([Work(), Work(5, 1.0, 0.5)]) == {}  # a rank without a step has no time per step
+    assert Waits().update(work) == pytest.approx(6.0)  # waits of 9, 2 and 8 s
+    # Two ranks; one was stopped most of the time, which is neither its work nor its wait.
+    assert Waits().update([Work(5, 8.0, 1.0), Work(5, 1.0, 1.0)]) == 7.0
+    assert Waits().update([Work(), Work()]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waited", "counted"),
+    [
+        (10, [2.1], [2.1]),
+        (10, [1.9], [0]),  # it may be noise
+        (2, [0.7, 0.7], [0, 1.4]),  # of a short time, as much as of four seconds
+        (2, [0.3, 0.3, 0.3], [0, 0, 0]),
+        (10, [1.9, 1.9, 0], [0, 3.8, 0]),  # a wait in two windows
+        (10, [1.0, 6.0, 1.5, 0.9], [0, 7.0, 1.5, 0]),  # its ends
+        (10, [1.9, 0.9, 1.9], [0, 0, 0]),  # not in a row
+        (10, [6.0, 0.9, 1.9], [6.0, 0, 0]),
+    ],
+)
+def test_a_wait_counts_in_each_window_that_it_is_in(
+    seconds: float, waited: list[float], counted: list[float]
+) -> None:
+    waits = Waits()
+    for one, count in zip(waited, counted, strict=True):
+        work = [Work(5, seconds, seconds), Work(5, seconds, seconds - one)]
+        assert waits.update(work) == pytest.approx(count)
 
 
 @pytest.mark.slow

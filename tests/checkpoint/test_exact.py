@@ -6,6 +6,7 @@ from DataLoader workers; the model has dropout and running statistics.
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
 from tests.ranks import run_ranks, weights
+from trainer.checkpoint.find import complete
+from trainer.checkpoint.parts import whole
+from trainer.checkpoint.staging import Staging
 from trainer.tasks import synthetic
 
 pytestmark = pytest.mark.slow
@@ -107,3 +111,47 @@ def test_a_peer_that_is_lost_while_loading_is_no_damaged_checkpoint(tmp_path: Pa
     with lend(2, fresh=True) as ranks:
         endings = carry_out(Case(variables, _die_while_loading), ranks, timeout=60)
     assert [ending.code for ending in endings] == [69, -signal.SIGKILL], endings[0].stderr
+
+
+class SlowCopy:
+    """Makes every copy of a checkpoint begin late, when a step may long have changed the weights."""
+
+    def __call__(self) -> None:
+        copy = Staging.copy
+
+        def late(staging: Staging, state: Any) -> Any:
+            time.sleep(0.3)
+            return copy(staging, state)
+
+        setattr(Staging, "copy", late)  # noqa: B010  # mypy forbids to assign a method
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (1, {"mode": "single"}),
+        (1, {"mode": "single", "compile": "step"}),
+        (1, {"mode": "mp"}),
+        (1, {"mode": "hogwild", "processes": "1"}),
+        (2, {"mode": "ddp", "ema_decay": "0.9"}),
+        (2, {"mode": "ddp", "compile": "step", "ema_decay": "0.9"}),
+        (2, {"mode": "ddp-zero1", "optimizer": "adamw"}),
+        (2, {"mode": "localsgd", "local_steps": "2", "outer_lr": "0.7"}),
+        (2, {"mode": "fsdp"}),
+        (2, {"mode": "pp"}),
+    ],
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else str(value),
+)
+def test_a_checkpoint_has_the_state_after_its_step_however_late_it_is_copied(
+    ranks: int, settings: dict[str, str], tmp_path: Path
+) -> None:
+    common = {"task": "synthetic", "schedule": "constant", "eval_steps": "0"} | settings
+    run_ranks(ranks, tmp_path / "four", steps="4", **common)
+    late = {"checkpoint_steps": "4", "checkpoint_keep_every": "4", "steps": "9"}
+    run_ranks(ranks, tmp_path / "nine", SlowCopy(), **late, **common)
+    wanted, found = (
+        complete(str(tmp_path / run / "checkpoints" / "step-00000004")) for run in ("four", "nine")
+    )
+    names = wanted.manifest.tensors.keys()
+    assert names == found.manifest.tensors.keys()
+    assert [name for name in names if not whole(wanted, name).equal(whole(found, name))] == []

@@ -149,7 +149,9 @@ class _Nodes:
             self._selector.register(sys.stdin, selectors.EVENT_READ, None)
         next_heartbeat = time.monotonic() + 1
         while waiting:
-            for key, _ in self._selector.select(timeout=0.05):
+            events = self._selector.select(timeout=0.05)
+            # A command last: the node that it takes away may have an event, too.
+            for key, _ in sorted(events, key=lambda event: event[0].data is None):
                 if key.data is None:
                     sys.stdin.readline()
                     lost = self.nodes.pop()

@@ -67,6 +67,11 @@ NOT_COMPILED = {
         {"task": "tests.faults.tasks:Unused"},
         "the loss does not depend on spare.weight",
     ),
+    "hook": (
+        1,
+        {"task": "tests.parity.odd_models:Hooked"},
+        "a hook on the gradient of 0.weight would not be called",
+    ),
     "buffer": (
         1,
         {"task": "tests.parity.own_tasks:ReplacesABuffer"},

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 COMMON = {"steps": "20", "precision": "fp64", "lr": "0.01", "weight_decay": "0.01"}
 OWN = "tests.parity.own_tasks:"
+ODD = "tests.parity.odd_models:"
 METRICS = ("accuracy", "top3", "f1_of_zero")
 
 MODES: list[tuple[str, int, dict[str, str]]] = [
@@ -61,6 +62,27 @@ def test_a_model_may_keep_tensors_of_its_first_forward_pass(
     single = once(task=f"{OWN}Masked", mode="single", **COMMON)
     events = run_ranks(ranks, tmp_path, task=f"{OWN}Masked", mode=mode, **COMMON, **settings)
     assert max(differences(single, (tmp_path, events)).values()) < 1e-9
+
+
+@pytest.mark.parametrize(("mode", "ranks", "settings"), MODES, ids=[mode[0] for mode in MODES])
+def test_odd_layers_train_as_in_one_process(
+    mode: str, ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
+) -> None:
+    single = once(task=f"{ODD}Odd", mode="single", **COMMON)
+    events = run_ranks(ranks, tmp_path, task=f"{ODD}Odd", mode=mode, **COMMON, **settings)
+    assert max(differences(single, (tmp_path, events)).values()) < 1e-9
+
+
+@pytest.mark.parametrize("task", ["Hooked", "HookedAfter", "Clamped"])
+@pytest.mark.parametrize(("mode", "ranks"), [("ddp", 2), ("ddp-zero1", 2)])
+def test_changed_gradients_and_weights_are_those_of_one_process(
+    task: str, mode: str, ranks: int, once: Once, tmp_path: Path
+) -> None:
+    single = once(task=ODD + task, mode="single", **COMMON)
+    events = run_ranks(ranks, tmp_path, task=ODD + task, mode=mode, **COMMON)
+    assert max(differences(single, (tmp_path, events)).values()) < 1e-9
+    plain = once(task="synthetic", mode="single", **COMMON)
+    assert worst(curve(plain[1], "loss"), curve(events, "loss")) > 1e-6
 
 
 @pytest.mark.parametrize(("mode", "ranks"), [("single", 1), ("ddp", 2), ("ddp-zero1", 2)])

@@ -71,3 +71,15 @@ def test_a_peer_lost_in_the_middle_of_a_schedule_is_reported(schedule: str, tmp_
     with lend(2, fresh=True) as ranks:
         endings = carry_out(Case(variables, _die_in_the_third_step), ranks, timeout=60)
     assert [ending.code for ending in endings] == [69, -signal.SIGKILL], endings[0].stderr
+
+
+def test_an_error_in_a_stage_is_named_not_the_stage(tmp_path: Path) -> None:
+    settings = {"MODE": "pp", "OUT": str(tmp_path), "LOG": "json"}
+    settings["TASK"] = "tests.parity.odd_models:FailsInTheSecondStage"
+    variables = {f"TRAINER_{name}": value for name, value in settings.items()}
+    with lend(2) as ranks:
+        endings = carry_out(Case(variables), ranks, timeout=60)
+    assert [ending.code for ending in endings] == [69, 64], endings[1].stderr
+    last = endings[1].stderr.splitlines()[-1]
+    assert "the first step raised ValueError: these values are odd (" in last
+    assert "odd_models.py:" in last

@@ -7,7 +7,7 @@ A task may itself decide which optimiser updates which parameters, and how the r
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -175,6 +175,29 @@ def groups_of(model: nn.Module, settings: Settings, own: Own) -> Groups:
     if settings.optimizer == "muon" and own.optimizer is None:
         return for_muon(groups, model)
     return list(groups)
+
+
+def of_whole(model: nn.Module, settings: Settings, own: Own) -> Own:
+    """Return `own` for a part of the model, with the groups that the task makes of the whole model.
+
+    A rank of a pipeline has some of the parameters, and a task may choose by the names of others.
+    """
+    if own.parameter_groups is None:
+        return own
+    named = dict(model.named_parameters())
+    names = {id(parameter): name for name, parameter in named.items()}
+    groups = [
+        (group, [names.get(id(parameter), "") for parameter in group.pop("params")])
+        for group in _own_groups(named, own.parameter_groups, settings)
+    ]
+
+    def of_part(parameters: Mapping[str, nn.Parameter]) -> Groups:
+        return [
+            {**options, "params": [parameters[name] for name in of_group if name in parameters]}
+            for options, of_group in groups
+        ]
+
+    return replace(own, parameter_groups=of_part)
 
 
 def _own_groups(

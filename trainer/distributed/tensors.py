@@ -23,7 +23,7 @@ def move(module: nn.Module, device: torch.device) -> None:
 def copied(
     module: nn.Module, make: Callable[[Tensor], Tensor], *, keep: Iterable[object] = ()
 ) -> nn.Module:
-    """Return a copy of a module, with what `make` returns in place of its parameters and buffers.
+    """Return a copy of a module, with what `make` returns in place of its tensors.
 
     To compute shapes, use a copy: a forward pass may keep tensors, such as a mask, in the module. The
     copy refers to the objects in `keep`, which are not copied.
@@ -32,6 +32,12 @@ def copied(
     copies |= {id(buffer): make(buffer) for buffer in module.buffers()}
     for one in module.parameters():
         copies[id(one)] = nn.Parameter(make(one), one.requires_grad)
+    for (
+        part
+    ) in module.modules():  # a tensor that is neither, such as the weight that a hook computes
+        for value in vars(part).values():
+            if isinstance(value, Tensor):
+                copies[id(value)] = make(value.detach())
     made: nn.Module = copy.deepcopy(module, copies)  # uses these instead of copying the tensors
     return made
 

@@ -62,6 +62,11 @@ def check_all_reduced(replica: DistributedDataParallel) -> None:
     replica._check_reducer_finalized()
 
 
+def has_gradient_hook(parameter: Tensor) -> bool:
+    """Return whether a hook changes or reads the tensor's gradient; torch offers no way to ask."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
 def zero_all(tensors: list[Tensor]) -> None:
     """Set to zero, in a few kernels: see multiply_all."""
     torch._foreach_zero_(tensors)

@@ -36,8 +36,7 @@ def evaluate(run: Run, stop: Stop) -> float | None:
     With TRAINER_EMA_DECAY the averaged weights are evaluated.
     """
     began = time.monotonic()
-    if run.saver is not None:
-        run.saver.wait_for_copy()  # a save may still read the weights that will be replaced
+    run.wait_for_copy()  # a save may still read the weights that will be replaced
     run.strategy.synchronize()
     with run.average.in_use() if run.average else contextlib.nullcontext():
         return _evaluate(run, stop, began=began)

@@ -33,8 +33,7 @@ from trainer.distributed.generators import seed
 from trainer.distributed.messages import from_all
 from trainer.distributed.precision import set_tf32
 from trainer.distributed.runtime import Runtime, as_fault, join, peak_memory, total
-from trainer.engine.build import build as build_model
-from trainer.engine.build import model_of
+from trainer.engine import build
 from trainer.engine.evaluation import evaluate
 from trainer.engine.ledger import Ledger
 from trainer.engine.replicas import compare
@@ -106,10 +105,10 @@ def _prepare(
     fitness = preflight(settings, runtime, training)
     seed(settings.seed, runtime.device)
     set_tf32(settings, runtime.device)
-    as_made = model_of(task, settings)
+    as_made = build.model_of(task, settings)
     two = partial(example, training, settings, 2)
     throughput = throughput_of(as_made, training, read=two, settings=settings, runtime=runtime)
-    model = build_model(as_made, settings, runtime, task=task)
+    model = build.build(as_made, settings, runtime, task=task)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     own = own_of(task, settings.task)
     first = partial(example, training, settings, runtime.sizing.batches.micro)
@@ -279,6 +278,7 @@ def _train_on(
     strategy = run.strategy
     skipped = SkippedSamples(run, micro_batches)
     if strategy.whole_step is not None:
+        run.wait_for_copy()  # the optimiser, whose update would wait, is not called
         weight = skipped.left_of(weight)
         loss_sum, norm = strategy.whole_step(micro_batches, weight)
         updated = guard.accepts(norm)

@@ -148,7 +148,7 @@ def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
         if not all(map(torch.equal, run.frozen, _frozen_samples(run))):
             # A forward pass changes weights, as of a teacher that follows the model: the next one must
             # wait for the copy. What the optimiser changes, its update waits for.
-            run.saver.wait_for_copy()
+            run.wait_for_copy()
         run.save_began = began
     if last:
         saved = run.saver.wait()

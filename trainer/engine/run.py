@@ -91,6 +91,11 @@ class Run:
         """The optimiser whose state this rank saves and loads."""
         return self.strategy.saved_optimizer or self.strategy.optimizer
 
+    def wait_for_copy(self) -> None:
+        """Return once a save has copied the weights, so that they may change."""
+        if self.saver is not None:
+            self.saver.wait_for_copy()
+
     @property
     def remaining(self) -> int:
         """The number of optimiser steps that are left."""

@@ -66,7 +66,9 @@ def _chain_of(model: nn.Module) -> Chain:
         chain: Chain = method()
         return chain
     if type(model) is nn.Sequential:
-        return [((name,), child) for name, child in model.named_children()]
+        # named_children() has a module that is used twice only once.
+        every = model.named_modules(remove_duplicate=False)
+        return [((name,), child) for name, child in every if name and "." not in name]
     # Not imported here: if the model is a ResNet, torchvision is loaded.
     resnet = sys.modules.get("torchvision.models.resnet")
     if resnet and type(model) is resnet.ResNet:
@@ -101,8 +103,8 @@ def _check(model: nn.Module, pieces: Sequence[Piece]) -> None:
         if (count := counts[id(tensor)]) != 1:
             raise Fault(
                 Exit.CONFIG,
-                f"model {type(model).__name__}: chain() has {name} in {count} pieces; a tensor must "
-                "be in exactly one",
+                f"model {type(model).__name__}: {count} of its pieces have {name}; each tensor must be "
+                "in exactly one",
             )
 
 

@@ -71,7 +71,7 @@ def cut(model: nn.Module, inputs: object, count: int) -> Cut:
     """Cut `model` into `count` contiguous stages, with the smallest possible cost of the largest one.
 
     `inputs` are those of a micro-batch; only shape and type matter. Raises Fault(64) when the model has
-    too few pieces or no chain, or its inputs are not one tensor.
+    too few pieces or no chain, or what a piece takes or returns is not one tensor.
     """
     if not isinstance(inputs, Tensor):
         raise Fault(
@@ -96,19 +96,36 @@ def cut(model: nn.Module, inputs: object, count: int) -> Cut:
 def measure(model: nn.Module, inputs: Tensor) -> tuple[list[Cost], list[Tensor]]:
     """Return the cost of each piece, and the tensors between them, first inputs and last output too.
 
-    The tensors, one more than there are pieces, are on the meta device.
+    The tensors, one more than there are pieces, are on the meta device. Raises Fault(64) when a piece
+    cannot compute there or does not return one tensor.
     """
     skeleton = _skeleton(model)
     x = inputs.to("meta")
     costs, between = [], [x]
     for piece in pieces_of(skeleton):
         kept = Activations()
-        with FlopCounterMode(display=False) as counter, kept.counted(skeleton):
-            x = piece.run(x)
-        between.append(x.detach().contiguous().requires_grad_(x.is_floating_point()))
+        try:
+            with FlopCounterMode(display=False) as counter, kept.counted(skeleton):
+                x = piece.run(x)
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise _unfit(model, piece, f"needs values, not only shapes: {reason}") from error
+        if not isinstance(x, Tensor):
+            raise _unfit(model, piece, f"returns a {type(x).__name__}, not one tensor")
+        between.append(
+            x.detach().contiguous().requires_grad_(x.is_floating_point() or x.is_complex())
+        )
         own = [p for name in piece.modules for p in skeleton.get_submodule(name).parameters()]
         costs.append(Cost(sum(p.nbytes for p in own), kept.peak, counter.get_total_flops()))
     return costs, between
+
+
+def _unfit(model: nn.Module, piece: Piece, reason: str) -> Fault:
+    return Fault(
+        Exit.CONFIG,
+        f"model {type(model).__name__}: cannot be cut into stages: {'+'.join(piece.modules)} {reason}; "
+        "use a mode without stages, such as fsdp",
+    )
 
 
 def _skeleton(model: nn.Module) -> nn.Module:

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from trainer.config.exits import Exit, Fault
 from trainer.config.modes import DATA_AXES, MODES
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch, Nested
@@ -26,7 +27,7 @@ from trainer.distributed.optim import NOTHING, Own
 from trainer.distributed.precision import autocast
 from trainer.distributed.runtime import Runtime
 from trainer.distributed.tensors import by_kind, local_part, move
-from trainer.distributed.torch_private import multiply_all
+from trainer.distributed.torch_private import has_gradient_hook, multiply_all
 
 
 def build(mode: str, model: nn.Module, context: "Context") -> "Strategy":
@@ -37,6 +38,9 @@ def build(mode: str, model: nn.Module, context: "Context") -> "Strategy":
     if MODES[mode].axes and context.runtime.mesh is None:
         move(model, context.runtime.device)
         mode = "single"
+    sizes = context.runtime.sizing.mesh
+    if sizes.get("dp_shard", 1) > 1 or sizes.get("tp", 1) > 1:
+        refuse_gradient_hooks(model, context.settings)
     module = import_module(f"{__name__}.{mode.replace('-', '_')}")
     strategy: Strategy = module.build(model, context)
     return strategy
@@ -98,6 +102,17 @@ class Strategy:
     close: Callable[[], None] = lambda: None
     # What the mode has chosen, for the launch event.
     notes: Mapping[str, object] = field(default_factory=dict)
+
+
+def refuse_gradient_hooks(model: nn.Module, settings: Settings) -> None:
+    """Raise Fault(64) if a parameter has a hook on its gradient: the mode makes other tensors of it."""
+    for name, parameter in model.named_parameters():
+        if has_gradient_hook(parameter):
+            raise Fault(
+                Exit.CONFIG,
+                f"task {settings.task}: its parameter {name} has a hook on its gradient, which would be "
+                f"lost in mode {settings.mode}; use mode ddp, or put the change into the model",
+            )
 
 
 def accumulate(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
@@ -79,7 +81,8 @@ def no_sync(sharded: FSDPModule) -> Callable[[], contextlib.AbstractContextManag
 def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     """Shard `model` over `mesh`, block by block, so that few parameters are whole at once.
 
-    Raises Fault(64) for a scalar parameter, which torch's fully_shard does not support.
+    Raises Fault(64) for a scalar parameter, which torch's fully_shard does not support. In the first
+    training step Fault(64) if the forward pass changes parameters.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
@@ -98,6 +101,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     if settings.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
     for module in dict.fromkeys((*norms, *_alone(model), model)):
+        # In compiled code a hook would be a part of it, and the tensors of a dry run have no values.
+        if not settings.compile and dist.get_backend(mesh.get_group(0)) != "fake":
+            _refuse_changes(module, settings)
         fully_shard(
             module,
             mesh=mesh,
@@ -106,6 +112,40 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
             offload_policy=offload,
         )
     return cast("FSDPModule", model)  # fully_shard changes the class in place
+
+
+def _refuse_changes(module: nn.Module, settings: Settings) -> None:
+    """Raise Fault(64) if the first forward pass changes parameters that are gathered for `module`.
+
+    Call it before fully_shard, whose hook after a forward pass drops what has been gathered.
+    """
+    before: dict[str, Tensor] = {}
+
+    def hashes() -> dict[str, Tensor]:
+        return {
+            name: torch.hash_tensor(parameter)
+            for name, parameter in module.named_parameters()
+            if not isinstance(parameter, DTensor) and parameter.itemsize > 1  # a float8 has no hash
+        }
+
+    def begin(*_: object) -> None:
+        before.update(hashes() if module.training else {})
+
+    def end(*_: object) -> None:
+        for name, found in hashes().items() if before else ():
+            if not torch.equal(found, before[name]):
+                raise Fault(
+                    Exit.CONFIG,
+                    f"task {settings.task}: the forward pass changes the parameter {name}, which mode "
+                    f"{settings.mode} gathers and then drops, so that the change is lost; use mode ddp, "
+                    "or a buffer",
+                )
+        if before:
+            before.clear()
+            for handle in handles:
+                handle.remove()
+
+    handles = [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
 
 
 def _alone(model: nn.Module) -> list[nn.Module]:

@@ -31,7 +31,7 @@ from trainer.data.sets import Batch
 from trainer.distributed import optim
 from trainer.distributed.generators import seed
 from trainer.distributed.runtime import as_fault
-from trainer.strategies import Context, Strategy, accumulate, clip, inference
+from trainer.strategies import Context, Strategy, accumulate, clip, inference, refuse_gradient_hooks
 
 log = logging.getLogger("trainer")
 
@@ -44,6 +44,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
             f"mode hogwild: shares its weights in host memory, but this rank is on {device}; "
             "set CUDA_VISIBLE_DEVICES= to hide the GPUs",
         )
+    refuse_gradient_hooks(model, settings)
     optimizer = optim.build(model, settings, context.own)
     workers = Workers(model, optimizer, context)
     return Strategy(

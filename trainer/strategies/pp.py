@@ -33,6 +33,7 @@ from trainer.strategies import Context, Strategy, broadcast_buffers, clip, fsdp,
 def build(model: nn.Module, context: Context) -> Strategy:
     settings, mesh, sizes = context.settings, context.mesh, context.runtime.sizing.mesh
     name, group = settings.pipeline_schedule, mesh.get_group("pp")
+    own = optim.of_whole(model, settings, context.own)
     plan = cut(model, context.example().inputs, context.runtime.sizing.stages or 1)
     numbers = stages_of(name, mesh.get_local_rank("pp"), sizes["pp"], len(plan.stages))
     keep_pieces(model, [piece for n in numbers for piece in plan.pieces_of(n)], plan.pieces)
@@ -55,7 +56,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
     parameters = list(model.parameters())
     return Strategy(
         module=model,
-        optimizer=optim.build(model, settings, context.own),
+        optimizer=optim.build(model, settings, own),
         step=pipeline.step,
         clip=lambda norm: clip(parameters, norm, group=group),
         forward=pipeline.forward,
@@ -115,8 +116,12 @@ class _Pipeline:
         inputs = (torch.cat([batch.inputs for batch in micro_batches]),) if first else ()
         # Our loss does not use them, but a schedule needs targets of this length.
         targets = torch.cat([batch.weights for batch in micro_batches]) if last else None
-        with tp.loss_context(context.settings):
-            self._schedule.step(*inputs, target=targets, return_outputs=False)
+        try:
+            with tp.loss_context(context.settings):
+                self._schedule.step(*inputs, target=targets, return_outputs=False)
+        except RuntimeError as error:
+            # torch names the stage and the shapes of its tensors; what happened is the cause.
+            raise error.__cause__ or error from None
         tp.sum_partial_gradients(self._parameters)
         if not self._sharded:
             _sum_over_replicas(self._parameters, context.mesh)

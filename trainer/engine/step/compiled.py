@@ -27,6 +27,7 @@ from trainer.distributed.messages import from_all
 from trainer.distributed.optim import options_of, zero_momentum
 from trainer.distributed.precision import autocast
 from trainer.distributed.tensors import map_tensors
+from trainer.distributed.torch_private import has_gradient_hook
 from trainer.strategies import Context, WholeStep, summed_loss
 
 log = logging.getLogger("trainer")
@@ -149,6 +150,9 @@ class _Step:
             for name, gradient in zip(self._names, found, strict=True):
                 if gradient is None:
                     return f"the loss does not depend on {name}"
+            for name, parameter in zip(self._names, self._parameters, strict=True):
+                if has_gradient_hook(parameter):
+                    return f"a hook on the gradient of {name} would not be called"
             if len(found) != sum(one.requires_grad for one in self._model.parameters()):
                 return "the optimiser leaves parameters out"
             for parameter in self._parameters:

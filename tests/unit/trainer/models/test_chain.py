@@ -69,8 +69,8 @@ class Whole(nn.Module):
     ("model", "message"),
     [
         (Whole(), "model Whole cannot be cut into stages: it has no method chain()"),
-        (Forgetful(2, 2), "model Forgetful: chain() has weight in 0 pieces"),
-        (Tied(), "model Tied: chain() has first.weight in 2 pieces"),
+        (Forgetful(2, 2), "model Forgetful: 0 of its pieces have weight"),
+        (Tied(), "model Tied: 2 of its pieces have first.weight"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_64(model: nn.Module, message: str) -> None:

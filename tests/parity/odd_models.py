@@ -1,0 +1,132 @@
+"""The synthetic task with models that do to layers and weights what few models do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.prune import l1_unstructured
+
+from trainer.config.settings import Settings
+from trainer.tasks import synthetic
+
+
+class _Scaled(nn.Linear):
+    """Has a tensor that is neither a parameter nor a buffer, and complex outputs."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 64)
+        self.scales = torch.linspace(0.5, 1.5, 64)
+
+    def forward(self, values: Tensor) -> Tensor:
+        scaled: Tensor = torch.fft.fft(super().forward(values) * self.scales.to(values))
+        return scaled
+
+
+class _Size(nn.Linear):
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values.abs())
+
+
+class Odd(synthetic.Task):
+    """One activation in two places, a normed and a pruned weight, groups by the names of layers."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._rate = settings.lr
+
+    def model(self) -> nn.Module:
+        activation = nn.ReLU()
+        pruned = nn.Linear(64, 64)
+        l1_unstructured(pruned, "weight", 0.5)
+        return nn.Sequential(
+            weight_norm(nn.Linear(64, 64)), activation, pruned, activation, _Scaled(), _Size(64, 10)
+        )
+
+    def parameter_groups(self, parameters: Mapping[str, nn.Parameter]) -> Any:
+        others = [one for name, one in parameters.items() if name not in ("2.bias", "5.weight")]
+        named = [parameters["2.bias"], parameters["5.weight"]]
+        return [{"params": named, "lr": self._rate / 2}, {"params": others}]
+
+
+class Hooked(synthetic.Task):
+    """A hook keeps half of a layer's weights as they are."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.get_parameter("0.weight").register_hook(_of_first_half)
+        return model
+
+
+class HookedAfter(synthetic.Task):
+    """The same with a hook that is called when the gradient is in its place."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.get_parameter("0.weight").register_post_accumulate_grad_hook(_clear_second_half)
+        return model
+
+
+def _of_first_half(gradient: Tensor) -> Tensor:
+    return torch.cat([gradient[: len(gradient) // 2], 0 * gradient[len(gradient) // 2 :]])
+
+
+def _clear_second_half(parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        parameter.grad[len(parameter) // 2 :] = 0
+
+
+class _Clamped(nn.Sequential):
+    def forward(self, values: Tensor) -> Tensor:
+        if self.training:
+            self.get_parameter("0.weight").data.clamp_(-0.05, 0.05)
+        for layer in self:
+            values = layer(values)
+        return values
+
+
+class Clamped(synthetic.Task):
+    """Each forward pass in training limits the weights of a layer."""
+
+    def model(self) -> nn.Module:
+        return _Clamped(*super().model().children())
+
+
+class LooksAtValues(synthetic.Task):
+    def model(self) -> nn.Module:
+        return nn.Sequential(_Positive(64, 64), super().model())
+
+
+class _Positive(nn.Linear):
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values if values.sum() > 0 else -values)
+
+
+class ReturnsTwo(synthetic.Task):
+    def model(self) -> nn.Module:
+        return nn.Sequential(*super().model().children(), nn.LSTM(10, 10))
+
+    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        return super().loss(outputs[0], targets)
+
+    def score(self, outputs: Any, targets: Tensor) -> Any:
+        return super().score(outputs[0], targets)
+
+
+class UsesALayerTwice(synthetic.Task):
+    def model(self) -> nn.Module:
+        layer = nn.Linear(64, 64)
+        return nn.Sequential(layer, nn.ReLU(), layer, super().model())
+
+
+class FailsInTheSecondStage(synthetic.Task):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 64), _Fails(64, 10))
+
+
+class _Fails(nn.Linear):
+    def forward(self, values: Tensor) -> Tensor:
+        if self.training and values.device.type != "meta":
+            raise ValueError("these values are odd")
+        return super().forward(values)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
+from tests.parity.own_tasks import ReplacesABuffer
 from trainer.checkpoint import saver
 from trainer.config.settings import Settings
 from trainer.data.order import Order
@@ -67,6 +68,10 @@ class Poisoned(synthetic.Task):
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(64), super().model())
+
+
+class PoisonedMean(ReplacesABuffer, Poisoned):
+    """With running statistics that each forward pass replaces by another tensor."""
 
 
 class Wide(synthetic.Task):

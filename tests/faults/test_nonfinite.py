@@ -90,6 +90,15 @@ def test_one_bad_step_on_one_rank_is_skipped_by_all(
 
 
 @pytest.mark.parametrize("who", WHO)
+def test_statistics_that_the_model_replaces_stay_numbers(who: str, tmp_path: Path) -> None:
+    plant, settings = WHO[who]
+    poisoned = POISONED | settings | {"task": "tests.faults.tasks:PoisonedMean"}
+    events = run_ranks(1, tmp_path, plant(POISONED="6"), **poisoned)
+    assert events[-1]["skipped_steps"] == 1
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path).values())
+
+
+@pytest.mark.parametrize("who", WHO)
 def test_a_passing_fault_is_rolled_back_and_leaves_no_trace(who: str, tmp_path: Path) -> None:
     plant, settings = WHO[who]
     fault, allowance = plant(NUMBERLESS="gradient:9,10,11"), {"nonfinite_allowance": "3"}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.prune import l1_unstructured
+from torch.utils.checkpoint import checkpoint
 
 from trainer.config.settings import Settings
 from trainer.tasks import synthetic
@@ -91,6 +92,34 @@ class Clamped(synthetic.Task):
 
     def model(self) -> nn.Module:
         return _Clamped(*super().model().children())
+
+
+class _Counts(nn.Sequential):
+    count = 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.count += self.training
+        for layer in self:
+            values = layer(values)
+        return values / (1 + self.count % 2)
+
+
+class Counts(synthetic.Task):
+    """Every second forward pass in training has smaller outputs."""
+
+    def model(self) -> nn.Module:
+        return _Counts(*super().model().children())
+
+
+class _Recomputed(nn.Linear):
+    def forward(self, values: Tensor) -> Tensor:
+        found: Tensor = checkpoint(super().forward, values, use_reentrant=False)
+        return found
+
+
+class RecomputesItself(synthetic.Task):
+    def model(self) -> nn.Module:
+        return nn.Sequential(_Recomputed(64, 64), super().model())
 
 
 class LooksAtValues(synthetic.Task):

@@ -57,6 +57,27 @@ def test_a_run_goes_on_compiled_or_not(first: str, once: Once, tmp_path: Path) -
     assert max(found.values()) < TOLERANCE["fp64"]
 
 
+def test_the_numbers_of_a_model_are_those_of_its_steps(once: Once, tmp_path: Path) -> None:
+    """The step that is tried before the first one is not counted."""
+    counts = {"task": "tests.parity.odd_models:Counts", "steps": "20", "precision": "fp64"}
+    single = once(mode="single", **counts)
+    events = run_ranks(1, tmp_path, mode="single", compile="step", **counts)
+    assert events[0]["compiled_step"] is True
+    assert max(differences(single, (tmp_path, events)).values()) < TOLERANCE["fp64"]
+
+
+def _compile_once() -> None:
+    from torch._dynamo import config
+
+    config.recompile_limit = 1
+
+
+def test_a_step_that_is_always_compiled_anew_ends_with_64(tmp_path: Path) -> None:
+    settings = {"task": "tests.parity.odd_models:Counts", "steps": "6", "mode": "single"}
+    events = run_ranks(1, tmp_path, _compile_once, code=64, compile="step", **settings)
+    assert "TRAINER_COMPILE=step: the step would be compiled too often" in events[-1]["message"]
+
+
 NOT_COMPILED = {
     "muon": (1, {"optimizer": "muon"}, "a Muon has no form that can be compiled"),
     "fp16 hook": (2, {"mode": "ddp", "comm_hook": "fp16"}, "a communication hook is DDP's"),
@@ -71,6 +92,16 @@ NOT_COMPILED = {
         1,
         {"task": "tests.parity.odd_models:Hooked"},
         "a hook on the gradient of 0.weight would not be called",
+    ),
+    "recomputing itself": (
+        1,
+        {"task": "tests.parity.odd_models:RecomputesItself"},
+        "BackendCompilerFailed: backend='inductor' raised: RuntimeError: ",
+    ),
+    "weights": (
+        1,
+        {"task": "tests.parity.odd_models:Clamped"},
+        "the model changes weights in its forward pass",
     ),
     "buffer": (
         1,

@@ -67,6 +67,11 @@ def has_gradient_hook(parameter: Tensor) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
+def allow_saved_tensor_hooks() -> None:
+    """Allow them, as a checkpointed block needs; torch.func forbids them while it is compiled."""
+    torch._C._autograd._saved_tensors_hooks_enable()
+
+
 def zero_all(tensors: list[Tensor]) -> None:
     """Set to zero, in a few kernels: see multiply_all."""
     torch._foreach_zero_(tensors)
@@ -129,6 +134,15 @@ def allow_graphs(number: int) -> None:
     """
     config: Any = importlib.import_module("torch._dynamo.config")
     config.recompile_limit = max(config.recompile_limit, number)
+
+
+def allow_counts() -> None:
+    """Let torch.compile take a changing number of a module, such as a count, for a variable.
+
+    By default it compiles for each value of it. torch documents this name in its configuration.
+    """
+    config: Any = importlib.import_module("torch._dynamo.config")
+    config.allow_unspec_int_on_nn_module = True
 
 
 def flight_recorder(device: str) -> bytes:

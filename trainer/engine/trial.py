@@ -76,7 +76,15 @@ def first_step(run: Run) -> AbstractContextManager[None]:
 
 @contextmanager
 def _tried(run: Run) -> Iterator[None]:
+    names = {id(one): name for name, one in run.strategy.module.named_parameters()}
     with blamed_on(run.settings.task, "the first step"):
         yield
+    if gone := names.keys() - {id(one) for one in run.strategy.module.parameters()}:
+        raise Fault(
+            Exit.CONFIG,
+            f"task {run.settings.task}: the forward pass puts another parameter in the place of "
+            f"{min(names[one] for one in gone).removeprefix('module.')}, which the optimiser has; "
+            "change it in place, as with parameter.data.copy_(), or use a buffer",
+        )
     check_gradients(run.task, run.settings.task, [run.strategy.module, *run.strategy.stages])
     check_state(run.saved_optimizer, run.options, run.settings)

@@ -34,21 +34,40 @@ class Average:
         ]
         self._decay = decay
         self._average: dict[str, Tensor] = {}
-        self._pairs: list[tuple[Tensor, Tensor]] = []  # a tensor of the module and its average
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # a parameter and its average
+        # The same of a buffer, by its place: a forward pass may put another tensor there.
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        places = {
+            _place(buffer): (part, name)
+            for root in (module, *stages)
+            for part in root.modules()
+            for name, buffer in part.named_buffers(recurse=False)
+        }
         seen: dict[object, Tensor] = {}  # tied weights have several names
         for name, tensor in get_model_state_dict(module).items():  # by the names of checkpoints
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                 continue
             if (place := _place(tensor)) not in seen:
                 seen[place] = tensor.clone()
-                self._pairs.append((tensor, seen[place]))
+                if place in places:
+                    self._buffers.append((*places[place], seen[place]))
+                else:
+                    self._pairs.append((tensor, seen[place]))
             self._average[name] = seen[place]
 
     @torch.no_grad()
     def update(self) -> None:
         """Update the average with the weights after an optimiser step."""
-        for weight, average in self._pairs:
+        for weight, average in self._now():
             average.lerp_(weight, 1 - self._decay)
+
+    def _now(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each tensor of the module with its average."""
+        yield from self._pairs
+        for part, name, average in self._buffers:
+            buffer = getattr(part, name)
+            if isinstance(buffer, Tensor) and buffer.shape == average.shape:
+                yield buffer, average
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -61,7 +80,7 @@ class Average:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for weight, average in self._pairs:
+        for weight, average in self._now():
             before = weight.clone()
             weight.copy_(average)
             average.copy_(before)

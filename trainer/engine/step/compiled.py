@@ -22,12 +22,14 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch, Nested
 from trainer.distributed.messages import from_all
 from trainer.distributed.optim import options_of, zero_momentum
 from trainer.distributed.precision import autocast
 from trainer.distributed.tensors import map_tensors
-from trainer.distributed.torch_private import has_gradient_hook
+from trainer.distributed.torch_private import allow_counts, allow_saved_tensor_hooks
+from trainer.engine.step.compilable import Kept, unfit, unfit_model
 from trainer.strategies import Context, WholeStep, summed_loss
 
 log = logging.getLogger("trainer")
@@ -44,15 +46,17 @@ def compile_step(model: nn.Module, optimizer: Optimizer, context: Context) -> Wh
     runtime = context.runtime
     if runtime.backend == "fake":  # a dry run has no values to compute with
         return None
+    allow_counts()
     group = runtime.mesh.get_group("dp_replicate") if runtime.mesh else None
     step = _Step(model, optimizer, context, group)
     try:
-        reason = step.unfit() or step.compile()
+        reason = unfit(optimizer, context, meeting=group is not None) or step.compile()
     except Exception as error:  # noqa: BLE001  # a compiler may raise anything
-        reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+        reason = " ".join([f"{type(error).__name__}:", *str(error).split("\n", 2)[:2]])
     reason = next(filter(None, from_all(reason, runtime, str)), "")
     if not reason:
         return step
+    allow_saved_tensor_hooks()  # a compilation that failed has left them forbidden
     if isinstance(optimizer, SGD | AdamW):
         optimizer.state.clear()  # the state that the try has created
         zero_momentum(optimizer)
@@ -89,6 +93,18 @@ class _Step:
         self._update = _compiled(self._updated)
 
     def __call__(self, micro_batches: Sequence[Batch], weight: float) -> tuple[Tensor, Tensor]:
+        try:
+            return self._take(micro_batches, weight)
+        except Exception as error:
+            if type(error).__name__ == "FailOnRecompileLimitHit":
+                raise Fault(
+                    Exit.CONFIG,
+                    "TRAINER_COMPILE=step: the step would be compiled too often, because shapes of the "
+                    "samples or numbers in the model change from step to step; unset TRAINER_COMPILE",
+                ) from error
+            raise
+
+    def _take(self, micro_batches: Sequence[Batch], weight: float) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             like = self._parameters[0]
             scale = like.new_tensor(1 / weight)
@@ -109,71 +125,29 @@ class _Step:
                 dist.all_reduce(flat, group=self._group)
             return loss, self._update(self._parameters, state, rates, flat)
 
-    def unfit(self) -> str:
-        """Return which setting or optimiser cannot be part of compiled code, "" if all can."""
-        settings, meeting = self._context.settings, self._group is not None
-        for cannot, reason in (
-            (
-                settings.precision == "fp16",
-                "fp16 scales the gradient before the update; use bf16",
-            ),
-            (settings.activation_checkpointing, "blocks are recomputed by autograd"),
-            (meeting and settings.sync_batchnorm, "synchronised BatchNorm sends in the middle"),
-            (meeting and settings.comm_hook != "none", "a communication hook is DDP's"),
-        ):
-            if cannot:
-                return reason
-        kind = type(self._optimizer)
-        if kind not in (SGD, AdamW):
-            return f"a {kind.__name__} has no form that can be compiled; SGD and AdamW have"
-        for group in self._optimizer.param_groups:
-            for option in ("dampening", "amsgrad", "maximize", "differentiable"):
-                if group.get(option):
-                    return f"the optimiser has {option}={group[option]}"
-        return ""
-
     def compile(self) -> str:
         """Compile by taking a step that changes nothing; return why it cannot be used, "" if it can."""
         batch, device = self._context.example(), self._context.runtime.device
-        inputs, targets, weights = map_tensors(
-            lambda tensor: tensor.to(device), (batch.inputs, batch.targets, batch.weights)
-        )
-        batch = Batch(inputs, targets, weights)
-        kept = [buffer.clone() for buffer in self._model.buffers()]
-        try:
-            with autocast(self._context.settings, device):
-                outputs = self._model(inputs)
-            loss = summed_loss(outputs, batch, self._context)
-            found: Sequence[Tensor | None] = torch.autograd.grad(
-                loss, self._parameters, allow_unused=True
+        batch = Batch(
+            *map_tensors(
+                lambda tensor: tensor.to(device), (batch.inputs, batch.targets, batch.weights)
             )
-            for name, gradient in zip(self._names, found, strict=True):
-                if gradient is None:
-                    return f"the loss does not depend on {name}"
-            for name, parameter in zip(self._names, self._parameters, strict=True):
-                if has_gradient_hook(parameter):
-                    return f"a hook on the gradient of {name} would not be called"
-            if len(found) != sum(one.requires_grad for one in self._model.parameters()):
-                return "the optimiser leaves parameters out"
+        )
+        kept = Kept(self._model)
+        try:
+            trained = dict(zip(self._names, self._parameters, strict=True))
+            if reason := unfit_model(self._model, trained, batch, self._context):
+                return reason
             for parameter in self._parameters:
                 self._optimizer.state[parameter] = self._first_state(parameter)
-            changed = self._restore(kept)
+            changed = kept.restore()
             self((batch,) * self._context.runtime.sizing.batches.accumulation, math.nan)
         finally:
-            changed_compiled = self._restore(kept)
+            changed_compiled = kept.restore()
         if changed != changed_compiled:
             return "the model replaces buffers in its forward pass; change them in place"
         self._is_tried = True
         return ""
-
-    @torch.no_grad()
-    def _restore(self, buffers: Sequence[Tensor]) -> list[bool]:
-        """Set the model's buffers; return for each if it had changed."""
-        changed = []
-        for buffer, before in zip(self._model.buffers(), buffers, strict=True):
-            changed.append(not torch.equal(buffer, before))
-            buffer.copy_(before)
-        return changed
 
     def _first_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return a state with which the first step does the same as torch without a state."""

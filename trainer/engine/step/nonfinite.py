@@ -12,9 +12,10 @@ with 72.
 
 import logging
 import math
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW
 
@@ -44,7 +45,12 @@ class NonfiniteGuard:
         self._run = run
         self._went_back_to: int | None = None
         self._last_skipped = 0
-        self._kept = [_Buffers(some) for some in by_kind(run.strategy.module.buffers()).values()]
+        places = {
+            buffer: (module, name)
+            for module in run.strategy.module.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        }
+        self._kept = [_Buffers([places[one] for one in some]) for some in by_kind(places).values()]
         self._device_decides = device_decides(run)
         self._unknown: _Norm | None = None
 
@@ -183,23 +189,34 @@ class _Norm:
 class _Buffers:
     """Buffers of one device and dtype, and their values after the last step that was not skipped.
 
-    The forward pass updates the running statistics of BatchNorm before the result is known.
+    The forward pass updates the running statistics of BatchNorm before the result is known. It may also
+    put another tensor in a buffer's place, so `places` are the modules and the buffers' names there.
     """
 
-    def __init__(self, buffers: list[Tensor]) -> None:
-        self._buffers = [local_part(one.detach()) for one in buffers]
-        self._flat = torch.cat([one.reshape(-1) for one in self._buffers])
-        parts = self._flat.split([one.numel() for one in self._buffers])
-        self._parts = [part.view_as(one) for part, one in zip(parts, self._buffers, strict=True)]
+    def __init__(self, places: Sequence[tuple[nn.Module, str]]) -> None:
+        self._places = places
+        now = [local_part(getattr(*place).detach()) for place in places]
+        self._flat = torch.cat([one.reshape(-1) for one in now])
+        parts = self._flat.split([one.numel() for one in now])
+        self._parts = [part.view_as(one) for part, one in zip(parts, now, strict=True)]
+
+    def _now(self) -> list[Tensor]:
+        """Return the buffers; in place of one of another size, such as a cache, what was kept."""
+        now = []
+        for (module, name), part in zip(self._places, self._parts, strict=True):
+            found = getattr(module, name)
+            same = isinstance(found, Tensor) and local_part(found).shape == part.shape
+            now.append(local_part(found.detach()) if same else part)
+        return now
 
     def keep(self) -> None:
-        copy_all(self._parts, self._buffers)
+        copy_all(self._parts, self._now())
 
     def restore(self) -> None:
-        copy_all(self._buffers, self._parts)
+        copy_all(self._now(), self._parts)
 
     def keep_if(self, wanted: Tensor) -> None:
         """Keep the buffers if `wanted`, shape (), else restore them; the device decides."""
-        now = torch.cat([one.reshape(-1) for one in self._buffers])
+        now = torch.cat([one.reshape(-1) for one in self._now()])
         torch.where(wanted.to(now.device), now, self._flat, out=self._flat)
         self.restore()

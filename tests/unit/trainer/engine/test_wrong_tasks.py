@@ -71,6 +71,7 @@ CASES = {
     "OfMeanRaises": "of_mean, of accuracy, raised AttributeError: 'float' object has no attribute",
     "ModelIsNone": "model() returned a None; wanted: an nn.Module",
     "ModelIsAClass": "model() returned a type; wanted: an nn.Module",
+    "ModelReplacesAWeight": "the forward pass puts another parameter in the place of 0.weight, which",
     "ModelChangesInPlace": "the first step raised RuntimeError: one of the variables needed for",
     "ModelReturnsNone": "the model returned None",
     "ModelIsComplex": "model() returned a model whose weight is torch.complex64; wanted: real; use",

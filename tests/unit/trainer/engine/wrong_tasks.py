@@ -260,6 +260,19 @@ class Layer(nn.Linear):
         return squares if self.returns else None
 
 
+class _Replaced(nn.Linear):
+    def forward(self, values: Tensor) -> Tensor:
+        outputs = super().forward(values)
+        if self.training:
+            self.weight = nn.Parameter(self.weight.clamp(-1, 1))
+        return outputs
+
+
+class ModelReplacesAWeight(Right):
+    def model(self) -> Any:
+        return nn.Sequential(_Replaced(2, 3))
+
+
 class ModelChangesInPlace(Right):
     def model(self) -> Any:
         return Layer(returns=True)

@@ -6,6 +6,25 @@ from torch import nn
 from trainer.models.ema import Average
 
 
+class Replaces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("cache", torch.zeros(2))
+
+
+def test_a_buffer_may_be_replaced() -> None:
+    model = Replaces()
+    average = Average(model, 0.75)
+    model.mean, model.cache = torch.full((2,), 4.0), torch.ones(3)  # a cache may grow
+    average.update()
+    assert average.state_dict()["mean"].tolist() == [1, 1]
+    with average.in_use():
+        assert model.mean.tolist() == [1, 1]
+    assert model.mean.tolist() == [4, 4]
+    assert model.cache.tolist() == [1, 1, 1]
+
+
 def test_tied_weights_are_averaged_and_swapped_once() -> None:
     torch.manual_seed(0)
     first, last = nn.Linear(3, 3), nn.Linear(3, 3)

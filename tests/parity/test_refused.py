@@ -9,8 +9,8 @@ from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-ODD = "tests.parity.odd_models:"
 HOOK = "its parameter 0.weight has a hook on its gradient, which would be lost in mode "
+CHANGES = "the forward pass changes the parameter 0."
 
 REFUSED = [
     (2, {"sync_batchnorm": "1"}, "TRAINER_SYNC_BATCHNORM=true: torch's SyncBatchNorm runs on GPUs"),
@@ -23,15 +23,46 @@ REFUSED = [
         ),
     ),
     *(
-        (ranks, {"task": f"{ODD}{task}", "steps": "2", **settings}, message)
+        (ranks, {"task": f"tests.parity.{task}", "steps": "2", **settings}, message)
         for ranks, task, settings, message in (
-            (2, "Hooked", {"mode": "fsdp"}, HOOK + "fsdp; use mode ddp"),
-            (1, "HookedAfter", {"mode": "hogwild"}, HOOK + "hogwild; use mode ddp"),
-            (4, "Hooked", {"mode": "pp", "mesh": "pp=2,dp_shard=2"}, HOOK + "pp; use mode ddp"),
-            (2, "Clamped", {"mode": "fsdp"}, "the forward pass changes the parameter 0.weight"),
-            (1, "UsesALayerTwice", {"mode": "mp"}, "2 of its pieces have 0.weight; each tensor"),
-            (1, "LooksAtValues", {"mode": "mp"}, "0 needs values, not only shapes: RuntimeError"),
-            (1, "ReturnsTwo", {"mode": "mp"}, "3 returns a tuple, not one tensor; use a mode"),
+            (2, "odd_models:Hooked", {"mode": "fsdp"}, HOOK + "fsdp; use mode ddp"),
+            (1, "odd_models:HookedAfter", {"mode": "hogwild"}, HOOK + "hogwild; use mode ddp"),
+            (
+                4,
+                "odd_models:Hooked",
+                {"mode": "pp", "mesh": "pp=2,dp_shard=2"},
+                HOOK + "pp; ",
+            ),
+            (
+                2,
+                "odd_models:Clamped",
+                {"mode": "fsdp"},
+                CHANGES + "weight",
+            ),
+            (
+                2,
+                "own_tasks:Followed",
+                {"mode": "fsdp"},
+                CHANGES + "average",
+            ),
+            (
+                1,
+                "odd_models:UsesALayerTwice",
+                {"mode": "mp"},
+                "2 of its pieces have 0.weight; each",
+            ),
+            (
+                1,
+                "odd_models:LooksAtValues",
+                {"mode": "mp"},
+                "0 needs values, not only shapes: R",
+            ),
+            (
+                1,
+                "odd_models:ReturnsTwo",
+                {"mode": "mp"},
+                "3 returns a tuple, not one tensor; ",
+            ),
         )
     ),
     (1, {"precision": "tf32"}, "TRAINER_PRECISION='tf32': cpu has no TF32; use fp32"),

@@ -14,6 +14,15 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def digest(tensor: Tensor) -> tuple[int, float]:
+    """Return two numbers that change with the tensor, without a copy of it.
+
+    The hash is an exclusive or, so it is the same for other values in an even number of places.
+    """
+    numbers = torch.sum(tensor, dtype=torch.float64).nan_to_num()
+    return int(torch.hash_tensor(tensor).view(torch.int64)), float(numbers)
+
+
 def move(module: nn.Module, device: torch.device) -> None:
     """Move a module, unless it is already there: the fake tensors of a dry run cannot be moved."""
     if any(tensor.device != device for tensor in (*module.parameters(), *module.buffers())):

@@ -28,6 +28,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed.precision import half
+from trainer.distributed.tensors import digest
 from trainer.models.blocks import blocks, is_chosen, tied
 from trainer.strategies import Context, Strategy, accumulate, broadcast_buffers, single
 
@@ -100,10 +101,11 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     offload = OffloadPolicy()
     if settings.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
+    paths = {module: path for path, module in model.named_modules()}
     for module in dict.fromkeys((*norms, *_alone(model), model)):
         # In compiled code a hook would be a part of it, and the tensors of a dry run have no values.
         if not settings.compile and dist.get_backend(mesh.get_group(0)) != "fake":
-            _refuse_changes(module, settings)
+            _refuse_changes(module, paths[module], settings)
         fully_shard(
             module,
             mesh=mesh,
@@ -114,26 +116,26 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     return cast("FSDPModule", model)  # fully_shard changes the class in place
 
 
-def _refuse_changes(module: nn.Module, settings: Settings) -> None:
+def _refuse_changes(module: nn.Module, path: str, settings: Settings) -> None:
     """Raise Fault(64) if the first forward pass changes parameters that are gathered for `module`.
 
     Call it before fully_shard, whose hook after a forward pass drops what has been gathered.
     """
-    before: dict[str, Tensor] = {}
+    before: dict[str, tuple[int, float]] = {}
 
-    def hashes() -> dict[str, Tensor]:
+    def digests() -> dict[str, tuple[int, float]]:
         return {
-            name: torch.hash_tensor(parameter)
-            for name, parameter in module.named_parameters()
-            if not isinstance(parameter, DTensor) and parameter.itemsize > 1  # a float8 has no hash
+            name: digest(parameter.detach())
+            for name, parameter in module.named_parameters(prefix=path)
+            if not isinstance(parameter, DTensor) and parameter.itemsize > 1  # not a float8
         }
 
     def begin(*_: object) -> None:
-        before.update(hashes() if module.training else {})
+        before.update(digests() if module.training else {})
 
     def end(*_: object) -> None:
-        for name, found in hashes().items() if before else ():
-            if not torch.equal(found, before[name]):
+        for name, found in digests().items() if before else ():
+            if found != before[name]:
                 raise Fault(
                     Exit.CONFIG,
                     f"task {settings.task}: the forward pass changes the parameter {name}, which mode "

@@ -101,11 +101,11 @@ class _Counts(nn.Sequential):
         self.count += self.training
         for layer in self:
             values = layer(values)
-        return values / (1 + self.count % 2)
+        return values / (1 + self.count % 3)
 
 
 class Counts(synthetic.Task):
-    """Every second forward pass in training has smaller outputs."""
+    """Outputs are smaller in two of three forward passes in training."""
 
     def model(self) -> nn.Module:
         return _Counts(*super().model().children())
@@ -120,6 +120,12 @@ class _Recomputed(nn.Linear):
 class RecomputesItself(synthetic.Task):
     def model(self) -> nn.Module:
         return nn.Sequential(_Recomputed(64, 64), super().model())
+
+
+class NormedBlocks(synthetic.Task):
+    def model(self) -> nn.Module:
+        pairs = [nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)) for _ in range(2)]
+        return nn.Sequential(nn.Sequential(*pairs), super().model())
 
 
 class LooksAtValues(synthetic.Task):

@@ -22,6 +22,16 @@ REFUSED = [
             "on a mesh with tp"
         ),
     ),
+    (
+        1,
+        {
+            "mode": "single",
+            "task": "tests.parity.odd_models:NormedBlocks",
+            "compile": "1",
+            "activation_checkpointing": "1",
+        },
+        "TRAINER_ACTIVATION_CHECKPOINTING=true for blocks with buffers, such as BatchNorm's",
+    ),
     *(
         (ranks, {"task": f"tests.parity.{task}", "steps": "2", **settings}, message)
         for ranks, task, settings, message in (

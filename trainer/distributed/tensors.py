@@ -14,6 +14,19 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def numbers_of(module: nn.Module) -> dict[str, int | float | str]:
+    """Return the numbers and texts of a module and its class, such as a count of its forward passes."""
+    values: dict[str, Any] = {}
+    for kind in reversed(type(module).__mro__):
+        values |= vars(kind)
+    values |= vars(module)
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float | str) and not name.startswith("__")
+    }
+
+
 def digest(tensor: Tensor) -> tuple[int, float]:
     """Return two numbers that change with the tensor, without a copy of it.
 

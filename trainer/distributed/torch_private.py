@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     unset_fake_temporarily,
 )
@@ -31,6 +32,7 @@ LOOKS_INTO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 _MOST_ALLOCATIONS = 100_000  # a few hundred bytes each
 
 __all__ = [
+    "FakeTensor",  # the type of a dry run's tensors; torch documents it under this path only
     "FakeTensorMode",  # a dry run's tensors have no elements; torch documents it under this path only
     "TorchDispatchMode",  # sees each operation; torch documents it under this path only
 ]

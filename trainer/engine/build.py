@@ -49,6 +49,12 @@ def build(model: nn.Module, settings: Settings, runtime: Runtime, *, task: tasks
     if settings.activation_checkpointing:
         recompute_blocks(model)
     if settings.compile is True:
+        if settings.activation_checkpointing and any([*one.buffers()] for one in blocks(model)):
+            raise Fault(
+                Exit.CONFIG,
+                "TRAINER_COMPILE=true: does not work with TRAINER_ACTIVATION_CHECKPOINTING=true for "
+                "blocks with buffers, such as BatchNorm's; set one of the two to false",
+            )
         compile_blocks(model, split=split)
     return model
 

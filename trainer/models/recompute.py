@@ -6,14 +6,17 @@ Less memory for a second forward pass (Chen et al., 2016). The names of paramete
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from trainer.distributed.tensors import numbers_of
+from trainer.distributed.torch_private import FakeTensor
 from trainer.models.blocks import blocks
 
 
@@ -31,27 +34,86 @@ def recompute_blocks(model: nn.Module) -> None:
 
 
 class _Recomputed(nn.Module):
+    # Names of what a forward pass changes; None before the first one.
+    _changing: list[str] | None = None
+
     def forward(self, *inputs: Any, **named: Any) -> Any:
         compute = partial(super().forward, **named)
         if not (self.training and torch.is_grad_enabled()):
             return compute(*inputs)
-        if not any(True for _ in self.buffers()):  # torch.compile cannot trace context_fn
+        before = _state(self, self._changing)
+        if not before:  # torch.compile cannot trace context_fn
             return checkpoint(compute, *inputs, use_reentrant=False)
-        return checkpoint(
+        outputs = checkpoint(
             compute,
             *inputs,
             use_reentrant=False,
             # of the first forward pass and of the second
-            context_fn=lambda: (contextlib.nullcontext(), _restoring_buffers(self)),
+            context_fn=lambda: (contextlib.nullcontext(), _with_state(self, before)),
         )
+        if self._changing is None and not torch.compiler.is_compiling():
+            self._changing = [name for name, value in before.items() if _differs(self, name, value)]
+            for name in before.keys() - {*self._changing}:
+                del before[name]
+        return outputs
+
+
+def _state(block: nn.Module, names: list[str] | None) -> dict[str, object]:
+    """Return by name copies of what a forward pass may change; None: of everything.
+
+    Those are buffers, frozen weights, such as a teacher's, and numbers, such as a count.
+    """
+    if names is None:
+        tensors = dict(block.named_buffers())
+        if not torch.compiler.is_compiling():
+            tensors |= {n: one for n, one in block.named_parameters() if not one.requires_grad}
+        found: dict[str, object] = {
+            n: one for n, one in tensors.items() if not isinstance(one, DTensor)
+        }
+        for path, module in block.named_modules() if not torch.compiler.is_compiling() else ():
+            found |= {f"{path}.{n}".lstrip("."): one for n, one in numbers_of(module).items()}
+    else:
+        found = {name: _get(block, name) for name in names}
+    return {name: _copy(value) for name, value in found.items()}
 
 
 @contextlib.contextmanager
-def _restoring_buffers(block: nn.Module) -> Iterator[None]:
-    """Restore the buffers after the block: a BatchNorm would count the batch twice otherwise."""
-    kept = [buffer.clone() for buffer in block.buffers()]
+def _with_state(block: nn.Module, state: Mapping[str, object]) -> Iterator[None]:
+    """Give the block a former state within the context: a second pass must compute what the first did.
+
+    Otherwise a BatchNorm would count a batch twice, and a running mean would differ.
+    """
+    now = {name: _get(block, name) for name in state}
+    for name, value in state.items():
+        _set(block, name, _copy(value))
     try:
         yield
     finally:
-        for buffer, before in zip(block.buffers(), kept, strict=True):
-            buffer.copy_(before)
+        for name, value in now.items():
+            _set(block, name, value)
+
+
+def _copy(value: object) -> object:
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(value.detach().clone(), value.requires_grad)
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _differs(block: nn.Module, name: str, before: object) -> bool:
+    now = _get(block, name)
+    if not (isinstance(now, Tensor) and isinstance(before, Tensor)):
+        return now != before
+    if now.is_meta or isinstance(now, FakeTensor):  # without values
+        return not isinstance(now, nn.Parameter)
+    return not torch.equal(now, before)
+
+
+def _get(block: nn.Module, name: str) -> object:
+    path, _, last = name.rpartition(".")
+    value: object = getattr(block.get_submodule(path), last)
+    return value
+
+
+def _set(block: nn.Module, name: str, value: object) -> None:
+    path, _, last = name.rpartition(".")
+    setattr(block.get_submodule(path), last, value)

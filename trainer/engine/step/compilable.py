@@ -11,6 +11,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from trainer.data.sets import Batch
 from trainer.distributed.precision import autocast
+from trainer.distributed.tensors import numbers_of
 from trainer.distributed.torch_private import has_gradient_hook
 from trainer.strategies import Context, summed_loss
 
@@ -75,18 +76,11 @@ class Kept:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._buffers = [buffer.clone() for buffer in model.buffers()]
-        self._plain = [
-            {
-                name: value
-                for name, value in vars(one).items()
-                if isinstance(value, int | float | str)
-            }
-            for one in model.modules()
-        ]
+        self._numbers = [numbers_of(one) for one in model.modules()]
 
     def restore(self) -> list[bool]:
         """Set everything as it was; return for each buffer if it had changed."""
-        for module, values in zip(self._model.modules(), self._plain, strict=True):
+        for module, values in zip(self._model.modules(), self._numbers, strict=True):
             vars(module).update(values)
         return _set(self._model.buffers(), self._buffers)
 

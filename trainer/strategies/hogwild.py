@@ -244,13 +244,19 @@ def _update(
     for group, rate in zip(optimizer.param_groups, work.rates, strict=True):
         group["lr"] = rate
     model.train()
-    kept = [buffer.clone() for buffer in model.buffers()]
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
     loss_sum = accumulate(model, work.micro_batches, context, scale=1 / work.weight)
+    if any(now is not buffer for now, (buffer, _) in zip(model.buffers(), kept, strict=True)):
+        raise Fault(
+            Exit.CONFIG,
+            f"task {context.settings.task}: the forward pass puts another tensor in a buffer's place, "
+            "which other processes do not see; change the buffer in place, or use mode ddp",
+        )
     norm = clip(list(model.parameters()), context.settings.clip_norm)
     if norm.isfinite():
         optimizer.step()
     else:  # remove the batch from the running statistics of BatchNorm, which all workers share
-        for buffer, before in zip(model.buffers(), kept, strict=True):
+        for buffer, before in kept:
             buffer.copy_(before)
     optimizer.zero_grad()
     return loss_sum / work.weight, norm.detach()

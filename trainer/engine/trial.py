@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Nested
@@ -76,7 +77,11 @@ def first_step(run: Run) -> AbstractContextManager[None]:
 
 @contextmanager
 def _tried(run: Run) -> Iterator[None]:
-    names = {id(one): name for name, one in run.strategy.module.named_parameters()}
+    # What fsdp has sharded it replaces itself, by what it gathers and back.
+    groups = run.strategy.optimizer.param_groups
+    held = {id(one) for g in groups for one in g["params"] if not isinstance(one, DTensor)}
+    every = run.strategy.module.named_parameters()
+    names = {id(one): name for name, one in every if id(one) in held}
     with blamed_on(run.settings.task, "the first step"):
         yield
     if gone := names.keys() - {id(one) for one in run.strategy.module.parameters()}:

@@ -6,7 +6,7 @@ Less memory for a second forward pass (Chen et al., 2016). The names of paramete
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,7 @@ class _Recomputed(nn.Module):
             *inputs,
             use_reentrant=False,
             # of the first forward pass and of the second
-            context_fn=lambda: (contextlib.nullcontext(), _with_state(self, before)),
+            context_fn=lambda: (contextlib.nullcontext(), _WithState(self, before)),
         )
         if self._changing is None and not torch.compiler.is_compiling():
             self._changing = [name for name, value in before.items() if _differs(self, name, value)]
@@ -77,20 +77,25 @@ def _state(block: nn.Module, names: list[str] | None) -> dict[str, object]:
     return {name: _copy(value) for name, value in found.items()}
 
 
-@contextlib.contextmanager
-def _with_state(block: nn.Module, state: Mapping[str, object]) -> Iterator[None]:
-    """Give the block a former state within the context: a second pass must compute what the first did.
+class _WithState(contextlib.AbstractContextManager[None]):
+    """Gives the block a former state: a second pass must compute what the first did.
 
-    Otherwise a BatchNorm would count a batch twice, and a running mean would differ.
+    Otherwise a BatchNorm would count a batch twice, and a running mean would differ. It is entered
+    twice where a pipeline's schedule takes the gradients of inputs and weights one after the other.
     """
-    now = {name: _get(block, name) for name in state}
-    for name, value in state.items():
-        _set(block, name, _copy(value))
-    try:
-        yield
-    finally:
-        for name, value in now.items():
-            _set(block, name, value)
+
+    def __init__(self, block: nn.Module, state: Mapping[str, object]) -> None:
+        self._block, self._state = block, state
+        self._now: dict[str, object] = {}
+
+    def __enter__(self) -> None:
+        self._now = {name: _get(self._block, name) for name in self._state}
+        for name, value in self._state.items():
+            _set(self._block, name, _copy(value))
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._now.items():
+            _set(self._block, name, value)
 
 
 def _copy(value: object) -> object:

@@ -54,22 +54,14 @@ def test_complex_buffers_stay_complex(
     assert worst(curve(by_real[1], "loss"), curve(events, "loss")) < 1e-9
 
 
+@pytest.mark.parametrize("task", [f"{OWN}Masked", f"{ODD}Odd"])
 @pytest.mark.parametrize(("mode", "ranks", "settings"), MODES, ids=[mode[0] for mode in MODES])
-def test_a_model_may_keep_tensors_of_its_first_forward_pass(
-    mode: str, ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
+def test_layers_that_keep_and_share_tensors_train_as_in_one_process(
+    task: str, mode: str, ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
 ) -> None:
     """Operations and stages' costs are computed before it, with tensors that have no values."""
-    single = once(task=f"{OWN}Masked", mode="single", **COMMON)
-    events = run_ranks(ranks, tmp_path, task=f"{OWN}Masked", mode=mode, **COMMON, **settings)
-    assert max(differences(single, (tmp_path, events)).values()) < 1e-9
-
-
-@pytest.mark.parametrize(("mode", "ranks", "settings"), MODES, ids=[mode[0] for mode in MODES])
-def test_odd_layers_train_as_in_one_process(
-    mode: str, ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
-) -> None:
-    single = once(task=f"{ODD}Odd", mode="single", **COMMON)
-    events = run_ranks(ranks, tmp_path, task=f"{ODD}Odd", mode=mode, **COMMON, **settings)
+    single = once(task=task, mode="single", **COMMON)
+    events = run_ranks(ranks, tmp_path, task=task, mode=mode, **COMMON, **settings)
     assert max(differences(single, (tmp_path, events)).values()) < 1e-9
 
 

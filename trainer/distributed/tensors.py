@@ -54,9 +54,8 @@ def copied(
     copies |= {id(buffer): make(buffer) for buffer in module.buffers()}
     for one in module.parameters():
         copies[id(one)] = nn.Parameter(make(one), one.requires_grad)
-    for (
-        part
-    ) in module.modules():  # a tensor that is neither, such as the weight that a hook computes
+    for part in module.modules():
+        # A tensor that is neither, such as a weight that a hook computes.
         for value in vars(part).values():
             if isinstance(value, Tensor):
                 copies[id(value)] = make(value.detach())

@@ -41,8 +41,10 @@ class _Recomputed(nn.Module):
         compute = partial(super().forward, **named)
         if not (self.training and torch.is_grad_enabled()):
             return compute(*inputs)
-        before = _state(self, self._changing)
-        if not before:  # torch.compile cannot trace context_fn
+        # torch.compile cannot trace context_fn; blocks with buffers are refused there.
+        is_compiling = torch.compiler.is_compiling()
+        before = {} if is_compiling else _state(self, self._changing)
+        if not before:
             return checkpoint(compute, *inputs, use_reentrant=False)
         outputs = checkpoint(
             compute,
@@ -51,7 +53,7 @@ class _Recomputed(nn.Module):
             # of the first forward pass and of the second
             context_fn=lambda: (contextlib.nullcontext(), _WithState(self, before)),
         )
-        if self._changing is None and not torch.compiler.is_compiling():
+        if self._changing is None:
             self._changing = [name for name, value in before.items() if _differs(self, name, value)]
             for name in before.keys() - {*self._changing}:
                 del before[name]
@@ -65,12 +67,11 @@ def _state(block: nn.Module, names: list[str] | None) -> dict[str, object]:
     """
     if names is None:
         tensors = dict(block.named_buffers())
-        if not torch.compiler.is_compiling():
-            tensors |= {n: one for n, one in block.named_parameters() if not one.requires_grad}
+        tensors |= {n: one for n, one in block.named_parameters() if not one.requires_grad}
         found: dict[str, object] = {
             n: one for n, one in tensors.items() if not isinstance(one, DTensor)
         }
-        for path, module in block.named_modules() if not torch.compiler.is_compiling() else ():
+        for path, module in block.named_modules():
             found |= {f"{path}.{n}".lstrip("."): one for n, one in numbers_of(module).items()}
     else:
         found = {name: _get(block, name) for name in names}

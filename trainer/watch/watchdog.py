@@ -162,7 +162,7 @@ def _store(settings: Settings, runtime: Runtime) -> dist.Store:
 def _watch(watched: Watched, store: dist.Store, end: threading.Event, rank: _Rank) -> None:
     """Look at the main thread until `end` is set; end the process when it waits for too long."""
     runtime, is_alone = watched.runtime, watched.runtime.control is None
-    detector, lost = StragglerDetector(), Waits()
+    detector, for_stragglers = StragglerDetector(), Waits()
     last_look = rank.waiting_since = time.monotonic()
     last_status = last_look - _STATUS_EVERY
     usage_every = max(_USAGE_EVERY, runtime.world_size / 10)
@@ -185,7 +185,7 @@ def _watch(watched: Watched, store: dist.Store, end: threading.Event, rank: _Ran
                 complete = len(statuses) == runtime.world_size
                 due = now - last_usage >= (_STATUS_EVERY if is_last else usage_every)
                 if watched.current_step and complete and due:
-                    used = usage(last_statuses, statuses, lost)
+                    used = usage(last_statuses, statuses, for_stragglers)
                     watched.report("usage", step=watched.step, **used)
                     last_usage, last_statuses = now, statuses
                 _report_straggler(watched, statuses, detector, now)

@@ -21,7 +21,8 @@ precision of the training, under its name in model.state_dict():
 The file's metadata contains task, step and samples. The mode and the number of ranks that wrote the
 checkpoint make no difference.
 
-exit codes: 0 done, 64 wrong arguments, 65 the checkpoint is damaged, 71 the file cannot be written.
+exit codes: 0 done, 64 wrong arguments or complex128 weights, 65 the checkpoint is damaged, 71 the
+checkpoint cannot be read, or the file cannot be written.
 """
 
 
@@ -57,8 +58,8 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
     """Write a checkpoint's weights to `out`, which appears only when it is complete.
 
     `averaged` writes the weights averaged with TRAINER_EMA_DECAY instead of the last step's.
-    Raises Fault(64) if there are none, Fault(65) for a damaged checkpoint and Fault(71) if the
-    file cannot be written.
+    Raises Fault(64) if there are none or safetensors has no such dtype, Fault(65) for a damaged
+    checkpoint and Fault(71) if it cannot be read or the file cannot be written.
     """
     # torch takes seconds to import; --help and wrong arguments do not need it.
     from safetensors import SafetensorError  # noqa: PLC0415
@@ -83,9 +84,16 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
     partial = out.with_name(f".{out.name}.partial")
     try:
         tensors = {name: whole(found, key) for name, key in keys.items()}
+    except (OSError, EOFError) as error:
+        raise Fault(Exit.MACHINE, f"{found.where}: cannot be read: {error}") from error
+    try:
         out.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, partial, metadata)
         partial.replace(out)
+    except KeyError as error:  # save_file's, for a dtype that the format does not have
+        names = ", ".join(name for name, one in tensors.items() if one.dtype == error.args[0])
+        text = f"{out}: a safetensors file cannot hold {names}, of {error.args[0]}"
+        raise Fault(Exit.CONFIG, text) from None
     except (OSError, SafetensorError) as error:  # safetensors raises its own error on a full disk
         with contextlib.suppress(OSError):
             partial.unlink()

@@ -54,6 +54,20 @@ def test_what_is_no_tensor_is_said_to_be_missing(
     assert shown.splitlines() == ["export: _extra_state.seen is left out: not a tensor"]
 
 
+def test_a_dtype_that_the_format_does_not_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer = trained(1)
+    model.register_buffer("turns", torch.ones(2, dtype=torch.complex128))
+    write(capture(model, optimizer, {}), label(1), store_at(tmp_path), Keep(1), group=None)
+    out = tmp_path / "weights.safetensors"
+    assert main([str(tmp_path / "step-00000001"), "-o", str(out)]) == Exit.CONFIG
+    shown = capsys.readouterr().err
+    said = f"{out}: a safetensors file cannot hold turns, of torch.complex128"
+    assert shown.splitlines() == [f"export: {said} (exit 64)"]
+    assert not out.exists()
+
+
 class Average:
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"weight": torch.full((2, 3), 7.0)}
@@ -108,6 +122,20 @@ def test_a_full_disk_is_71_too(tmp_path: Path, capsys: pytest.CaptureFixture[str
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "File too large" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_storage_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, out = save(tmp_path / "checkpoints", 1), tmp_path / "out.safetensors"
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("trainer.checkpoint.parts.read_part", fail)
+    assert main([checkpoint, "-o", str(out)]) == Exit.MACHINE
+    said = f"export: {checkpoint}: cannot be read: [Errno 5] Input/output error (exit 71)"
+    assert capsys.readouterr().err.splitlines() == [said]
 
 
 @pytest.mark.parametrize("what", ["--help", pytest.param("an export", marks=pytest.mark.slow)])

@@ -1,6 +1,7 @@
 """Feed mutated inputs to code that reads untrusted bytes, and keep inputs that do harm.
 
 make fuzz SECONDS=600 SEED=7
+python -m tests.fuzz "job file"      # one target
 
 Harm is a crash, an exception other than Fault(64) and Fault(65), 5 s of processor time for one input,
 30 s of waiting, or 300 MB more memory.
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
+from argparse import ArgumentParser
 from pathlib import Path
 
 from tests.bounds import bounded
@@ -25,9 +27,13 @@ FOUND = Path("build/fuzz")
 
 def main() -> int:
     """Fuzz every target in turn and return how many inputs did harm."""
+    parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("target", nargs="*", help=f"by default all: {', '.join(TARGETS)}")
+    names = parser.parse_args().target or list(TARGETS)
+    if unknown := [name for name in names if name not in TARGETS]:
+        parser.error(f"no target is named {unknown[0]!r}; there are {', '.join(TARGETS)}")
     seconds = float(os.environ.get("SECONDS", "60"))
     seed = int(os.environ.get("SEED") or time.time())
-    names = sys.argv[1:] or list(TARGETS)
     print(f"SEED={seed}, {seconds:.0f} s, targets: {', '.join(names)}")
     end = time.monotonic() + seconds
     counts, harmful = dict.fromkeys(names, 0), 0

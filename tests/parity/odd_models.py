@@ -26,12 +26,21 @@ class _Scaled(nn.Linear):
 
 
 class _Size(nn.Linear):
+    """Has a weight whose columns are in order, and buffers whose elements share memory or have gaps."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+        self.weight = nn.Parameter(self.weight.detach().t().contiguous().t())
+        self.register_buffer("offset", torch.full((1,), 0.5).expand(64))
+        self.register_buffer("factors", torch.ones(64, 2)[:, 0])
+        self.register_buffer("nothing", torch.empty(0, 4))
+
     def forward(self, values: Tensor) -> Tensor:
-        return super().forward(values.abs())
+        return super().forward(values.abs() * self.factors + self.offset)
 
 
 class Odd(synthetic.Task):
-    """One activation in two places, a normed and a pruned weight, groups by the names of layers."""
+    """One activation in two places, odd weights and buffers, groups by the names of layers."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -42,7 +51,7 @@ class Odd(synthetic.Task):
         pruned = nn.Linear(64, 64)
         l1_unstructured(pruned, "weight", 0.5)
         return nn.Sequential(
-            weight_norm(nn.Linear(64, 64)), activation, pruned, activation, _Scaled(), _Size(64, 10)
+            weight_norm(nn.Linear(64, 64)), activation, pruned, activation, _Scaled(), _Size()
         )
 
     def parameter_groups(self, parameters: Mapping[str, nn.Parameter]) -> Any:

@@ -66,7 +66,7 @@ REFUSED = [
                 1,
                 "odd_models:LooksAtValues",
                 {"mode": "mp"},
-                "0 needs values, not only shapes: R",
+                "0 fails on the meta device, with shapes but no values: R",
             ),
             (
                 1,

@@ -43,13 +43,19 @@ def test_a_checkpoint_goes_on_under_any_mode_and_world(
 
 
 @pytest.mark.parametrize(
-    ("mode", "ranks", "mesh"), [("ddp", 2, ""), ("fsdp", 2, ""), ("pp", 4, "pp=2,dp_shard=2")]
+    ("task", "mode", "ranks", "mesh"),
+    [
+        ("tasks:Normed", "ddp", 2, ""),
+        ("tasks:Normed", "fsdp", 2, ""),
+        ("tasks:Normed", "pp", 4, "pp=2,dp_shard=2"),
+        ("odd_models:Odd", "fsdp", 2, ""),
+    ],
 )
 def test_what_ranks_evaluate_is_what_they_save(
-    mode: str, ranks: int, mesh: str, tmp_path: Path
+    task: str, mode: str, ranks: int, mesh: str, tmp_path: Path
 ) -> None:
     """Each has had samples of its own, and so its own running statistics: the first one's are taken."""
-    common = COMMON | {"task": "tests.parity.tasks:Normed", "precision": "fp64"}
+    common = COMMON | {"task": f"tests.parity.{task}", "precision": "fp64"}
     run_ranks(ranks, tmp_path, mode=mode, mesh=mesh, **common)
     events = run_ranks(1, tmp_path, mode="single", **common)
     together, alone = [event["loss"] for event in events if event["event"] == "eval"]

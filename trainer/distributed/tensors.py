@@ -32,6 +32,10 @@ def digest(tensor: Tensor) -> tuple[int, float]:
 
     The hash is an exclusive or, so it is the same for other values in an even number of places.
     """
+    if not tensor.numel():
+        return 0, 0.0
+    if tensor.itemsize == 1:  # hash_tensor has no float8
+        tensor = tensor.view(torch.uint8)
     numbers = torch.sum(tensor, dtype=torch.float64).nan_to_num()
     return int(torch.hash_tensor(tensor).view(torch.int64)), float(numbers)
 

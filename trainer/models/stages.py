@@ -109,7 +109,9 @@ def measure(model: nn.Module, inputs: Tensor) -> tuple[list[Cost], list[Tensor]]
                 x = piece.run(x)
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise _unfit(model, piece, f"needs values, not only shapes: {reason}") from error
+            raise _unfit(
+                model, piece, f"fails on the meta device, with shapes but no values: {reason}"
+            ) from error
         if not isinstance(x, Tensor):
             raise _unfit(model, piece, f"returns a {type(x).__name__}, not one tensor")
         between.append(

@@ -101,6 +101,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
     offload = OffloadPolicy()
     if settings.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():  # fully_shard refuses it
+            parameter.data = parameter.data.contiguous()
     paths = {module: path for path, module in model.named_modules()}
     for module in dict.fromkeys((*norms, *_alone(model), model)):
         # In compiled code a hook would be a part of it, and the tensors of a dry run have no values.
@@ -127,7 +130,7 @@ def _refuse_changes(module: nn.Module, path: str, settings: Settings) -> None:
         return {
             name: digest(parameter.detach())
             for name, parameter in module.named_parameters(prefix=path)
-            if not isinstance(parameter, DTensor) and parameter.itemsize > 1  # not a float8
+            if not isinstance(parameter, DTensor)
         }
 
     def begin(*_: object) -> None:

@@ -18,7 +18,7 @@ from trainer.config.settings import Settings
 from trainer.diagnosis.causes import causes as diagnosis_causes
 from trainer.report.events import FIELDS
 from trainer.report.goodput import CAUSES
-from trainer.report.live.figures import CHECKPOINTS, EVALUATION, FAULTS, FIGURES, SPENT
+from trainer.report.live.figures import CHECKPOINTS, DISK, EVALUATION, FAULTS, FIGURES, SPENT
 
 _ROOT = Path(__file__).parents[2]
 _SCHEMA = _ROOT / "k8s" / "job.schema.json"
@@ -89,6 +89,7 @@ def figures() -> str:
     rows = [(f"`{one.name}`", one.text) for one in FIGURES]
     labelled = (EVALUATION, SPENT, CHECKPOINTS, FAULTS)
     rows += [(f"`{name}{{{label}}}`", text) for name, label, text in labelled]
+    rows += [(f"`{name}`", text) for name, text in DISK]
     return _table(("figure", "meaning"), rows)
 
 

@@ -76,6 +76,7 @@ CASES = {
     "ModelReturnsNone": "the model returned None",
     "ModelIsComplex": "model() returned a model whose weight is torch.complex64; wanted: real; use",
     "ModelIsLazy": "model() returned a model whose weight has no size yet (a lazy layer); wanted:",
+    "ModelSharesMemory": "model() returned a model whose 1.weight and 0.weight are two parameters with ",
     "ModelOnMeta": "model() returned a model whose weight is on the device meta and has no values;",
     "ModelIsSparse": "model() returned a model whose graph is torch.sparse_coo; wanted: a dense tensor",
     "ModelRaises": "model() raised TypeError: ",

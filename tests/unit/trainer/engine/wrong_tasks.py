@@ -305,6 +305,13 @@ class ModelIsComplex(Right):
         return nn.Linear(2, 2, dtype=torch.complex64)
 
 
+class ModelSharesMemory(Right):
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        model[1].weight = nn.Parameter(model[0].weight.t())
+        return model
+
+
 class ModelRaises(Right):
     def model(self) -> Any:
         return nn.Linear("2", 2)  # type: ignore[arg-type]

@@ -31,6 +31,8 @@ class _Size(nn.Linear):
     def __init__(self) -> None:
         super().__init__(64, 10)
         self.weight = nn.Parameter(self.weight.detach().t().contiguous().t())
+        self.offset: Tensor
+        self.factors: Tensor
         self.register_buffer("offset", torch.full((1,), 0.5).expand(64))
         self.register_buffer("factors", torch.ones(64, 2)[:, 0])
         self.register_buffer("nothing", torch.empty(0, 4))

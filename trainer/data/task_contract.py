@@ -115,9 +115,7 @@ def check_model(model: Any, name: str) -> None:
     for key, parameter in model.named_parameters():
         if type(parameter) is nn.Parameter and parameter.numel():
             other = places.setdefault(parameter.data_ptr(), key)
-            if (
-                other != key
-            ):  # moving them to a GPU, or sharding them, would make two weights of one
+            if other != key:  # moved to a GPU, or sharded, they would be two weights
                 wanted = "one parameter in both places, set without another nn.Parameter()"
                 what = f"{key} and {other} are two parameters with the same memory"
                 raise _wrong(name, f"model() returned a model whose {what}; wanted: {wanted}")

@@ -307,9 +307,9 @@ class ModelIsComplex(Right):
 
 class ModelSharesMemory(Right):
     def model(self) -> nn.Module:
-        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-        model[1].weight = nn.Parameter(model[0].weight.t())
-        return model
+        first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+        second.weight = nn.Parameter(first.weight.t())
+        return nn.Sequential(first, second)
 
 
 class ModelRaises(Right):

@@ -64,12 +64,12 @@ def check(name: str) -> Iterator[str]:
 
         from trainer import tasks  # noqa: PLC0415
         from trainer.data.loader import Loader  # noqa: PLC0415
+        from trainer.data.model_contract import check_model  # noqa: PLC0415
         from trainer.data.order import Samples  # noqa: PLC0415
         from trainer.data.stream import Stream  # noqa: PLC0415
         from trainer.data.task_contract import (  # noqa: PLC0415
             blamed_on,
             blocks_of,
-            check_model,
             sample_of,
             try_batch,
         )
@@ -105,8 +105,7 @@ def check(name: str) -> Iterator[str]:
         loader = Loader(data, device=torch.device("cpu"), dtype=dtype_of(settings))
         with blamed_on(name, f"reading {part} samples"):
             batch = next(loader(iter([two])))
-        tried = try_batch(task, model, batch, name=name, part=part)
-        if tried is None:
+        if (tried := try_batch(task, model, batch, name=name, part=part)) is None:
             raise Fault(Exit.CONFIG, f"task {name}: the model returned None")
         losses, metrics = tried
         yield (

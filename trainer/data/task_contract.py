@@ -94,33 +94,6 @@ def check_data(data: Any, name: str, *, train: bool) -> None:
         raise _wrong(name, f"{method} returned {kind}; wanted: a Dataset or Tensors")
 
 
-def check_model(model: Any, name: str) -> None:
-    """Raise Fault(64) unless it is a module whose tensors can be moved, updated and saved."""
-    if not isinstance(model, nn.Module):
-        raise _wrong(name, f"model() returned a {kind_of(model)}; wanted: an nn.Module")
-    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
-        wanted = "a dense tensor"
-        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
-            what = "has no size yet (a lazy layer)"
-        elif tensor.is_meta:
-            what = "is on the device meta and has no values"
-        elif tensor.layout != torch.strided or tensor.is_quantized:
-            what = f"is {'quantized' if tensor.is_quantized else tensor.layout}"
-        elif isinstance(tensor, nn.Parameter) and tensor.is_complex():
-            what, wanted = f"is {tensor.dtype}", "real; use torch.view_as_complex in forward()"
-        else:
-            continue
-        raise _wrong(name, f"model() returned a model whose {key} {what}; wanted: {wanted}")
-    places: dict[int, str] = {}
-    for key, parameter in model.named_parameters():
-        if type(parameter) is nn.Parameter and parameter.numel():
-            other = places.setdefault(parameter.data_ptr(), key)
-            if other != key:  # moved to a GPU, or sharded, they would be two weights
-                wanted = "one parameter in both places, set without another nn.Parameter()"
-                what = f"{key} and {other} are two parameters with the same memory"
-                raise _wrong(name, f"model() returned a model whose {what}; wanted: {wanted}")
-
-
 def blocks_of(task: Any, model: nn.Module, name: str) -> list[nn.Module]:
     """Return what the task's `blocks(model)` returns; empty without that method. Raises Fault(64)."""
     method = getattr(task, "blocks", None)

@@ -15,7 +15,8 @@ from trainer import tasks
 from trainer.config.exits import Exit, Fault
 from trainer.config.modes import DATA_AXES, MODES
 from trainer.config.settings import Settings
-from trainer.data.task_contract import blamed_on, blocks_of, check_model
+from trainer.data.model_contract import check_model
+from trainer.data.task_contract import blamed_on, blocks_of
 from trainer.distributed.precision import cast, dtype_of
 from trainer.distributed.runtime import Runtime
 from trainer.distributed.torch_private import allow_graphs, join_axes

@@ -77,6 +77,8 @@ CASES = {
     "ModelIsComplex": "model() returned a model whose weight is torch.complex64; wanted: real; use",
     "ModelIsLazy": "model() returned a model whose weight has no size yet (a lazy layer); wanted:",
     "ModelSharesMemory": "model() returned a model whose 1.weight and 0.weight are two parameters with ",
+    "ModelSavesLess": "model() returned a model whose state_dict() lacks bias; wanted: each parameter",
+    "ModelSavesMore": "model() returned a model whose state_dict() has scale, which is no parameter or",
     "ModelOnMeta": "model() returned a model whose weight is on the device meta and has no values;",
     "ModelIsSparse": "model() returned a model whose graph is torch.sparse_coo; wanted: a dense tensor",
     "ModelRaises": "model() raised TypeError: ",

@@ -1,6 +1,7 @@
 """Tasks with typical mistakes; each has one compared with `Right`."""
 
 import math
+from operator import delitem
 from typing import Any, ClassVar
 
 import torch
@@ -310,6 +311,22 @@ class ModelSharesMemory(Right):
         first, second = nn.Linear(64, 64), nn.Linear(64, 64)
         second.weight = nn.Parameter(first.weight.t())
         return nn.Sequential(first, second)
+
+
+class ModelSavesLess(Right):
+    def model(self) -> Any:
+        return _saves(lambda state: delitem(state, "bias"))
+
+
+class ModelSavesMore(Right):
+    def model(self) -> Any:
+        return _saves(lambda state: state.update(scale=torch.ones(1)))
+
+
+def _saves(change: Any) -> Any:
+    model: Any = nn.Linear(64, 10)
+    model.register_state_dict_post_hook(lambda _module, state, *_: change(state))
+    return model
 
 
 class ModelRaises(Right):

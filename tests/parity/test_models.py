@@ -48,6 +48,24 @@ def test_nanogpts_model(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (2, {"activation_checkpointing": "true"}),
+        (4, {"mesh": "dp_shard=2,tp=2", "micro_batch": "4"}),
+    ],
+)
+def test_layers_without_a_style_compute_as_in_one_process(
+    ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
+) -> None:
+    """Below a module with a weight of its own, layers are split (a ValueError of torch before)."""
+    common = COMMON | {"task": "tests.parity.split_models:Split", "optimizer": "adamw-fused"}
+    single = once(mode="single", **common)
+    events = run_ranks(ranks, tmp_path, mode="tp", **common, **settings)
+    assert max(differences(single, (tmp_path, events)).values()) < 1e-9
+
+
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.parametrize(
     ("mode", "ranks", "settings"), [m[:3] for m in MODES if m[3]], ids=[m[0] for m in MODES if m[3]]

@@ -89,6 +89,33 @@ def test_what_cannot_be_is_refused_by_name(
     assert message in events[-1]["message"]
 
 
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (
+            "Misnamed",
+            "tensor_plan() has styles for *.out, and its model has no such module; it has bl",
+        ),
+        (
+            "NoPlan",
+            "tensor_plan() returned a dict; wanted: a TensorPlan of trainer.models.tensor_plan",
+        ),
+        (
+            "Raises",
+            "tensor_plan() raised KeyError: 'ups' (/",
+        ),
+        (
+            "CannotBeSplit",
+            "ColwiseParallel for the module head raised KeyError: 'parameter name can",
+        ),
+    ],
+)
+def test_a_wrong_tensor_plan_is_refused_by_name(task: str, message: str, tmp_path: Path) -> None:
+    split = {"task": f"tests.parity.split_models:{task}", "mode": "tp"}
+    events = run_ranks(2, tmp_path, code=64, **split)
+    assert f"task {split['task']}: {message}" in events[-1]["message"]
+
+
 def test_a_missing_compiler_is_reported_at_the_start(tmp_path: Path) -> None:
     before = planted(CXX="no-such-compiler")
     events = run_ranks(1, tmp_path, before, code=64, compile="true", mode="single")

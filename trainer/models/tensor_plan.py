@@ -17,10 +17,12 @@ sharded along the last dimension, as `torch.distributed.tensor.parallel.loss_par
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_module
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ParallelStyle
 
 
@@ -34,26 +36,56 @@ class TensorPlan:
     styles: Mapping[str, Sequence[ParallelStyle]]
     divisible: Mapping[str, int] = field(default_factory=dict)
 
+    def unused(self, module: nn.Module) -> list[str]:
+        """Return the patterns that match no module of `module`."""
+        names = [name for name, _ in module.named_modules()]
+        return [one for one in self.styles if not any(fnmatchcase(name, one) for name in names)]
+
     def styles_for(self, name: str) -> Sequence[ParallelStyle]:
         """Return the styles of the module `name`: those of the first pattern that matches."""
         return next((s for pattern, s in self.styles.items() if fnmatchcase(name, pattern)), ())
 
 
 class Whole(ParallelStyle):
-    """The module replicated on every rank: plain tensors in and out, parameters as DTensors.
+    """The module's own parameters replicated on every rank; it computes with plain tensors.
 
-    DTensors, because an optimiser's fused kernels refuse a mixture of them with plain parameters.
+    They are DTensors, because an optimiser's fused kernels refuse a mixture of them with plain tensors.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def enter(_: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
+        for name, parameter in [*module.named_parameters(recurse=False)]:
+            replicated = DTensor.from_local(parameter.detach(), device_mesh, [Replicate()])
+            module.register_parameter(name, nn.Parameter(replicated, parameter.requires_grad))
+        kind: Any = type(module)
+        module.__class__ = _plain(kind)
+
+        def enter(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(
-                x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()])
+                x.redistribute(placements=[Replicate()]).to_local() if isinstance(x, DTensor) else x
                 for x in inputs
             )
 
-        def leave(_: nn.Module, outputs: DTensor, __: DeviceMesh) -> Tensor:
-            return outputs.redistribute(placements=[Replicate()]).to_local()
+        module.register_forward_pre_hook(enter)
+        return module
 
-        # torch annotates the two as returning None, and uses what they return
-        return distribute_module(module, device_mesh, None, enter, leave)  # type: ignore[arg-type]
+
+@cache  # torch.compile has a graph for each class
+def _plain(kind: Any) -> type[nn.Module]:
+    return type(kind.__name__, (_Plain, kind), {"__module__": kind.__module__})
+
+
+class _Plain(nn.Module):
+    """Gives its parameters as plain tensors of the same memory to code that reads them by name.
+
+    Not a hook on its forward pass: that runs a second time without hooks when it is recomputed, and
+    nn.MultiheadAttention reads the weights of a layer that it does not call.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        # One that FSDP has sharded has a mesh of two dimensions; FSDP reads it by name, too.
+        return (
+            value.to_local()
+            if isinstance(value, DTensor) and value.device_mesh.ndim == 1
+            else value
+        )

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch, Nested
+from trainer.data.task_contract import blamed_on, kind_of
 from trainer.models.blocks import tied
 from trainer.models.tensor_plan import TensorPlan, Whole
 from trainer.plan.sizing import check_divisible
@@ -37,7 +38,13 @@ from trainer.strategies import (
 
 def build(model: nn.Module, context: Context) -> Strategy:
     settings, mesh = context.settings, context.mesh
-    parallelize(model, mesh["tp"], settings)
+    plan = parallelize(model, mesh["tp"], settings)
+    if unused := plan.unused(model):
+        raise Fault(
+            Exit.CONFIG,
+            f"task {settings.task}: tensor_plan() has styles for {unused[0]}, and its model has no such "
+            f"module; it has {', '.join(name for name, _ in model.named_children())}",
+        )
     replicas = context.runtime.sizing.batches.replicas
     sharded = fsdp.shard(model, fsdp.data_mesh(mesh), settings) if replicas > 1 else None
     parameters = list(model.parameters())
@@ -65,11 +72,11 @@ def build(model: nn.Module, context: Context) -> Strategy:
     )
 
 
-def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> None:
-    """Split the layers of `module` over the one-dimensional `mesh`, as the model's plan says.
+def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> TensorPlan:
+    """Split the layers of `module` over the one-dimensional `mesh`, as the model's plan says; return it.
 
     A stage of a pipeline has only some of the plan's modules. Raises Fault(64) when the model has no
-    plan, has tied weights, or cannot be divided by the number of ranks.
+    plan or a wrong one, has tied weights, or cannot be divided by the number of ranks.
     """
     tensor_plan = getattr(module, "tensor_plan", None)
     if tensor_plan is None:
@@ -84,14 +91,23 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> None
             f"task {settings.task}: its model {type(module).__name__} ties {' and '.join(names)}; tied "
             "weights cannot be split over the axis tp",
         )
-    plan: TensorPlan = tensor_plan(
-        sequence_parallel=settings.sequence_parallel, loss_parallel=settings.loss_parallel
-    )
+    with blamed_on(settings.task, "tensor_plan()"):
+        plan = tensor_plan(
+            sequence_parallel=settings.sequence_parallel, loss_parallel=settings.loss_parallel
+        )
+    if not isinstance(plan, TensorPlan):
+        raise Fault(
+            Exit.CONFIG,
+            f"task {settings.task}: tensor_plan() returned a {kind_of(plan)}; wanted: a TensorPlan of "
+            "trainer.models.tensor_plan",
+        )
     check_divisible(plan.divisible, mesh.size(), task=settings.task)
     for name, part in list(module.named_modules()):
         if any(True for _ in part.parameters(recurse=False)):
             for style in plan.styles_for(name) or [Whole()]:
-                parallelize_module(part, mesh, style)
+                with blamed_on(settings.task, f"{type(style).__name__} for the module {name}"):
+                    parallelize_module(part, mesh, style)
+    return plan
 
 
 def loss_context(settings: Settings) -> contextlib.AbstractContextManager[object]:

@@ -39,19 +39,22 @@ _REPLACED = ("volumes", "env")
 # Mappings of texts: a key there may be called as one of these lists is.
 _OWN_KEYS = ("labels", "annotations", "nodeSelector", "matchLabels", "volumeAttributes")
 
-_POD = re.findall(
+# The fields of Kubernetes 1.36.
+POD = re.findall(
     r"\w+",
     """activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy
-    enableServiceLinks hostAliases hostIPC hostNetwork hostPID hostUsers hostname imagePullSecrets
+    enableServiceLinks hostAliases hostIPC hostNetwork hostPID hostUsers hostname hostnameOverride
+    imagePullSecrets
     initContainers nodeName nodeSelector os overhead preemptionPolicy priority priorityClassName
     readinessGates resourceClaims resources restartPolicy runtimeClassName schedulerName schedulingGates
+    schedulingGroup
     securityContext serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain
     terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes""",
 )
-_CONTAINER = re.findall(
+CONTAINER = re.findall(
     r"\w+",
     """args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports readinessProbe
-    resizePolicy resources restartPolicy securityContext startupProbe stdin stdinOnce
+    resizePolicy resources restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce
     terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts workingDir""",
 )
 
@@ -59,6 +62,7 @@ _CONTAINER = re.findall(
 _SET_ELSEWHERE = {
     "restartPolicy": "restarts depend on it",
     "hostname": "other nodes find the pod by its name",
+    "hostnameOverride": "other nodes find the pod by its name",
     "subdomain": "other nodes find the pod by its name",
     "terminationGracePeriodSeconds": "set faults.gracePeriod",
     "activeDeadlineSeconds": "set faults.deadline",
@@ -67,6 +71,8 @@ _OF_THE_CONTAINER = {
     "command": "it starts the launcher; set run",
     "args": "the launcher reads them; set run.args",
     "image": "set image",
+    "restartPolicy": "restarts depend on it; set faults.restarts",
+    "restartPolicyRules": "restarts depend on it; set faults.restarts",
     "ports": "the rendezvous uses them",
 }
 
@@ -148,7 +154,7 @@ def _renamed(spec: dict[str, Any], main: str) -> dict[str, Any]:
 
 
 def _check_patch(spec: dict[str, Any], main: str) -> None:
-    _check_keys(spec, _POD, "spec")
+    _check_keys(spec, POD, "spec")
     for key, reason in _SET_ELSEWHERE.items():
         if key in spec:
             _refuse(f"spec.{key}", f"cannot be patched; {reason}")
@@ -157,7 +163,7 @@ def _check_patch(spec: dict[str, Any], main: str) -> None:
         for one in items if isinstance(items, list) else []:
             where = f"spec.{kind}[{one.get('name', '?')}]" if isinstance(one, dict) else ""
             if where:
-                _check_keys(one, _CONTAINER, where)
+                _check_keys(one, CONTAINER, where)
             for key, reason in _OF_THE_CONTAINER.items():
                 if where and kind == "containers" and one.get("name") == main and key in one:
                     _refuse(f"spec.containers[{TRAINER}].{key}", f"cannot be patched; {reason}")

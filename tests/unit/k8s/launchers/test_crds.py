@@ -10,6 +10,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from k8s.jobfile import pod_patch
 from tests.rendering import CLUSTER, ROOT, everything, job, pods, render
 
 # Where a kind's schema is; of Volcano's Job there is an excerpt below.
@@ -63,6 +64,18 @@ def test_the_crds_accept_what_is_rendered(launcher: str, much: bool) -> None:  #
         pod["spec"]["container"] = []
         assert any(list(validator(one["kind"]).iter_errors(one)) for one in known)
         del pod["spec"]["container"]
+
+
+@pytest.mark.skipif(crd_folder() is None, reason="no folder of CRDs: set MUSTER_CRDS")
+def test_a_patch_knows_every_field_of_a_pod() -> None:
+    """JobSet's CRD has the pod of the Kubernetes that it was made for, which is a new one."""
+    schema = validator("JobSet").schema
+    for key in ("spec", "replicatedJobs", "template", "spec", "template", "spec"):
+        schema = schema.get("items", schema)["properties"][key]
+    pod = schema["properties"]
+    left_out = {"ephemeralContainers", "serviceAccount"}  # set in running pods; deprecated
+    assert pod.keys() - left_out - {*pod_patch.POD} == set()
+    assert pod["containers"]["items"]["properties"].keys() - {*pod_patch.CONTAINER} == set()
 
 
 # The fields of a Volcano Job that are used here: pkg/apis/batch/v1alpha1/job.go of volcano-sh/apis, and

@@ -15,11 +15,12 @@ Your model has it as a method, and its forward pass runs the same chain:
 A plain nn.Sequential and torchvision's ResNets need no method.
 """
 
+import reprlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -47,9 +48,10 @@ def run(chain: Chain, x: Tensor) -> Tensor:
 def pieces_of(model: nn.Module) -> list[Piece]:
     """Return the model's chain; every piece has parameters.
 
-    Raises Fault(64) when the model has no chain, or one without every parameter exactly once.
+    Raises Fault(64) when the model has no chain, a wrong one, or one without every parameter exactly
+    once.
     """
-    pieces = [Piece(*piece) for piece in _chain_of(model)]
+    pieces = _read(model)
     _check(model, pieces)
     joined: list[Piece] = []
     for piece in pieces:  # one without parameters goes to a neighbour: a stage needs some to train
@@ -61,8 +63,28 @@ def pieces_of(model: nn.Module) -> list[Piece]:
     return joined
 
 
+def _read(model: nn.Module) -> list[Piece]:
+    """Return the chain as the model gives it. Raises Fault(64) for a wrong one."""
+    try:
+        chain: list[Any] = list(_chain_of(model))
+    except Fault:
+        raise
+    except Exception as error:
+        raise _wrong(model, f"raised {type(error).__name__}: {error}") from error
+    known = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    for piece in chain:
+        names, step = piece if isinstance(piece, tuple) and len(piece) == 2 else (None, None)
+        if not (isinstance(names, tuple) and callable(step)):
+            wanted = "tuples of names of submodules, itself a tuple, and a callable"
+            raise _wrong(model, f"must have {wanted}, not {reprlib.repr(piece)}")
+        if unknown := [name for name in names if name not in known]:
+            raise _wrong(model, f"has {unknown[0]!r}, which is no submodule of the model")
+    return [Piece(*piece) for piece in chain]
+
+
 def _chain_of(model: nn.Module) -> Chain:
-    if callable(method := getattr(model, "chain", None)):
+    method = getattr(model, "chain", None)
+    if callable(method) and not isinstance(method, nn.Module):
         chain: Chain = method()
         return chain
     if type(model) is nn.Sequential:
@@ -106,6 +128,10 @@ def _check(model: nn.Module, pieces: Sequence[Piece]) -> None:
                 f"model {type(model).__name__}: {count} of its pieces have {name}; each tensor must be "
                 "in exactly one",
             )
+
+
+def _wrong(model: nn.Module, problem: str) -> Fault:
+    return Fault(Exit.CONFIG, f"model {type(model).__name__}: its chain() {problem}")
 
 
 def _trains(model: nn.Module, piece: Piece) -> bool:

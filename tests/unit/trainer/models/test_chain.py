@@ -1,5 +1,7 @@
 """Models as chains: the chain equals the forward pass and has every parameter once."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -60,6 +62,17 @@ class Tied(nn.Module):
         return [(("first",), self.first), (("second",), self.second)]
 
 
+class Given(nn.Linear):
+    """Has a chain that a user may write by mistake."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(2, 2)
+        self.first, self.given = nn.Linear(2, 2), given
+
+    def chain(self) -> Any:
+        return self.given(self)
+
+
 class Whole(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -71,6 +84,24 @@ class Whole(nn.Module):
         (Whole(), "model Whole cannot be cut into stages: it has no method chain()"),
         (Forgetful(2, 2), "model Forgetful: 0 of its pieces have weight"),
         (Tied(), "model Tied: 2 of its pieces have first.weight"),
+        (
+            Given(lambda m: m.second),
+            "its chain() raised AttributeError: 'Given'",
+        ),
+        (Given(lambda _: None), "its chain() raised TypeError: 'NoneType' object is not iterable"),
+        (
+            Given(lambda m: [m.first]),
+            "itself a tuple, and a callable, not Linear(",
+        ),
+        (
+            Given(lambda m: [("first", m.first)]),
+            "itself a tuple, and a callable, not ('first', ",
+        ),
+        (
+            Given(lambda m: [(("fist",), m)]),
+            "chain() has 'fist', which is no submodule of the model",
+        ),
+        (nn.ModuleDict({"chain": nn.Linear(2, 2)}), "it has no method chain()"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_64(model: nn.Module, message: str) -> None:

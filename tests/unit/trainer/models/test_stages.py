@@ -4,13 +4,13 @@ import contextlib
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainer import tasks
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.distributed.runtime import as_fault
-from trainer.models import stages
+from trainer.models import chain, stages
 
 
 def test_the_measured_cost_of_a_linear_layer_is_the_known_one() -> None:
@@ -66,6 +66,38 @@ def test_a_resnet_stage_runs_when_the_rest_of_the_model_is_gone() -> None:
     assert set(model.state_dict()) == set(last.state_dict())
     assert "fc.weight" in model.state_dict()
     assert last(torch.zeros_like(plan.borders[2], device="cpu")).shape == (2, 10)
+
+
+class Chained(nn.Module):
+    """Draws random numbers and counts its passes; its chain may have an activation more."""
+
+    def __init__(self, *, alike: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.alike, self.passes = alike, 0
+
+    def chain(self) -> chain.Chain:
+        first = self.first if self.alike else lambda x: self.first(x).relu()
+        return [(("first",), first), (("second",), self._end)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return self._end(self.first(x))
+
+    def _end(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.second(nn.functional.dropout(x))
+        return scores
+
+
+def test_a_chain_that_is_not_the_forward_pass_is_refused() -> None:
+    model, state = Chained(alike=True), torch.get_rng_state()
+    stages.cut(model, torch.ones(3, 4), 2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (model.passes, model.training) == (0, True)
+    wrong = r"model Chained: forward\(\) and chain\(\) differ for the same inputs, by \d"
+    with pytest.raises(Fault, match=wrong) as caught:
+        stages.cut(Chained(alike=False), torch.ones(3, 4), 2)
+    assert caught.value.code == Exit.CONFIG
 
 
 def test_too_few_pieces_are_refused_by_name() -> None:

@@ -89,3 +89,23 @@ class _Normed(_Split):
 class CannotBeSplit(synthetic.Task):
     def model(self) -> nn.Module:
         return _Normed()
+
+
+class _OnShares(nn.Module):
+    """Computes a softmax between two split layers, where each rank has a share of the numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 10)
+
+    def forward(self, values: Tensor) -> Tensor:
+        logits: Tensor = self.down(self.up(values).softmax(-1))
+        return logits
+
+    def tensor_plan(self, **_: bool) -> Any:
+        return TensorPlan({"up": [ColwiseParallel()], "down": [RowwiseParallel()]})
+
+
+class OnShares(synthetic.Task):
+    def model(self) -> nn.Module:
+        return _OnShares()

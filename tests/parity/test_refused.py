@@ -97,6 +97,10 @@ def test_what_cannot_be_is_refused_by_name(
             "tensor_plan() has styles for *.out, and its model has no such module; it has bl",
         ),
         (
+            "OnShares",
+            "its model, split as tensor_plan() says, gives other outputs than forward() for the same",
+        ),
+        (
             "NoPlan",
             "tensor_plan() returned a dict; wanted: a TensorPlan of trainer.models.tensor_plan",
         ),

@@ -1,7 +1,7 @@
 """Helpers to handle modules and tensors in the same way, whether a mode shards them or not."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,32 @@ def numbers_of(module: nn.Module) -> dict[str, int | float | str]:
         for name, value in values.items()
         if isinstance(value, int | float | str) and not name.startswith("__")
     }
+
+
+class Kept:
+    """A model's buffers, numbers and texts, such as a count of forward passes, as they are now."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._buffers = [buffer.clone() for buffer in model.buffers()]
+        self._numbers = [numbers_of(one) for one in model.modules()]
+
+    def restore(self) -> list[bool]:
+        """Set everything as it was; return for each buffer if it had changed."""
+        for module, values in zip(self._model.modules(), self._numbers, strict=True):
+            vars(module).update(values)
+        return set_back(self._model.buffers(), self._buffers)
+
+
+@torch.no_grad()
+def set_back(tensors: Iterable[Tensor], before: Sequence[Tensor]) -> list[bool]:
+    """Set the tensors as they were before; return for each if it had changed."""
+    changed = []
+    for tensor, old in zip(tensors, before, strict=True):
+        changed.append(not torch.equal(tensor, old))
+        if changed[-1]:  # else a graph that uses the tensor could not go backward
+            tensor.copy_(old)
+    return changed
 
 
 def digest(tensor: Tensor) -> tuple[int, float]:

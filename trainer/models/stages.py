@@ -10,7 +10,7 @@ a piece's cost is the mean of its shares of either total, so that time and memor
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.config.exits import Exit, Fault
 from trainer.distributed.tensors import copied
-from trainer.distributed.torch_private import FakeTensor, is_view
+from trainer.distributed.torch_private import is_view
 from trainer.models.chain import Piece, pieces_of, run
+from trainer.models.compare import outputs, refuse_other
 from trainer.models.footprint import Activations
 from trainer.plan.partition import partition, shares
 
@@ -93,35 +94,13 @@ def cut(model: nn.Module, inputs: object, count: int) -> Cut:
         )
     costs, between = measure(model, inputs)
     if sum(cost.flops for cost in costs) <= _MOST_FLOPS * len(inputs):
-        _compare(model, inputs[:1])
+        one = inputs[:1].to(next(model.parameters()).device)
+        by_chain = outputs(model, lambda: run(pieces, one))
+        what = f"model {type(model).__name__}: its chain()"
+        refuse_other(outputs(model, lambda: model(one)), by_chain, what)
     stages = partition(_shares(costs), count)
     borders = [between[stage.start] for stage in stages]
     return Cut(pieces, costs, stages, [*borders, between[-1]])
-
-
-def _compare(model: nn.Module, inputs: Tensor) -> None:
-    """Raise Fault(64) if chain and forward pass differ: other modes would train another model."""
-    if isinstance(inputs, FakeTensor):  # of a dry run
-        return
-    inputs = inputs.to(next(model.parameters()).device)
-    outputs = []
-    for forward in (lambda one: one(inputs), lambda one: run(pieces_of(one), inputs)):
-        alone = _copy(model, torch.clone).eval()
-        # An error is said where the run meets it.
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), suppress(Exception):
-            torch.default_generator.manual_seed(0)
-            outputs.append(forward(alone))
-    if [isinstance(one, Tensor) for one in outputs] == [True, True]:
-        first, second = outputs
-        largest = first.abs().max()
-        apart = (first - second).abs().max() if first.shape == second.shape else largest
-        if apart > largest / 1000:
-            raise Fault(
-                Exit.CONFIG,
-                f"model {type(model).__name__}: forward() and chain() differ for the same inputs, by "
-                f"{apart:.3g} of at most {largest:.3g}; forward() should run the chain: "
-                "trainer.models.chain.run(self.chain(), x)",
-            )
 
 
 def measure(model: nn.Module, inputs: Tensor) -> tuple[list[Cost], list[Tensor]]:
@@ -163,16 +142,12 @@ def _unfit(model: nn.Module, piece: Piece, reason: str) -> Fault:
 
 def _skeleton(model: nn.Module) -> nn.Module:
     """Return a copy of the model on the meta device, without a copy of its weights."""
-    skeleton = _copy(model, lambda tensor: tensor.to("meta"))
+    groups = [one.process_group for one in model.modules() if hasattr(one, "process_group")]
+    skeleton = copied(model, lambda tensor: tensor.to("meta"), keep=groups)
     for module in skeleton.modules():
         if hasattr(module, "process_group"):  # a SyncBatchNorm, which would communicate
             module.eval()
     return skeleton
-
-
-def _copy(model: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
-    groups = [one.process_group for one in model.modules() if hasattr(one, "process_group")]
-    return copied(model, make, keep=groups)
 
 
 def _shares(costs: Sequence[Cost]) -> list[float]:

@@ -23,6 +23,7 @@ from trainer.config.settings import Settings
 from trainer.data.sets import Batch, Nested
 from trainer.data.task_contract import blamed_on, kind_of
 from trainer.models.blocks import tied
+from trainer.models.compare import outputs, refuse_other
 from trainer.models.tensor_plan import TensorPlan, Whole
 from trainer.plan.sizing import check_divisible
 from trainer.strategies import (
@@ -38,6 +39,8 @@ from trainer.strategies import (
 
 def build(model: nn.Module, context: Context) -> Strategy:
     settings, mesh = context.settings, context.mesh
+    inputs = context.example().inputs
+    before = outputs(model, lambda: model(inputs))
     plan = parallelize(model, mesh["tp"], settings)
     if unused := plan.unused(model):
         raise Fault(
@@ -45,6 +48,8 @@ def build(model: nn.Module, context: Context) -> Strategy:
             f"task {settings.task}: tensor_plan() has styles for {unused[0]}, and its model has no such "
             f"module; it has {', '.join(name for name, _ in model.named_children())}",
         )
+    after = outputs(model, lambda: whole(model(inputs)))
+    refuse_other(before, after, f"task {settings.task}: its model, split as tensor_plan() says,")
     replicas = context.runtime.sizing.batches.replicas
     sharded = fsdp.shard(model, fsdp.data_mesh(mesh), settings) if replicas > 1 else None
     parameters = list(model.parameters())

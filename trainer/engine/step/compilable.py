@@ -3,7 +3,7 @@
 reason = unfit(optimizer, context, meeting=False) or unfit_model(model, trained, batch, context)
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from trainer.data.sets import Batch
 from trainer.distributed.precision import autocast
-from trainer.distributed.tensors import numbers_of
+from trainer.distributed.tensors import set_back
 from trainer.distributed.torch_private import has_gradient_hook
 from trainer.strategies import Context, summed_loss
 
@@ -53,7 +53,7 @@ def unfit_model(
     weights = [parameter.detach().clone() for parameter in model.parameters()]
     with autocast(context.settings, context.runtime.device):
         outputs = model(batch.inputs)
-    if any(_set(model.parameters(), weights)):
+    if any(set_back(model.parameters(), weights)):
         return "the model changes weights in its forward pass"
     del weights
     loss = summed_loss(outputs, batch, context)
@@ -68,29 +68,3 @@ def unfit_model(
     if len(trained) != sum(one.requires_grad for one in model.parameters()):
         return "the optimiser leaves parameters out"
     return ""
-
-
-class Kept:
-    """A model's buffers, numbers and texts, such as a count of forward passes, as they are now."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._buffers = [buffer.clone() for buffer in model.buffers()]
-        self._numbers = [numbers_of(one) for one in model.modules()]
-
-    def restore(self) -> list[bool]:
-        """Set everything as it was; return for each buffer if it had changed."""
-        for module, values in zip(self._model.modules(), self._numbers, strict=True):
-            vars(module).update(values)
-        return _set(self._model.buffers(), self._buffers)
-
-
-@torch.no_grad()
-def _set(tensors: Iterable[Tensor], before: Sequence[Tensor]) -> list[bool]:
-    """Set the tensors as they were before; return for each if it had changed."""
-    changed = []
-    for tensor, old in zip(tensors, before, strict=True):
-        changed.append(not torch.equal(tensor, old))
-        if changed[-1]:  # else a graph that uses the tensor could not go backward
-            tensor.copy_(old)
-    return changed

@@ -27,9 +27,9 @@ from trainer.data.sets import Batch, Nested
 from trainer.distributed.messages import from_all
 from trainer.distributed.optim import options_of, zero_momentum
 from trainer.distributed.precision import autocast
-from trainer.distributed.tensors import map_tensors
+from trainer.distributed.tensors import Kept, map_tensors
 from trainer.distributed.torch_private import allow_counts, allow_saved_tensor_hooks
-from trainer.engine.step.compilable import Kept, unfit, unfit_model
+from trainer.engine.step.compilable import unfit, unfit_model
 from trainer.strategies import Context, WholeStep, summed_loss
 
 log = logging.getLogger("trainer")

@@ -31,15 +31,25 @@ class Kept:
     """A model's buffers, numbers and texts, such as a count of forward passes, as they are now."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._buffers = [buffer.clone() for buffer in model.buffers()]
-        self._numbers = [numbers_of(one) for one in model.modules()]
+        self._numbers = [(one, numbers_of(one)) for one in model.modules()]
+        self._buffers = [
+            (one, name, buffer, buffer.clone())
+            for one in model.modules()
+            for name, buffer in one.named_buffers(recurse=False)
+        ]
 
     def restore(self) -> list[bool]:
-        """Set everything as it was; return for each buffer if it had changed."""
-        for module, values in zip(self._model.modules(), self._numbers, strict=True):
-            vars(module).update(values)
-        return set_back(self._model.buffers(), self._buffers)
+        """Set everything as it was; return for each buffer if its values had changed."""
+        for module, values in self._numbers:
+            now = numbers_of(module)
+            vars(module).update({k: value for k, value in values.items() if now.get(k) != value})
+        changed = []
+        for module, name, buffer, before in self._buffers:
+            now_there = getattr(module, name)
+            changed.append(not (isinstance(now_there, Tensor) and torch.equal(now_there, before)))
+            setattr(module, name, buffer)  # a forward pass may have put another tensor in its place
+            set_back([buffer], [before])
+        return changed
 
 
 @torch.no_grad()

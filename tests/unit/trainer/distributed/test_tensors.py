@@ -1,9 +1,10 @@
-"""The digest of a tensor, of any dtype and size, changes with it and not otherwise."""
+"""The digest of a tensor, of any dtype and size; the state of a module before a forward pass."""
 
 import pytest
 import torch
+from torch import nn
 
-from trainer.distributed.tensors import digest
+from trainer.distributed.tensors import Kept, digest
 
 
 @pytest.mark.parametrize(
@@ -24,3 +25,31 @@ def test_a_digest_changes_with_the_tensor(dtype: torch.dtype) -> None:
     tensor[1, 2] = 0
     assert digest(tensor) != before
     assert digest(tensor[:, :0]) == digest(tensor[:0])
+
+
+class Changing(nn.Module):
+    """Changes one buffer in place, replaces another by a longer one, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("cache", torch.zeros(2))
+        self.register_buffer("still", torch.zeros(2))
+        self.passes, self.last = 0, 3.0
+
+    def forward(self) -> None:
+        self.get_buffer("mean").add_(1)
+        self.cache = torch.ones(5)
+        self.passes, self.last = self.passes + 1, 4.0
+
+
+def test_what_a_forward_pass_changes_is_set_back() -> None:
+    model = Changing()
+    before = dict(model.named_buffers())
+    kept = Kept(model)
+    model.eval()
+    model()
+    assert kept.restore() == [True, True, False]
+    assert all(now is before[name] and not now.any() for name, now in model.named_buffers())
+    assert (model.passes, model.last, model.training) == (0, 3.0, True)
+    assert kept.restore() == [False, False, False]

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -40,7 +41,8 @@ from trainer.strategies import (
 def build(model: nn.Module, context: Context) -> Strategy:
     settings, mesh = context.settings, context.mesh
     inputs = context.example().inputs
-    before = outputs(model, lambda: model(inputs))
+    sends = dist.get_backend(mesh["tp"].get_group()) != "fake"  # not in a dry run
+    before = outputs(model, lambda: model(inputs)) if sends else None
     plan = parallelize(model, mesh["tp"], settings)
     if unused := plan.unused(model):
         raise Fault(
@@ -48,7 +50,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
             f"task {settings.task}: tensor_plan() has styles for {unused[0]}, and its model has no such "
             f"module; it has {', '.join(name for name, _ in model.named_children())}",
         )
-    after = outputs(model, lambda: whole(model(inputs)))
+    after = outputs(model, lambda: whole(model(inputs))) if sends else None
     refuse_other(before, after, f"task {settings.task}: its model, split as tensor_plan() says,")
     replicas = context.runtime.sizing.batches.replicas
     sharded = fsdp.shard(model, fsdp.data_mesh(mesh), settings) if replicas > 1 else None

@@ -1,5 +1,6 @@
 """The synthetic task with models that are split over the axis tp, beside layers that are not."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ class _Block(nn.Module):
 
 
 class _Split(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, plan: Callable[[], Any]) -> None:
         super().__init__()
+        self._plan = plan
         self.place = nn.Parameter(torch.full((64,), 0.1))
         self.blocks = nn.ModuleList(_Block() for _ in range(2))
         self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
@@ -43,52 +45,36 @@ class _Split(nn.Module):
         return logits
 
     def tensor_plan(self, **_: bool) -> Any:
-        return TensorPlan({"*.up": [ColwiseParallel()], "*.down": [RowwiseParallel()]})
+        return self._plan()
 
 
 class Split(synthetic.Task):
     def model(self) -> nn.Module:
-        return _Split()
-
-
-class _Misnamed(_Split):
-    def tensor_plan(self, **_: bool) -> Any:
-        return TensorPlan({"*.up": [ColwiseParallel()], "*.out": [RowwiseParallel()]})
+        return _Split(
+            lambda: TensorPlan({"*.up": [ColwiseParallel()], "*.down": [RowwiseParallel()]})
+        )
 
 
 class Misnamed(synthetic.Task):
     def model(self) -> nn.Module:
-        return _Misnamed()
-
-
-class _Plain(_Split):
-    def tensor_plan(self, **_: bool) -> Any:
-        return {"*.up": [ColwiseParallel()]}
+        return _Split(
+            lambda: TensorPlan({"*.up": [ColwiseParallel()], "*.out": [RowwiseParallel()]})
+        )
 
 
 class NoPlan(synthetic.Task):
     def model(self) -> nn.Module:
-        return _Plain()
-
-
-class _Raises(_Split):
-    def tensor_plan(self, **_: bool) -> Any:
-        raise KeyError("ups")
+        return _Split(lambda: {"*.up": [ColwiseParallel()]})
 
 
 class Raises(synthetic.Task):
     def model(self) -> nn.Module:
-        return _Raises()
+        return _Split(lambda: TensorPlan({}).styles["ups"])
 
 
-class _Normed(_Split):
-    def tensor_plan(self, **_: bool) -> Any:
-        return TensorPlan({"head": [ColwiseParallel()]})
-
-
-class CannotBeSplit(synthetic.Task):
+class SplitsANormedLayer(synthetic.Task):
     def model(self) -> nn.Module:
-        return _Normed()
+        return _Split(lambda: TensorPlan({"head": [ColwiseParallel()]}))
 
 
 class _OnShares(nn.Module):

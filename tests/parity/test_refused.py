@@ -109,7 +109,7 @@ def test_what_cannot_be_is_refused_by_name(
             "tensor_plan() raised KeyError: 'ups' (/",
         ),
         (
-            "CannotBeSplit",
+            "SplitsANormedLayer",
             "ColwiseParallel for the module head raised KeyError: 'parameter name can",
         ),
     ],

@@ -65,9 +65,8 @@ def model_of(task: tasks.Task, settings: Settings) -> nn.Module:
     with blamed_on(settings.task, "model()"):
         model = task.model()
     check_model(model, settings.task)
-    for (
-        buffer
-    ) in model.buffers():  # an expanded one, or some columns, can be neither sent nor loaded
+    for buffer in model.buffers():
+        # An expanded one, or one of some columns, can be neither sent nor loaded.
         buffer.data = buffer.data.contiguous()
     choose(blocks_of(task, model, settings.task))
     return model

@@ -15,13 +15,14 @@ from trainer.tasks import synthetic
 class _Block(nn.Module):
     """Two split layers, and a weight of its own that is applied between them and the sum."""
 
-    def __init__(self) -> None:
+    def __init__(self, activation: Callable[[Tensor], Tensor] = torch.relu) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.full((64,), 0.5))
         self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+        self._activation = activation
 
     def forward(self, values: Tensor) -> Tensor:
-        mixed: Tensor = self.scale * self.down(self.up(values).relu())
+        mixed: Tensor = self.scale * self.down(self._activation(self.up(values)))
         return values + mixed
 
 
@@ -77,21 +78,32 @@ class SplitsANormedLayer(synthetic.Task):
         return _Split(lambda: TensorPlan({"head": [ColwiseParallel()]}))
 
 
-class _OnShares(nn.Module):
-    """Computes a softmax between two split layers, where each rank has a share of the numbers."""
+class _Chained(nn.Sequential):
+    """Stages may be split, too; between them are whole tensors, whatever `sequence_parallel` is."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 10)
+    def __init__(self, activation: Callable[[Tensor], Tensor], up: str = "*.up") -> None:
+        super().__init__(_Block(activation), _Block(activation), nn.Linear(64, 10))
+        self._up = up
 
-    def forward(self, values: Tensor) -> Tensor:
-        logits: Tensor = self.down(self.up(values).softmax(-1))
-        return logits
+    def chain(self) -> Any:
+        return [((name,), piece) for name, piece in self.named_children()]
 
     def tensor_plan(self, **_: bool) -> Any:
-        return TensorPlan({"up": [ColwiseParallel()], "down": [RowwiseParallel()]})
+        return TensorPlan({self._up: [ColwiseParallel()], "*.down": [RowwiseParallel()]})
+
+
+class Chained(synthetic.Task):
+    def model(self) -> nn.Module:
+        return _Chained(torch.relu)
+
+
+class ChainedMisnamed(synthetic.Task):
+    def model(self) -> nn.Module:
+        return _Chained(torch.relu, up="*.over")
 
 
 class OnShares(synthetic.Task):
+    """Divides by a norm between two split layers, where each rank has a share of the numbers."""
+
     def model(self) -> nn.Module:
-        return _OnShares()
+        return _Chained(lambda values: 20 * nn.functional.normalize(values, dim=-1))

@@ -49,19 +49,22 @@ def test_nanogpts_model(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "settings"),
+    ("task", "mode", "ranks", "settings"),
     [
-        (2, {"activation_checkpointing": "true"}),
-        (4, {"mesh": "dp_shard=2,tp=2", "micro_batch": "4"}),
+        ("Split", "tp", 2, {"activation_checkpointing": "true"}),
+        ("Split", "tp", 4, {"mesh": "dp_shard=2,tp=2", "micro_batch": "4"}),
+        ("Chained", "pp", 4, {"mesh": "pp=2,tp=2", "micro_batch": "4"}),
+        ("Chained", "pp", 8, {"mesh": "pp=2,dp_shard=2,tp=2", "micro_batch": "4"}),
     ],
 )
 def test_layers_without_a_style_compute_as_in_one_process(
-    ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
+    task: str, mode: str, ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
 ) -> None:
     """Below a module with a weight of its own, layers are split (a ValueError of torch before)."""
-    common = COMMON | {"task": "tests.parity.split_models:Split", "optimizer": "adamw-fused"}
+    common = COMMON | {"task": f"tests.parity.split_models:{task}", "optimizer": "adamw-fused"}
     single = once(mode="single", **common)
-    events = run_ranks(ranks, tmp_path, mode="tp", **common, **settings)
+    settings = settings | {"sequence_parallel": "false"}
+    events = run_ranks(ranks, tmp_path, mode=mode, **common, **settings)
     assert max(differences(single, (tmp_path, events)).values()) < 1e-9
 
 

@@ -1,6 +1,7 @@
 """Options that do not go with a mode or with one another: 64, by name, with what would work."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,9 @@ def test_what_cannot_be_is_refused_by_name(
     assert message in events[-1]["message"]
 
 
+OTHER = "its model, split as tensor_plan() says, gives other outputs than forward() for the same"
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [
@@ -96,10 +100,7 @@ def test_what_cannot_be_is_refused_by_name(
             "Misnamed",
             "tensor_plan() has styles for *.out, and its model has no such module; it has bl",
         ),
-        (
-            "OnShares",
-            "its model, split as tensor_plan() says, gives other outputs than forward() for the same",
-        ),
+        ("OnShares", OTHER),
         (
             "NoPlan",
             "tensor_plan() returned a dict; wanted: a TensorPlan of trainer.models.tensor_plan",
@@ -118,6 +119,33 @@ def test_a_wrong_tensor_plan_is_refused_by_name(task: str, message: str, tmp_pat
     split = {"task": f"tests.parity.split_models:{task}", "mode": "tp"}
     events = run_ranks(2, tmp_path, code=64, **split)
     assert f"task {split['task']}: {message}" in events[-1]["message"]
+
+
+@pytest.mark.parametrize(
+    ("task", "sequence_parallel", "message"),
+    [
+        (
+            "ChainedMisnamed",
+            "false",
+            "tensor_plan() has styles for *.over, and its model has no such ",
+        ),
+        ("OnShares", "false", OTHER),
+        (
+            "Chained",
+            "true",
+            "a stage's output has the shape (8, 64), and the next stage expects (8, 32), each rank's sh",
+        ),
+    ],
+)
+def test_stages_that_a_tensor_plan_does_not_fit_are_refused_by_name(
+    task: str, sequence_parallel: str, message: str, start: Any
+) -> None:
+    settings = {"TASK": f"tests.parity.split_models:{task}", "MODE": "pp", "MESH": "pp=2,tp=2"}
+    settings |= {"SEQUENCE_PARALLEL": sequence_parallel, "MICRO_BATCH": "8"}
+    variables = {f"TRAINER_{name}": value for name, value in settings.items()}
+    ended = start("-m", "trainer.launch", PET_NPROC_PER_NODE="4", **variables).end()
+    assert ended.code == 64
+    assert f"task {settings['TASK']}: {message}" in ended.stderr
 
 
 def test_a_missing_compiler_is_reported_at_the_start(tmp_path: Path) -> None:

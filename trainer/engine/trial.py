@@ -6,6 +6,8 @@ try_task(run)
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from trainer.distributed.optim import check_state
 from trainer.distributed.tensors import leaves
 from trainer.engine.evaluation import try_sample
 from trainer.engine.run import Run, example
+from trainer.models.compare import refuse_other
 
 log = logging.getLogger("trainer")
 
@@ -38,13 +41,15 @@ def try_task(run: Run) -> None:
         with blamed_on(run.settings.task, f"reading {part} samples"):
             batch = example(data, run.settings, count, device=device)
         read.append(batch.inputs)
-        tried = try_batch(run.task, run.strategy.forward, batch, name=run.settings.task, part=part)
+        forward = partial(_forward, run) if part == "training" else run.strategy.forward
+        tried = try_batch(run.task, forward, batch, name=run.settings.task, part=part)
         names = tried and tried[1]
     # In a pipeline only the last stage has seen the scores.
     found = [some for some in from_all(names, run.runtime, list[str] | None) if some]
     if not found:
         raise Fault(Exit.CONFIG, f"task {run.settings.task}: the model returned None")
     run.metrics = found[0]
+    run.strategy = replace(run.strategy, before=None)  # frees the memory
     if run.runtime.is_main and _begin_alike(*read):
         log.warning(
             "task %s: the first training sample is also the first test sample; random numbers are the "
@@ -53,6 +58,15 @@ def try_task(run: Run) -> None:
         )
     try_sample(run)
     run.strategy.module.train()
+
+
+def _forward(run: Run, inputs: Nested) -> Tensor | None:
+    """Return the outputs, and compare those of the first sample with the ones before a split."""
+    outputs, before = run.strategy.forward(inputs), run.strategy.before
+    if isinstance(outputs, Tensor) and before is not None:
+        what = f"task {run.settings.task}: its model, split as tensor_plan() says,"
+        refuse_other(before, outputs[: len(before)], what)
+    return outputs
 
 
 def _begin_alike(inputs: Nested, others: Nested) -> bool:

@@ -12,6 +12,7 @@ a piece's cost is the mean of its shares of either total, so that time and memor
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,12 +42,16 @@ class Cost:
 
 @dataclass(frozen=True)
 class Cut:
-    """A model in stages. `borders` are the stages' inputs, on the meta device, then the output."""
+    """A model in stages. `borders` are the stages' inputs, on the meta device, then the output.
+
+    `outputs` are those of the whole model for the first sample, or None: compare.py.
+    """
 
     pieces: list[Piece]
     costs: list[Cost]
     stages: list[range]
     borders: list[Tensor]
+    outputs: Tensor | None = None
 
     def pieces_of(self, stage: int) -> list[Piece]:
         """Return the pieces of a stage."""
@@ -93,14 +98,14 @@ def cut(model: nn.Module, inputs: object, count: int) -> Cut:
             f"stages; at most {len(pieces)} can be",
         )
     costs, between = measure(model, inputs)
+    before = None
     if sum(cost.flops for cost in costs) <= _MOST_FLOPS * len(inputs):
-        one = inputs[:1].to(next(model.parameters()).device)
-        by_chain = outputs(model, lambda: run(pieces, one))
-        what = f"model {type(model).__name__}: its chain()"
-        refuse_other(outputs(model, lambda: model(one)), by_chain, what)
+        before = outputs(model, inputs)
+        by_chain = outputs(model, inputs, partial(run, pieces))
+        refuse_other(before, by_chain, f"model {type(model).__name__}: its chain()")
     stages = partition(_shares(costs), count)
     borders = [between[stage.start] for stage in stages]
-    return Cut(pieces, costs, stages, [*borders, between[-1]])
+    return Cut(pieces, costs, stages, [*borders, between[-1]], before)
 
 
 def measure(model: nn.Module, inputs: Tensor) -> tuple[list[Cost], list[Tensor]]:

@@ -14,7 +14,7 @@ sequence_parallel each rank's share along dimension 1. With loss_parallel its ou
 sharded along the last dimension, as `torch.distributed.tensor.parallel.loss_parallel` needs it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -36,9 +36,8 @@ class TensorPlan:
     styles: Mapping[str, Sequence[ParallelStyle]]
     divisible: Mapping[str, int] = field(default_factory=dict)
 
-    def unused(self, module: nn.Module) -> list[str]:
-        """Return the patterns that match no module of `module`."""
-        names = [name for name, _ in module.named_modules()]
+    def unused(self, names: Iterable[str]) -> list[str]:
+        """Return the patterns that match none of the `names` of a model's modules."""
         return [one for one in self.styles if not any(fnmatchcase(name, one) for name in names)]
 
     def styles_for(self, name: str) -> Sequence[ParallelStyle]:

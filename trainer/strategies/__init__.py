@@ -102,6 +102,8 @@ class Strategy:
     close: Callable[[], None] = lambda: None
     # What the mode has chosen, for the launch event.
     notes: Mapping[str, object] = field(default_factory=dict)
+    # The outputs of the model for the first sample before its layers were split, if they are known.
+    before: Tensor | None = None
 
 
 def refuse_gradient_hooks(model: nn.Module, settings: Settings) -> None:

@@ -34,12 +34,13 @@ def build(model: nn.Module, context: Context) -> Strategy:
     settings, mesh, sizes = context.settings, context.mesh, context.runtime.sizing.mesh
     name, group = settings.pipeline_schedule, mesh.get_group("pp")
     own = optim.of_whole(model, settings, context.own)
+    modules = [*dict(model.named_modules())]
     plan = cut(model, context.example().inputs, context.runtime.sizing.stages or 1)
     numbers = stages_of(name, mesh.get_local_rank("pp"), sizes["pp"], len(plan.stages))
     keep_pieces(model, [piece for n in numbers for piece in plan.pieces_of(n)], plan.pieces)
     move(model, context.runtime.device)
     if sizes["tp"] > 1:
-        tp.parallelize(model, mesh["tp"], settings)
+        tp.parallelize(model, mesh["tp"], settings, modules=modules)
         context = replace(context, loss=tp.whole_loss(context.loss))
         plan = replace(plan, borders=tp.shard_borders(plan.borders, mesh["tp"], settings))
     precision = partial(autocast, settings, context.runtime.device)
@@ -63,6 +64,7 @@ def build(model: nn.Module, context: Context) -> Strategy:
         synchronize=lambda: broadcast_buffers(model, mesh),
         stages=[*stages.values()],
         notes={"schedule": name, "stages": plan.describe()},
+        before=plan.outputs if sizes["tp"] > 1 else None,
     )
 
 
@@ -161,9 +163,22 @@ class _Pipeline:
                 dist.recv(x, group=group, group_src=before)
             x = stage(x)
             if number + 1 < self._count and number + 1 not in self._stages:
+                self._check(x, self._borders[number + 1])
                 after = holder(name, number + 1, ranks, self._count)
                 dist.send(x, group=group, group_dst=after)
         return tp.whole(x)[:count] if self._count - 1 in self._stages else None
+
+    def _check(self, x: Tensor, border: Tensor) -> None:
+        """Raise Fault(64) unless `x` has the shape that the next stage expects."""
+        if x.shape != border.shape:
+            settings = self._context.settings
+            shares = self._context.runtime.sizing.mesh["tp"] > 1 and settings.sequence_parallel
+            hint = "each rank's share of dimension 1; or set TRAINER_SEQUENCE_PARALLEL=false"
+            raise Fault(
+                Exit.CONFIG,
+                f"task {settings.task}: a stage's output has the shape {tuple(x.shape)}, and the next "
+                f"stage expects {tuple(border.shape)}{', ' + hint if shares else ''}",
+            )
 
 
 def _sum_over_replicas(parameters: Sequence[nn.Parameter], mesh: DeviceMesh) -> None:

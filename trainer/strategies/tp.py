@@ -13,7 +13,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -24,7 +23,7 @@ from trainer.config.settings import Settings
 from trainer.data.sets import Batch, Nested
 from trainer.data.task_contract import blamed_on, kind_of
 from trainer.models.blocks import tied
-from trainer.models.compare import outputs, refuse_other
+from trainer.models.compare import outputs
 from trainer.models.tensor_plan import TensorPlan, Whole
 from trainer.plan.sizing import check_divisible
 from trainer.strategies import (
@@ -40,18 +39,8 @@ from trainer.strategies import (
 
 def build(model: nn.Module, context: Context) -> Strategy:
     settings, mesh = context.settings, context.mesh
-    inputs = context.example().inputs
-    sends = dist.get_backend(mesh["tp"].get_group()) != "fake"  # not in a dry run
-    before = outputs(model, lambda: model(inputs)) if sends else None
-    plan = parallelize(model, mesh["tp"], settings)
-    if unused := plan.unused(model):
-        raise Fault(
-            Exit.CONFIG,
-            f"task {settings.task}: tensor_plan() has styles for {unused[0]}, and its model has no such "
-            f"module; it has {', '.join(name for name, _ in model.named_children())}",
-        )
-    after = outputs(model, lambda: whole(model(inputs))) if sends else None
-    refuse_other(before, after, f"task {settings.task}: its model, split as tensor_plan() says,")
+    before = outputs(model, context.example().inputs)
+    parallelize(model, mesh["tp"], settings, modules=[*dict(model.named_modules())])
     replicas = context.runtime.sizing.batches.replicas
     sharded = fsdp.shard(model, fsdp.data_mesh(mesh), settings) if replicas > 1 else None
     parameters = list(model.parameters())
@@ -76,14 +65,18 @@ def build(model: nn.Module, context: Context) -> Strategy:
         step=step,
         forward=lambda inputs: whole(forward(inputs)),
         synchronize=lambda: broadcast_buffers(model, mesh),
+        before=before,
     )
 
 
-def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> TensorPlan:
-    """Split the layers of `module` over the one-dimensional `mesh`, as the model's plan says; return it.
+def parallelize(
+    module: nn.Module, mesh: DeviceMesh, settings: Settings, *, modules: Sequence[str]
+) -> None:
+    """Split the layers of `module` over the one-dimensional `mesh`, as the model's plan says.
 
-    A stage of a pipeline has only some of the plan's modules. Raises Fault(64) when the model has no
-    plan or a wrong one, has tied weights, or cannot be divided by the number of ranks.
+    `modules` are the names of the whole model's, of which a stage of a pipeline has only some. Raises
+    Fault(64) when the model has no plan or a wrong one, has tied weights, or cannot be divided by the
+    number of ranks.
     """
     tensor_plan = getattr(module, "tensor_plan", None)
     if tensor_plan is None:
@@ -108,13 +101,18 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, settings: Settings) -> Tens
             f"task {settings.task}: tensor_plan() returned a {kind_of(plan)}; wanted: a TensorPlan of "
             "trainer.models.tensor_plan",
         )
+    if unused := plan.unused(modules):
+        raise Fault(
+            Exit.CONFIG,
+            f"task {settings.task}: tensor_plan() has styles for {unused[0]}, and its model has no such "
+            f"module; it has {', '.join(name for name in modules if name and '.' not in name)}",
+        )
     check_divisible(plan.divisible, mesh.size(), task=settings.task)
     for name, part in list(module.named_modules()):
         if any(True for _ in part.parameters(recurse=False)):
             for style in plan.styles_for(name) or [Whole()]:
                 with blamed_on(settings.task, f"{type(style).__name__} for the module {name}"):
                     parallelize_module(part, mesh, style)
-    return plan
 
 
 def loss_context(settings: Settings) -> contextlib.AbstractContextManager[object]:

@@ -103,19 +103,26 @@ def try_sample(run: Run) -> None:
 
     Raises Fault(64).
     """
-    sample_of(run.task, run.settings.task, _forward(run, lambda: False))
+    _sample(run, lambda: False)
 
 
 def _report_sample(run: Run, stop: Stop) -> bool:
     """Report what the task's `sample` returns, if anything; return False if a stop request came."""
     began = time.monotonic()
     try:
-        made = sample_of(run.task, run.settings.task, _forward(run, stop.agreed))
+        made = _sample(run, stop.agreed)
     except _Stopped:
         return False
     if made:
         run.report("sample", step=run.step, **made, seconds=time.monotonic() - began)
     return True
+
+
+def _sample(run: Run, ends: Callable[[], bool]) -> dict[str, Any]:
+    """Return what the task's `sample` returns; its forward pass raises _Stopped if `ends()`."""
+    # All ranks draw the same random numbers, or they might not call `forward` equally often.
+    seed(mix(run.settings.seed, run.step, "sample"), run.runtime.device)
+    return sample_of(run.task, run.settings.task, _forward(run, ends))
 
 
 def _forward(run: Run, ends: Callable[[], bool]) -> Callable[[Nested], Any]:

@@ -109,6 +109,31 @@ class Longer(tests.parity.tasks.Tokens):
         return {"shape": list(forward(inputs).shape)}
 
 
+class Drawing(tests.parity.tasks.Tokens):
+    """It draws each token, until it draws a certain one, as much of people's code does."""
+
+    def sample(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+        inputs, _ = self.data(train=False).batch(torch.arange(1))
+        drawn = [-1]
+        while drawn[-1] % 8:
+            logits = forward(inputs)[0, -1]
+            drawn.append(int(torch.multinomial(logits.softmax(0), 1)))
+        return {"drawn": drawn}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "ranks", "more"),
+    [("fsdp", 2, {}), ("pp", 4, {"mesh": "pp=2,dp_replicate=2"}), ("tp", 2, {})],
+)
+def test_ranks_draw_the_same(mode: str, ranks: int, more: dict[str, str], tmp_path: Path) -> None:
+    wanted = COMMON | {"task": f"{__name__}:Drawing"}
+    found = samples(run_ranks(1, tmp_path / "one", mode="single", **wanted))
+    same = samples(run_ranks(ranks, tmp_path / mode, mode=mode, **wanted, **more, timeout=60))
+    assert [event["drawn"] for event in same] == [event["drawn"] for event in found]
+    assert found[0]["drawn"] != found[1]["drawn"]
+
+
 @pytest.mark.slow
 def test_a_pipeline_refuses_what_its_stages_cannot_pass_on(start: Any) -> None:
     given = COMMON | {"task": f"{__name__}:Longer", "mode": "pp"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer, RMSprop
+from torch.optim import SGD, Adam, Optimizer, RMSprop
 
 from trainer.config.settings import Settings
 from trainer.tasks import synthetic
@@ -62,6 +62,22 @@ class _Counting(RMSprop):
             group["count"] += 1
             group["lr"] /= group["count"]
         return super().step(closure)
+
+
+class _Noisy(SGD):
+    """Adds noise to the weights, as stochastic gradient Langevin dynamics (Welling and Teh, 2011)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for parameter in (one for group in self.param_groups for one in group["params"]):
+            parameter.add_(torch.randn_like(parameter), alpha=0.01)
+        return loss
+
+
+class Noisy(synthetic.Task):
+    def optimizer(self, groups: Any) -> Optimizer:
+        return _Noisy(groups)
 
 
 class CountsSteps(Grouped):

@@ -65,6 +65,28 @@ def test_layers_that_keep_and_share_tensors_train_as_in_one_process(
     assert max(differences(single, (tmp_path, events)).values()) < 1e-9
 
 
+@pytest.mark.parametrize(
+    ("mode", "ranks", "settings"),
+    [
+        ("ddp", 2, {}),
+        ("ddp-zero1", 2, {}),
+        ("fsdp", 2, {}),
+        ("hsdp", 4, {"mesh": "dp_replicate=2,dp_shard=2"}),
+        ("pp", 4, {"mesh": "pp=2,dp_replicate=2"}),
+    ],
+)
+def test_an_optimizer_that_draws_draws_the_same_on_each_replica(
+    mode: str, ranks: int, settings: dict[str, str], once: Once, tmp_path: Path
+) -> None:
+    """Where each rank has a part of the weights, the noise is not that of one process."""
+    common = COMMON | {"task": f"{OWN}Noisy"}
+    single = once(mode="single", **common)
+    checked = settings | {"fingerprint_steps": "1", "mode": mode}
+    events = run_ranks(ranks, tmp_path, **common, **checked)
+    is_same = worst(curve(single[1], "loss"), curve(events, "loss")) < 1e-9
+    assert is_same == (mode == "ddp")
+
+
 @pytest.mark.parametrize("task", ["Hooked", "HookedAfter", "Clamped"])
 @pytest.mark.parametrize(("mode", "ranks"), [("ddp", 2), ("ddp-zero1", 2)])
 def test_changed_gradients_and_weights_are_those_of_one_process(

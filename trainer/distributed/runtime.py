@@ -79,6 +79,14 @@ class Runtime:
         return int(stage * self.sizing.batches.replicas + self.data_rank)
 
     @property
+    def part(self) -> int:
+        """A number for seeds in an update; it differs by part of the weights, by stage and shard."""
+        if self.mesh is None:
+            return 0
+        stage, shard = self.mesh.get_local_rank("pp"), self.mesh.get_local_rank("dp_shard")
+        return int(stage * self.sizing.mesh["dp_shard"] + shard)
+
+    @property
     def counts(self) -> bool:
         """Whether this rank counts its samples; all ranks of one tp group have the same samples."""
         return self.mesh is None or self.mesh.get_local_rank("tp") == 0

@@ -288,7 +288,7 @@ def _train_on(
         run.loss_scale.unscale(strategy.module.parameters())
         norm = strategy.clip(run.settings.clip_norm)
         if updated := guard.accepts(norm):
-            strategy.optimizer.step()
+            run.update()
         strategy.optimizer.zero_grad()
     if updated and run.average:
         run.average.update()

@@ -15,11 +15,12 @@ from trainer import strategies, tasks
 from trainer.checkpoint.saver import Saver
 from trainer.config.settings import Settings
 from trainer.data.loader import Loader
-from trainer.data.order import Order, Samples
+from trainer.data.order import Order, Samples, mix
 from trainer.data.resident import free_memory, resident
 from trainer.data.sets import Batch, Data, InMemory, Transformed, tokens_of
 from trainer.data.stream import Stream
 from trainer.distributed import optim
+from trainer.distributed.generators import seed
 from trainer.distributed.precision import LossScale, dtype_of
 from trainer.distributed.runtime import Runtime
 from trainer.models.ema import Average
@@ -90,6 +91,14 @@ class Run:
     def saved_optimizer(self) -> torch.optim.Optimizer:
         """The optimiser whose state this rank saves and loads."""
         return self.strategy.saved_optimizer or self.strategy.optimizer
+
+    def update(self) -> None:
+        """Update the weights. Replicas stay equal, also if the task's optimiser draws random numbers."""
+        if self.own.optimizer is not None:
+            seed(
+                mix(self.settings.seed, self.step, "update", self.runtime.part), self.runtime.device
+            )
+        self.strategy.optimizer.step()
 
     def wait_for_copy(self) -> None:
         """Return once a save has copied the weights, so that they may change."""

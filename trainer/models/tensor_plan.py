@@ -83,8 +83,9 @@ class _Plain(nn.Module):
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
         # One that FSDP has sharded has a mesh of two dimensions; FSDP reads it by name, too.
-        return (
-            value.to_local()
-            if isinstance(value, DTensor) and value.device_mesh.ndim == 1
-            else value
-        )
+        if not isinstance(value, DTensor) or value.device_mesh.ndim > 1:
+            return value
+        # Another object each time: an LSTM then makes its list of weights again, into which FSDP has put
+        # DTensors (torch 2.11).
+        local = value.to_local()
+        return local.view_as(local)

@@ -205,7 +205,10 @@ def global_norm(
         and group is None
         and all(one.dtype == dtype and not isinstance(one, DTensor) for one in gradients)
     ):
-        return nn.utils.get_total_norm(gradients)  # this rank has all gradients whole
+        # This rank has all gradients whole. torch 2.11 has no norm of a sparse one.
+        return nn.utils.get_total_norm(
+            [one.coalesce().values() if one.is_sparse else one for one in gradients]
+        )
     # By mesh and its sharding axes: the squares of one kind are summed with one call for each axis.
     kinds: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
     for gradient in gradients:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.config.exits import Exit, Fault
@@ -18,7 +18,7 @@ from trainer.data.sets import Nested
 from trainer.data.task_contract import blamed_on, check_gradients, try_batch
 from trainer.distributed.messages import from_all
 from trainer.distributed.optim import check_state
-from trainer.distributed.tensors import leaves
+from trainer.distributed.tensors import digest, leaves
 from trainer.engine.evaluation import try_sample
 from trainer.engine.run import Run, example
 from trainer.models.compare import refuse_other
@@ -96,6 +96,8 @@ def _tried(run: Run) -> Iterator[None]:
     held = {id(one) for g in groups for one in g["params"] if not isinstance(one, DTensor)}
     every = run.strategy.module.named_parameters()
     names = {id(one): name for name, one in every if id(one) in held}
+    beside = _beside_the_model(run)
+    digests = [digest(tensor) for tensor in beside.values()]
     with blamed_on(run.settings.task, "the first step"):
         yield
     if gone := names.keys() - {id(one) for one in run.strategy.module.parameters()}:
@@ -106,4 +108,29 @@ def _tried(run: Run) -> Iterator[None]:
             "change it in place, as with parameter.data.copy_(), or use a buffer",
         )
     check_gradients(run.task, run.settings.task, [run.strategy.module, *run.strategy.stages])
+    for (name, tensor), before in zip(beside.items(), digests, strict=True):
+        if digest(tensor) != before:
+            raise Fault(
+                Exit.CONFIG,
+                f"task {run.settings.task}: a step changes its {name}, which is not in the model, so a "
+                "checkpoint does not have it; make it a module or buffer of the model, or, if it is a "
+                "frozen module, call eval()",
+            )
     check_state(run.saved_optimizer, run.options, run.settings)
+
+
+def _beside_the_model(run: Run) -> dict[str, Tensor]:
+    """Return the tensors of the task, and of modules that it has, that are not of the model, by name."""
+    known = {
+        id(tensor)
+        for module in (run.strategy.module, *run.strategy.stages)
+        for tensor in (*module.parameters(), *module.buffers())
+    }
+    found: dict[str, Tensor] = {}
+    for attribute, value in vars(run.task).items():
+        if isinstance(value, Tensor):
+            found[attribute] = value
+        elif isinstance(value, nn.Module):
+            tensors = (*value.named_parameters(attribute), *value.named_buffers(attribute))
+            found |= {name: tensor.detach() for name, tensor in tensors if id(tensor) not in known}
+    return {name: one for name, one in found.items() if one.layout == torch.strided}

@@ -205,7 +205,7 @@ def global_norm(
         and group is None
         and all(one.dtype == dtype and not isinstance(one, DTensor) for one in gradients)
     ):
-        # This rank has all gradients whole. torch 2.11 has no norm of a sparse one.
+        # This rank has all gradients whole. torch 2.13 has no norm of a sparse one.
         return nn.utils.get_total_norm(
             [one.coalesce().values() if one.is_sparse else one for one in gradients]
         )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.ranks import run_ranks
-from tests.unit.trainer.engine import wrong_data, wrong_optimizers, wrong_tasks
+from tests.unit.trainer.engine import wrong_data, wrong_optimizers, wrong_state, wrong_tasks
 from trainer import tasks
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
@@ -14,7 +14,7 @@ from trainer.config.settings import Settings
 # By class; `Right` is in both.
 PATHS = {
     name: f"{module.__name__}:{name}"
-    for module in (wrong_data, wrong_optimizers, wrong_tasks)
+    for module in (wrong_data, wrong_optimizers, wrong_state, wrong_tasks)
     for name, kind in vars(module).items()
     if hasattr(kind, "score")
 }
@@ -56,6 +56,9 @@ CASES = {
     "OptimizerKeepsASparseTensor": "returned a Keeping whose state 'kept' is a torch.sparse_coo tensor;",
     "OptimizerAddsAnOption": "optimizer() returned a Counting whose step adds 'count' to its groups",
     "LossHasWeights": "its margin has parameters (weight) that get a gradient but are not in the",
+    "HasATeacher": "a step changes its teacher.",
+    "HasAQueue": "a step changes its queue, which is not in the model, so a checkpoint does not have it",
+    "HasAFrozenNetInTraining": "a step changes its judge.running_mean, which is not in the model",
     "BlocksOfAnother": "blocks() returned something other than modules of the model",
     "BlocksWithinABlock": "blocks() returned a Sequential that is inside another block",
     "OptimizerOfOthers": "optimizer() returned a SGD without 4 of the 4 parameters that it was given",

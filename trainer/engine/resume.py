@@ -154,7 +154,9 @@ def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
         saved = run.saver.wait()
         _report(run, saved and replace(saved, blocked_s=time.monotonic() - began))
         if saved and saved.refusal:
-            raise Fault(Exit.MACHINE, f"{saved.refusal}; the newest complete one is {run.saved}")
+            raise Fault(
+                Exit.MACHINE, f"{saved.refusal}; the newest complete one is {run.saved or 'none'}"
+            )
 
 
 def _frozen_samples(run: Run) -> list[Tensor]:
@@ -188,4 +190,6 @@ def _report(run: Run, saved: Saved | None) -> None:
         return
     run.report("checkpoint", action="refused", **place, message=str(saved.refusal))
     if run.runtime.is_main:
-        log.warning("%s; going on, the newest complete one is %s", saved.refusal, run.saved)
+        log.warning(
+            "%s; going on, the newest complete one is %s", saved.refusal, run.saved or "none"
+        )

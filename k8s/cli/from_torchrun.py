@@ -12,7 +12,7 @@ from typing import Any
 
 from k8s.base.errors import config_error
 from k8s.cli.migrate import print_job_file
-from k8s.cli.torchrun import SET_ELSEWHERE, parse, run_of_torchrun, without_torchrun
+from k8s.launchers.torchrun import SET_ELSEWHERE, parse, run_of_torchrun, without_torchrun
 
 _LABEL = "--from-torchrun"
 IMAGE = "docker.io/pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"

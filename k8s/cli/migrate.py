@@ -12,8 +12,8 @@ from typing import Any
 from k8s import launchers
 from k8s.base.errors import config_error, in_one_line
 from k8s.base.yaml_text import dump, read, read_text
-from k8s.cli.torchrun import SET_ELSEWHERE, parse, run_of, run_of_torchrun, without_torchrun
 from k8s.jobfile.validate import validate
+from k8s.launchers.torchrun import SET_ELSEWHERE, parse, run_of, run_of_torchrun, without_torchrun
 from k8s.plan.launcher import Launcher
 from k8s.render.manifests import render
 from trainer.config.exits import Fault

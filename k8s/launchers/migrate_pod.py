@@ -11,6 +11,7 @@ from typing import Any
 from k8s.base.yaml_text import read_one
 from k8s.jobfile.env import is_credential, set_elsewhere
 from k8s.jobfile.volumes import TAKEN, TAKEN_NAMES
+from k8s.launchers.torchrun import SET_ELSEWHERE, parse, without_torchrun
 
 Values = dict[str, Any]
 
@@ -87,18 +88,32 @@ def migrate_pod(template: Values, *, name: str, container: str | None = None) ->
 
 def note_difference(first: Values, other: Values, *, names: tuple[str, str]) -> list[str]:
     """Return a note where another pod template differs; ValueError where its program does."""
-    if other["spec"] == first["spec"]:
-        return []
-    runs = [
-        [one["containers"][0].get(key) for key in ("command", "args")]
-        for one in (first["spec"], other["spec"])
-    ]
-    if runs[0] != runs[1]:
+    pods = [one["spec"] for one in (first, other)]
+    mains = [pod["containers"][0] for pod in pods]
+    if _program(mains[0]) != _program(mains[1]):
         raise ValueError(
             f"{names[1]} runs a different program than {names[0]}, but all nodes of a job run the same; "
             "migrate only the part that trains"
         )
+    rest = [
+        {**pod, "containers": [{**main, "command": None, "args": None}, *pod["containers"][1:]]}
+        for pod, main in zip(pods, mains, strict=True)
+    ]
+    if rest[0] == rest[1]:
+        return []
     return [f"{names[1]}: its pod differs from {names[0]}'s; the job file has {names[0]}'s"]
+
+
+def _program(main: Values) -> object:
+    """Return what a container runs, without torchrun's options that the launcher sets."""
+    words = [str(word) for key in ("command", "args") for word in main.get(key) or []]
+    options = without_torchrun(words)
+    if options is None:
+        return words
+    asked = vars(parse(options, label="--migrate: command"))
+    return {
+        key: value for key, value in asked.items() if key.replace("_", "-") not in SET_ELSEWHERE
+    }
 
 
 _KUEUE_LABELS = {

@@ -237,6 +237,23 @@ def test_a_rank_count_of_torchruns_is_taken_where_the_job_has_none() -> None:
     assert migrate.migrate(PYTORCHJOB, made)[0]["procsPerNode"] == 4
 
 
+def test_nodes_may_differ_in_what_the_launcher_sets() -> None:
+    made = deepcopy(MANIFEST)
+    replicas = made["spec"]["pytorchReplicaSpecs"]
+    replicas["Worker"] = deepcopy(replicas["Worker"])
+    for rank, role in enumerate(("Master", "Worker")):
+        (container,) = replicas[role]["template"]["spec"]["containers"]
+        container["command"] = ["python", "-m", "torch.distributed.launch", f"--node_rank={rank}"]
+        container["args"] = ["t.py", "--lr", "1"]
+    values, notes = migrate.migrate(PYTORCHJOB, made)
+    assert values["run"] == {"script": "t.py", "args": ["--lr", "1"]}
+    assert "--node-rank of torchrun: left out; the launcher does this" in notes
+    assert not any("differs" in note for note in notes)
+    container["args"][2] = "2"
+    with pytest.raises(Fault, match="Worker runs a different program than Master"):
+        migrate.migrate(PYTORCHJOB, made)
+
+
 def test_what_decides_what_runs_is_carried_or_refused() -> None:
     made = deepcopy(MANIFEST)
     (container,) = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]

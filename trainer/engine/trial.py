@@ -21,6 +21,7 @@ from trainer.distributed.optim import check_state
 from trainer.distributed.tensors import digest, leaves
 from trainer.engine.evaluation import try_sample
 from trainer.engine.run import Run, example
+from trainer.engine.same_data import check_same_data
 from trainer.models.compare import refuse_other
 
 log = logging.getLogger("trainer")
@@ -33,6 +34,8 @@ def try_task(run: Run) -> None:
     Stores the names of the scores in the run. All ranks call it together. Raises Fault(64) if a method
     raises or returns a wrong value.
     """
+    if ":" in run.settings.task:
+        check_same_data(run)
     count, device = run.runtime.sizing.batches.micro, run.runtime.device
     run.strategy.module.eval()
     names: list[str] | None = None
@@ -58,6 +61,10 @@ def try_task(run: Run) -> None:
         )
     try_sample(run)
     run.strategy.module.train()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided
 
 
 def _forward(run: Run, inputs: Nested) -> Tensor | None:
@@ -133,4 +140,4 @@ def _beside_the_model(run: Run) -> dict[str, Tensor]:
         elif isinstance(value, nn.Module):
             tensors = (*value.named_parameters(attribute), *value.named_buffers(attribute))
             found |= {name: tensor.detach() for name, tensor in tensors if id(tensor) not in known}
-    return {name: one for name, one in found.items() if one.layout == torch.strided}
+    return {name: one for name, one in found.items() if _is_dense(one)}

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.task_contract import blamed_on, kind_of
+
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
 
 
 def check_model(model: Any, name: str) -> None:
@@ -22,7 +25,8 @@ def check_model(model: Any, name: str) -> None:
             Exit.CONFIG,
             f"task {name}: model() returned a {kind_of(model)}; wanted: an nn.Module",
         )
-    for problem, wanted in (_of_a_tensor(model), _of_memory(model), _of_names(model, name)):
+    checks = (_of_wrappers(model), _of_a_tensor(model), _of_memory(model), _of_names(model, name))
+    for problem, wanted in checks:
         if problem:
             raise Fault(
                 Exit.CONFIG,
@@ -30,10 +34,23 @@ def check_model(model: Any, name: str) -> None:
             )
 
 
+def _of_wrappers(model: nn.Module) -> tuple[str, str]:
+    """One DistributedDataParallel in another averages the gradients in another way."""
+    for key, module in model.named_modules():
+        kind = type(module)
+        if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
+            where = f"module {key}" if key else "outermost module"
+            wanted = "the module in it, because TRAINER_MODE wraps it"
+            return f"{where} is a {kind.__name__}", wanted
+    return "", ""
+
+
 def _of_a_tensor(model: nn.Module) -> tuple[str, str]:
     """Return what is wrong with a tensor's kind and what is wanted; "" for nothing."""
     for key, tensor in (*model.named_parameters(), *model.named_buffers()):
         wanted = "a dense tensor"
+        if isinstance(tensor, DTensor):
+            return f"{key} is a DTensor", "a plain tensor, because TRAINER_MODE shards it"
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             return f"{key} has no size yet (a lazy layer)", wanted
         if tensor.is_meta:

@@ -109,6 +109,12 @@ def join(settings: Settings) -> Iterator[Runtime]:
     if world_size == 1:
         yield Runtime(rank, local_rank, device, "none", sizing, None, None, 0)
         return
+    if dist.is_initialized():
+        raise Fault(
+            Exit.CONFIG,
+            f"task {settings.task}: it has called init_process_group(), which the trainer does; remove "
+            "the call",
+        )
     backend = dist.get_default_backend_for_device(device)
     # The watchdog reports first and names the missing rank; this timeout is needed if it cannot.
     timeout = timedelta(seconds=settings.collective_timeout + _MARGIN)

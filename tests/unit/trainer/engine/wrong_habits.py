@@ -1,12 +1,31 @@
-"""Tasks that keep beside the model what training changes; each has one mistake compared with `Right`."""
+"""Tasks with habits of scripts: they wrap the model, join the group, or keep state beside the model."""
 
 import copy
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from tests.unit.trainer.engine.wrong_tasks import Right
+
+
+class ModelIsWrapped(Right):
+    def model(self) -> Any:
+        kind = nn.parallel.DistributedDataParallel if dist.is_initialized() else nn.DataParallel
+        return nn.Sequential(kind(super().model()))
+
+
+class ModelIsSharded(Right):
+    def model(self) -> Any:
+        return fully_shard(super().model())
+
+
+class JoinsTheGroup(Right):
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        dist.init_process_group("gloo")
 
 
 class HasATeacher(Right):

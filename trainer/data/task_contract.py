@@ -147,7 +147,7 @@ def try_batch(
 def check_gradients(task: Any, name: str, modules: Sequence[nn.Module]) -> None:
     """Raise Fault(64) if a backward pass has reached parameters that are not in `modules`."""
     trained = {id(parameter) for module in modules for parameter in module.parameters()}
-    for attribute, value in vars(task).items():
+    for attribute, value in getattr(task, "__dict__", {}).items():
         for key, parameter in value.named_parameters() if isinstance(value, nn.Module) else ():
             if parameter.grad is not None and id(parameter) not in trained:
                 what = f"its {attribute} has parameters ({key}) that get a gradient"

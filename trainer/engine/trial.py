@@ -128,15 +128,18 @@ def _tried(run: Run) -> Iterator[None]:
 
 
 def _beside_the_model(run: Run) -> dict[str, Tensor]:
-    """Return the tensors of the task, and of modules that it has, that are not of the model, by name."""
+    """Return the tensors of the task, and of modules that it has, that are not of the model, by name.
+
+    Not single numbers: they may count something that is only shown.
+    """
     known = {
         id(tensor)
         for module in (run.strategy.module, *run.strategy.stages)
         for tensor in (*module.parameters(), *module.buffers())
     }
     found: dict[str, Tensor] = {}
-    for attribute, value in vars(run.task).items():
-        if isinstance(value, Tensor):
+    for attribute, value in getattr(run.task, "__dict__", {}).items():
+        if isinstance(value, Tensor) and value.numel() > 1:
             found[attribute] = value
         elif isinstance(value, nn.Module):
             tensors = (*value.named_parameters(attribute), *value.named_buffers(attribute))

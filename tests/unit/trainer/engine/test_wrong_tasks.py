@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.ranks import run_ranks
 from tests.unit.trainer.engine import wrong_data, wrong_habits, wrong_optimizers, wrong_tasks
@@ -136,9 +137,33 @@ def test_every_wrong_task_is_a_case() -> None:
     assert len(PATHS) > 40
 
 
+class Counts(wrong_tasks.Right):
+    """It counts what it may only show."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.seen = torch.zeros(())
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        self.seen += len(targets)
+        return super().loss(outputs, targets)
+
+
+class Slotted:
+    """It has no __dict__."""
+
+    __slots__ = ("data", "loss", "metric", "model", "score")
+
+    def __init__(self, settings: Settings) -> None:
+        right = wrong_tasks.Right(settings)
+        for name in self.__slots__:
+            setattr(self, name, getattr(right, name))
+
+
 @pytest.mark.slow
-def test_the_right_one_trains(tmp_path: Path) -> None:
-    events = run_ranks(1, tmp_path, task=PATHS["Right"], steps="3")
+@pytest.mark.parametrize("task", [PATHS["Right"], f"{__name__}:Counts", f"{__name__}:Slotted"])
+def test_the_right_one_trains(task: str, tmp_path: Path) -> None:
+    events = run_ranks(1, tmp_path, task=task, steps="3")
     assert events[-1]["event"] == "summary"
 
 

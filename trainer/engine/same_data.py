@@ -25,11 +25,13 @@ def check_same_data(run: Run) -> None:
         return
     found: list[list[float]] = []
     for data, part in ((run.training, "training"), (run.test, "test")):
-        seed(run.settings.seed)
-        with blamed_on(run.settings.task, f"reading {part} samples"):
-            first, again = (_numbers_of(example(data, run.settings, 1)) for _ in range(2))
-        # One that is drawn in another way each time cannot be compared.
-        found += [[len(data)], first if first == again else []]
+        read = []
+        for _ in range(2):
+            seed(run.settings.seed)
+            with blamed_on(run.settings.task, f"reading {part} samples"):
+                read.append(_numbers_of(example(data, run.settings, 1)))
+        # One that still differs draws from a generator of its own, and cannot be compared.
+        found += [[len(data)], read[0] if read[0] == read[1] else []]
     every = from_all(found, run.runtime, list[list[float]])
     for rank, numbers in enumerate(every):
         for place, (own, other) in enumerate(zip(every[0], numbers, strict=True)):

@@ -63,10 +63,6 @@ def try_task(run: Run) -> None:
     run.strategy.module.train()
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided
-
-
 def _forward(run: Run, inputs: Nested) -> Tensor | None:
     """Return the outputs, and compare those of the first sample with the ones before a split."""
     outputs, before = run.strategy.forward(inputs), run.strategy.before
@@ -140,8 +136,8 @@ def _beside_the_model(run: Run) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for attribute, value in getattr(run.task, "__dict__", {}).items():
         if isinstance(value, Tensor) and value.numel() > 1:
-            found[attribute] = value
+            found[attribute] = value.detach()
         elif isinstance(value, nn.Module):
             tensors = (*value.named_parameters(attribute), *value.named_buffers(attribute))
             found |= {name: tensor.detach() for name, tensor in tensors if id(tensor) not in known}
-    return {name: one for name, one in found.items() if _is_dense(one)}
+    return {name: one for name, one in found.items() if one.layout == torch.strided}

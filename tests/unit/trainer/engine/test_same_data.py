@@ -80,6 +80,24 @@ class Streamed(Split):
         return _Stream(super().data(train=train))
 
 
+class _Seeded(_Whole):
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = super().__getitem__(index)
+        return inputs + torch.randn(()), target
+
+
+class SeededSplit(Split):
+    """Its samples are random, as those of most transforms."""
+
+    def _whole(self, *, train: bool) -> Any:
+        return _Seeded(self._settings, train=train)
+
+
+class Seeded(SeededSplit):
+    def data(self, *, train: bool) -> Any:
+        return self._whole(train=train)
+
+
 class Noisy(Split):
     def data(self, *, train: bool) -> Any:
         return _Noisy(self._settings, train=train)
@@ -91,6 +109,10 @@ class Noisy(Split):
         (
             "Split",
             "data(train=True) has another first sample on rank 1 than on rank 0; wanted: the wh",
+        ),
+        (
+            "SeededSplit",
+            "data(train=True) has another first sample on rank 1 than on rank 0; wanted",
         ),
         (
             "SplitToTest",
@@ -113,5 +135,6 @@ def test_data_that_is_split_by_rank_is_refused(task: str, message: str, tmp_path
     assert f"task {settings['task']}: {message}" in events[-1]["message"]
 
 
-def test_samples_with_noise_of_their_own_are_not(tmp_path: Path) -> None:
-    run_ranks(2, tmp_path, task=f"{__name__}:Noisy", steps="2")
+@pytest.mark.parametrize("task", ["Seeded", "Noisy"])
+def test_random_samples_are_not(task: str, tmp_path: Path) -> None:
+    run_ranks(2, tmp_path, task=f"{__name__}:{task}", steps="2")

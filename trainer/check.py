@@ -107,9 +107,9 @@ def check(name: str) -> Iterator[str]:
             batch = next(loader(iter([two])))
         if (tried := try_batch(task, model, batch, name=name, part=part)) is None:
             raise Fault(Exit.CONFIG, f"task {name}: the model returned None")
-        losses, metrics = tried
+        losses, scores = tried
         yield (
-            f"loss() and score(), {', '.join(metrics)}: for each of two {part} samples; losses "
+            f"loss() and score(), {', '.join(scores)}: for each of two {part} samples; losses "
             f"{', '.join(f'{loss:.4g}' for loss in losses.tolist())}"
         )
         if part == "training":

@@ -29,6 +29,7 @@ from trainer.distributed.tensors import leaves
 _NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen")
 
 METHODS = ("model", "data", "loss", "score")
+Tried = tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]  # losses, and what `scores_of` returns
 OWN = tuple(Own.__dataclass_fields__)
 _OF_A_SAMPLE = {"event", "time", "step", "seconds"}  # fields that the sample event already has
 MORE = (*OWN, "blocks", "initial_weights", "on_event", "sample")  # optional methods
@@ -111,8 +112,8 @@ def blocks_of(task: Any, model: nn.Module, name: str) -> list[nn.Module]:
 
 def try_batch(
     task: Any, forward: Callable[[Nested], Any], batch: Batch, *, name: str, part: str
-) -> tuple[Tensor, list[str]] | None:
-    """Pass a batch through model, loss and score; return the losses and the names of the scores.
+) -> Tried | None:
+    """Pass a batch through model, loss and score; return the losses, and the scores, the metric first.
 
     Returns None if this rank has no outputs. Raises Fault(64) when a method raises or returns something
     wrong.
@@ -141,7 +142,8 @@ def try_batch(
         _check_per_sample(counted, name, "score()", count)
         with blamed_on(name, f"of_mean, of {metric},"):
             metric_of(task, metric, (score.sum() / counted.sum()).item())
-    return losses, sorted(scores, key=lambda metric: (metric != task.metric, metric))
+    names = sorted(scores, key=lambda metric: (metric != task.metric, metric))
+    return losses, {metric: scores[metric] for metric in names}
 
 
 def check_gradients(task: Any, name: str, modules: Sequence[nn.Module]) -> None:

@@ -190,9 +190,11 @@ class Since:
         return Since(self.began + seconds, run.samples)
 
 
-def example(data: Data, settings: Settings, count: int, *, device: torch.device = _CPU) -> Batch:
-    """Return the first sample, `count` times, for its shape and dtype only."""
-    samples = Samples(torch.zeros(count, dtype=torch.long), torch.ones(count))
+def example(
+    data: Data, settings: Settings, count: int, *, device: torch.device = _CPU, last: int = 0
+) -> Batch:
+    """Return the first sample `count` times, or the first `count` samples up to `last`, repeated."""
+    samples = Samples(torch.arange(count).clamp(max=last), torch.ones(count))
     loader = Loader(
         data,
         device=device,

@@ -4,6 +4,7 @@ try_task(run)
 """
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -14,8 +15,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.config.exits import Exit, Fault
-from trainer.data.sets import Nested
-from trainer.data.task_contract import blamed_on, check_gradients, try_batch
+from trainer.data.sets import Batch, Nested
+from trainer.data.task_contract import (
+    Tried,
+    blamed_on,
+    check_gradients,
+    try_batch,
+)
+from trainer.distributed.generators import seed
 from trainer.distributed.messages import from_all
 from trainer.distributed.optim import check_state
 from trainer.distributed.tensors import digest, leaves
@@ -34,24 +41,32 @@ def try_task(run: Run) -> None:
     Stores the names of the scores in the run. All ranks call it together. Raises Fault(64) if a method
     raises or returns a wrong value.
     """
-    if ":" in run.settings.task:
+    if is_own := ":" in run.settings.task:
         check_same_data(run)
     count, device = run.runtime.sizing.batches.micro, run.runtime.device
     run.strategy.module.eval()
     names: list[str] | None = None
+    mixed: str | None = None
     read = []
     for data, part in ((run.training, "training"), (run.test, "test")):
+        seed(run.settings.seed, device)
         with blamed_on(run.settings.task, f"reading {part} samples"):
             batch = example(data, run.settings, count, device=device)
         read.append(batch.inputs)
         forward = partial(_forward, run) if part == "training" else run.strategy.forward
+        seed(run.settings.seed, device)
         tried = try_batch(run.task, forward, batch, name=run.settings.task, part=part)
-        names = tried and tried[1]
+        names = tried and list(tried[1])
+        if part == "training" and is_own and count > 1:
+            mixed = _mixes_samples(run, batch, tried)
     # In a pipeline only the last stage has seen the scores.
-    found = [some for some in from_all(names, run.runtime, list[str] | None) if some]
+    every = from_all((names, mixed), run.runtime, tuple[list[str] | None, str | None])
+    found = [(names, mixed) for names, mixed in every if names]
     if not found:
         raise Fault(Exit.CONFIG, f"task {run.settings.task}: the model returned None")
-    run.metrics = found[0]
+    run.metrics, mixed = found[0]
+    if mixed and run.runtime.is_main:
+        log.warning("%s", mixed)
     run.strategy = replace(run.strategy, before=None)  # frees the memory
     if run.runtime.is_main and _begin_alike(*read):
         log.warning(
@@ -73,14 +88,46 @@ def _forward(run: Run, inputs: Nested) -> Tensor | None:
     return outputs
 
 
-def _begin_alike(inputs: Nested, others: Nested) -> bool:
-    """Return whether two batches, each of one sample repeated, have equal inputs."""
+def _mixes_samples(run: Run, alone: Batch, tried: Tried | None) -> str | None:
+    """Try other samples beside the first; return a warning if its loss or score depends on them.
+
+    `alone` has the first sample only, repeated. The two cannot be compared if this sample is random, or
+    if others change its shape. All ranks call this together.
+    """
+    count, settings = len(alone.weights), run.settings
+    seed(settings.seed, run.runtime.device)
+    with blamed_on(settings.task, "reading training samples"):
+        last = min(count, len(run.training)) - 1
+        beside = example(run.training, settings, count, device=run.runtime.device, last=last)
+    seed(settings.seed, run.runtime.device)
+    forward = run.strategy.forward
+    others = try_batch(run.task, forward, beside, name=settings.task, part="training")
+    whole = ((batch.inputs, batch.targets) for batch in (alone, beside))
+    if not tried or not others or not _begin_alike(*whole):
+        return None
+    values = {"loss()": (tried[0], others[0])} | {
+        f"score(), {metric},": (score, others[1][metric][0])
+        for metric, (score, _) in tried[1].items()
+    }
+    for method, both in values.items():
+        own, other = (float(one[0]) for one in both)
+        if math.isfinite(own - other) and not math.isclose(own, other, rel_tol=1e-3, abs_tol=1e-6):
+            return (
+                f"task {settings.task}: {method} of the first sample is {own:.4g} beside copies of it "
+                f"and {other:.4g} beside other samples, so figures depend on the micro-batch, and with "
+                "it on the number of ranks; to avoid this, compute it from that sample alone"
+            )
+    return None
+
+
+def _begin_alike(own: Nested, other: Nested) -> bool:
+    """Return whether two batches of equal shapes begin with the same sample."""
     return all(
-        type(one) is type(other) is Tensor
-        and one.layout == other.layout == torch.strided
-        and one.dtype == other.dtype
-        and torch.equal(one, other)
-        for one, other in zip(leaves(inputs), leaves(others), strict=False)
+        type(one) is type(two) is Tensor
+        and one.layout == two.layout == torch.strided
+        and (one.shape, one.dtype) == (two.shape, two.dtype)
+        and torch.equal(one[:1] if one.dim() else one, two[:1] if two.dim() else two)
+        for one, two in zip(leaves(own), leaves(other), strict=False)
     )
 
 

@@ -72,6 +72,22 @@ class Noisy(synthetic.Task):
         return nn.Sequential(_Scaled(), *super().model().children())
 
 
+class _Drawn(Dataset[Any]):
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, _: int) -> Any:
+        return torch.randn(64), torch.tensor(0)
+
+
+class DrawnWhenRead(synthetic.Task):
+    def data(self, *, train: bool) -> Any:
+        return _Drawn(640 if train else 64)
+
+
 class DrawnAlike(synthetic.Task):
     """Makes each set of random numbers, and forgets that both calls draw the same."""
 

@@ -51,7 +51,9 @@ def test_layers_draw_the_same_after_a_resume_and_in_a_repeated_evaluation(tmp_pa
     assert len({(e["loss"], e["accuracy"]) for e in evaluations}) == 1
 
 
-@pytest.mark.parametrize(("task", "times"), [("DrawnAlike", 1), ("SplitByTorch", 0)])
+@pytest.mark.parametrize(
+    ("task", "times"), [("DrawnAlike", 1), ("SplitByTorch", 0), ("DrawnWhenRead", 0)]
+)
 def test_sets_whose_samples_are_drawn_alike_are_noticed(
     task: str,
     times: int,

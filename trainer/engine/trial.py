@@ -16,12 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch, Nested
-from trainer.data.task_contract import (
-    Tried,
-    blamed_on,
-    check_gradients,
-    try_batch,
-)
+from trainer.data.task_contract import Tried, blamed_on, check_gradients, try_batch
 from trainer.distributed.generators import seed
 from trainer.distributed.messages import from_all
 from trainer.distributed.optim import check_state
@@ -47,9 +42,10 @@ def try_task(run: Run) -> None:
     run.strategy.module.eval()
     names: list[str] | None = None
     mixed: str | None = None
-    read = []
+    read: list[Nested] = []
     for data, part in ((run.training, "training"), (run.test, "test")):
-        seed(run.settings.seed, device)
+        # Another seed for each set, or samples that are drawn when they are read would be alike.
+        seed(run.settings.seed + len(read), device)
         with blamed_on(run.settings.task, f"reading {part} samples"):
             batch = example(data, run.settings, count, device=device)
         read.append(batch.inputs)

@@ -18,9 +18,8 @@ class MeanLoss(synthetic.Task):
         return nn.functional.cross_entropy(outputs, targets).expand(len(targets))
 
 
-class MeanLossOfRandomSamples(Seeded):
-    def loss(self, outputs: Tensor, targets: Tensor) -> Any:
-        return nn.functional.cross_entropy(outputs, targets).expand(len(targets))
+class MeanLossOfRandomSamples(MeanLoss, Seeded):
+    """Each read of a sample draws random numbers."""
 
 
 class MeanScore(synthetic.Task):

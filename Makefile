@@ -199,7 +199,7 @@ test test-fast test-parity: export PYTHONDONTWRITEBYTECODE =
 
 lock: $(STAMP) ## compile the requirements files again with the newest versions, and renew the images' digests if the registries answer
 	@printf 'uv\n' | $(UV) pip compile $(LOCK) -o docker/requirements-uv.txt -
-	@$(UV) pip compile $(LOCK) --all-extras -o docker/requirements-dev.txt pyproject.toml
+	@$(UV) pip compile $(LOCK) --override docker/override.txt --all-extras -o docker/requirements-dev.txt pyproject.toml
 	@$(UV) pip compile $(LOCK) -c docker/requirements-dev.txt --excludes docker/not-in-image.txt -o docker/requirements.txt pyproject.toml
 	@printf 'torch\ntorchvision\n' | \
 		$(UV) pip compile $(LOCK) -c docker/requirements.txt -o docker/requirements-torch.txt -

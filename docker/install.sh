@@ -28,7 +28,7 @@ install_rest() {
 
 case $backend in
 locked)
-    $uv install --python "$python" --require-hashes -r "$lock"
+    $uv install --python "$python" --require-hashes --no-deps -r "$lock"
     ;;
 cpu)
     install_rest

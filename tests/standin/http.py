@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import ssl
 import struct
 import subprocess
 import threading
@@ -24,17 +25,29 @@ from tests.standin.server import Refusal, Server
 
 
 @contextmanager
-def serving(server: Server, folder: Path, *, namespace: str | None = "lab") -> Iterator[Path]:
+def serving(
+    server: Server,
+    folder: Path,
+    *,
+    namespace: str | None = "lab",
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Path]:
     """Serve until the block ends; yield the kubeconfig. `server.port` is set."""
     http = _Http(("127.0.0.1", 0), _Handler)
+    if tls:
+        http.socket = tls.wrap_socket(http.socket, server_side=True)
+    scheme = "https" if tls else "http"
     http.api, server.port = server, http.server_port
     threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        yield kubeconfig(folder, f"http://127.0.0.1:{server.port}", namespace=namespace)
+        yield kubeconfig(folder, f"{scheme}://127.0.0.1:{server.port}", namespace=namespace)
     finally:
         server.hang_up()
         http.shutdown()
         http.server_close()
+
+
+_TOKEN = "a-token"  # noqa: S105
 
 
 def kubeconfig(folder: Path, address: str, *, namespace: str | None = "lab") -> Path:
@@ -46,7 +59,7 @@ def kubeconfig(folder: Path, address: str, *, namespace: str | None = "lab") -> 
         "current-context": "test",
         "contexts": [{"name": "test", "context": place}],
         "clusters": [{"name": "c", "cluster": {"server": address}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
+        "users": [{"name": "u", "user": {"token": _TOKEN}}],
     }
     file = folder / "kubeconfig"
     file.write_text(json.dumps(config), encoding="utf-8")
@@ -69,7 +82,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             body = self._body()
             api.requests.append((self.command, self.path))
-            if planted := api.answer(self.command, self.path):
+            if self.headers["Authorization"] != f"Bearer {_TOKEN}":
+                self._send(401, {}, json.dumps({"message": "Unauthorized"}))
+            elif planted := api.answer(self.command, self.path):
                 self._send(*planted)
             elif self.headers.get("Upgrade") == "websocket":
                 self.close_connection = True
@@ -142,7 +157,7 @@ def _execute(
     """Run a command in a pod: channel 0 is its input, 1 its output and errors, 3 its final status."""
     command = api.enter(pod, query["command"])
     _switch(request)
-    given = subprocess.PIPE if query.get("stdin") == ["True"] else subprocess.DEVNULL
+    given = subprocess.PIPE if query["stdin"][0].lower() == "true" else subprocess.DEVNULL
     with subprocess.Popen(
         command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0
     ) as process:

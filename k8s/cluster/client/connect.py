@@ -14,7 +14,7 @@ from kubernetes.config.config_exception import ConfigException
 
 from k8s.base.errors import config_error, in_one_line
 from k8s.base.yaml_text import read, read_text
-from k8s.cluster.client.api import Cluster
+from k8s.cluster.client.api import Cluster, tokens_of
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -47,8 +47,8 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
     found = namespace or own
     if not found:
         raise config_error(f"{where} names no namespace; add --namespace NAME")
-    token = configuration.get_api_key_with_prefix("authorization") or ""
-    if not (token.isascii() and token.isprintable()):
+    tokens = "".join(tokens_of(configuration).values())
+    if not (tokens.isascii() and tokens.isprintable()):
         raise config_error(f"{where}: its token has a character that an HTTP header cannot have")
     if not configuration.verify_ssl:  # as the kubeconfig asks; urllib3 would warn at every request
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)

@@ -14,16 +14,19 @@ from dataclasses import dataclass
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import stream
-from kubernetes.stream.ws_client import ERROR_CHANNEL, WSClient
+from kubernetes.stream.ws_client import WSClient
+from websocket import ABNF
 
 from k8s.base.errors import in_one_line
-from k8s.cluster.client.api import Cluster, Forbidden, Object, fault_of
+from k8s.cluster.client.api import Cluster, Forbidden, Object, fault_of, message_in
 from trainer.config.exits import Exit, Fault
 
 _PIECE = 32 * 1024  # bytes of a message; an API server refuses large ones
 _SLOWEST = 1024**2  # bytes of input per second: for more input the time limit is longer
 _AT_ONCE = 16  # pods
 _LONGEST = 1024**2  # bytes of output; a pod may write without end
+# Channels of the protocol (v4.channel.k8s.io): standard output, standard error; and how it ended.
+_OUTPUT, _STATUS = (b"\1", b"\2"), b"\3"
 
 
 @dataclass(frozen=True)
@@ -104,23 +107,29 @@ def _talk(
             for start in range(0, len(stdin), _PIECE):
                 opened.write_stdin(stdin[start : start + _PIECE])
             output, end = _read(opened, deadline)
-            if opened.is_open():
-                raise TimeoutError(f"still running after {limit:.3g} s")  # noqa: TRY301
             return Ended(_code(end), output.decode(errors="replace"))
     except Exception as error:  # noqa: BLE001  # of several libraries: the connection is lost
         raise _fault(cluster, pod, f"{command[0]}: no exit code: {in_one_line(error)}") from None
 
 
 def _read(opened: WSClient, deadline: float) -> tuple[bytes, bytes]:
-    """Return a command's output and its final status. Raises ValueError for too much output."""
-    written, end = bytearray(), b""
-    while opened.is_open() and (left := deadline - time.monotonic()) > 0:
-        opened.update(timeout=left)
-        end = opened.read_channel(ERROR_CHANNEL) or end  # before read_all, which drops it
-        written += opened.read_all()
+    """Return a command's output and its final status. Raises ValueError for too much output.
+
+    The client's own update() may return only when the pod pauses, so this reads from its connection.
+    """
+    written, end = bytearray(), bytearray()
+    while True:
+        opened.sock.settimeout(max(0.001, deadline - time.monotonic()))
+        operation, frame = opened.sock.recv_data_frame()
+        if operation == ABNF.OPCODE_CLOSE:
+            return bytes(written), bytes(end)
+        channel, data = frame.data[:1], frame.data[1:]
+        if channel == _STATUS:
+            end += data
+        elif channel in _OUTPUT:
+            written += data
         if len(written) > _LONGEST:
             raise ValueError(f"it writes more than {_LONGEST:,} bytes")
-    return bytes(written), end
 
 
 def _code(end: bytes) -> int:
@@ -139,9 +148,8 @@ def _not_opened(cluster: Cluster, pod: str, error: Exception) -> Fault:
     status, body = getattr(refused, "status_code", 0), getattr(refused, "resp_body", None)
     if not status:
         return _fault(cluster, pod, in_one_line(getattr(error, "reason", None) or error))
-    answer = ApiException(status=status, reason=getattr(refused, "status_message", ""))
-    answer.body = body or b""
-    fault = fault_of(cluster, answer, f"exec in {pod}")
+    message = message_in(body or b"") or str(getattr(refused, "status_message", ""))
+    fault = fault_of(cluster, f"exec in {pod}", status, message)
     if not isinstance(fault, Forbidden):
         return fault
     return Forbidden(

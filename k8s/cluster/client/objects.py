@@ -15,10 +15,6 @@ from k8s.cluster.client.api import FIELD_MANAGER, Cluster, Gone, Missing, Object
 from k8s.cluster.client.shape import checked
 from trainer.config.exits import Exit, Fault
 
-# With this charset the client does not encode the body again. It would write a character beyond 16 bits
-# as a JSON surrogate pair, which the API server refuses because it reads the body as YAML.
-_APPLY = "application/apply-patch+yaml; charset=utf-8"
-
 _TURN = 0.5  # seconds between two checks
 
 # What to install for an API group that is not served. JobKind has the groups of each launcher.
@@ -154,7 +150,8 @@ def apply(
     path = path_of(cluster, api_version, kind, manifest["metadata"]["name"])
     query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
     query |= {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
-    return call(cluster, "PATCH", path, query=query, body=as_json(manifest), content_type=_APPLY)
+    form = "application/apply-patch+yaml"
+    return call(cluster, "PATCH", path, query=query, body=as_json(manifest), content_type=form)
 
 
 def patch(cluster: Cluster, found: Object, change: Object | list[Object]) -> Object:

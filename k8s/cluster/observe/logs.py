@@ -48,7 +48,7 @@ def text(cluster: Cluster, pod: str, container: str, query: Mapping[str, object]
 
 def _open(
     cluster: Cluster, pod: str, container: str, query: Mapping[str, object], *, silence: float
-) -> urllib3.HTTPResponse:
+) -> urllib3.BaseHTTPResponse:
     path = objects.path_of(cluster, "v1", "Pod", pod) + "/log"
     options = {**query, "container": container} if container else query
     return api.stream(cluster, path, options, silence=silence)

@@ -1,16 +1,25 @@
 """Which cluster the verbs use: that of a kubeconfig, or of the pod they run in; nothing is guessed."""
 
+import ssl
 import time
 import warnings
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 import urllib3
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from k8s.cluster.client.api import Forbidden, call
 from k8s.cluster.client.connect import connect
-from tests.cluster_objects import RUNNING, Cluster, Run, fill
-from tests.standin.http import kubeconfig
+from tests.cluster_objects import RUNNING, Cluster, Run, connection, fill
+from tests.standin.http import kubeconfig, serving
+from tests.standin.server import Server
 from trainer.config.exits import Fault
 
 
@@ -80,6 +89,41 @@ def test_a_token_that_no_header_can_hold_is_refused(token: str, run: Run, tmp_pa
     assert (code, out) == (64, "")
     assert len(err.splitlines()) == 1, err
     assert "context test: its token has a character that an HTTP header cannot have" in err
+
+
+def test_a_renewed_token_is_used_and_a_wrong_one_is_named(cluster: Cluster) -> None:
+    _, config = cluster
+    found = connection(config, timeout=5)
+    call(found, "GET", "/api/v1")
+    found.client.configuration.refresh_api_key_hook = lambda made: made.api_key.update(
+        dict.fromkeys(made.api_key, "Bearer another")
+    )
+    with pytest.raises(Forbidden, match="not allowed: .* 401: Unauthorized"):
+        call(found, "GET", "/api/v1")
+
+
+def test_a_certificate_that_is_not_trusted_is_64_at_once(run: Run, tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, now = x509.Name([]), datetime.now(UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
+    made = made.add_extension(
+        x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+    )
+    certificate = made.sign(key, SHA256()).public_bytes(Encoding.PEM)
+    plain = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "pem").write_bytes(certificate + key.private_bytes(*plain))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "pem")
+    with serving(Server(), tmp_path, tls=context) as config:
+        began = time.monotonic()
+        code, _, err = run(config, "list")
+        assert (code, "certificate verify failed" in err) == (64, True), err
+        assert "check the cluster's certificate-authority" in err
+        assert time.monotonic() - began < 10
+        values = yaml.safe_load(config.read_text(encoding="utf-8"))
+        values["clusters"][0]["cluster"]["certificate-authority"] = str(tmp_path / "pem")
+        config.write_text(yaml.safe_dump(values), encoding="utf-8")
+        assert run(config, "list")[0] == 0
 
 
 @pytest.mark.parametrize("checked", [True, False])

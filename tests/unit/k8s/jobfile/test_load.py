@@ -102,8 +102,8 @@ def test_anchors_and_merge_keys_work(tmp_path: Path) -> None:
         ("[1]", ": holds a list; a job file is a mapping"),
         ("a: 1\n---\nb: 2", ":2:1: not YAML: a second document starts here"),
         ("a: &x [*x]", ": nested too deeply, or refers to itself"),
-        ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
-        ("a: " + "[" * 100_000, "nested too deeply"),  # else the parser crashes
+        ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply|maximum nesting"),  # by libyaml
+        ("a: " + "[" * 100_000, "nested too deeply|maximum nesting"),  # else the parser crashes
         ("1: x", ": 1: the key must be text"),
         ('a: [{b: "x\\0"}]', r"a\[0\].b='x\\x00': contains NUL or a lone surrogate"),
         ('a: "\\ud800"', "not YAML|contains NUL"),

@@ -2,8 +2,8 @@
 
 import importlib
 import json
+import re
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import kubernetes_validate
@@ -103,32 +103,28 @@ def same(model: Any, given: Any, at: str) -> None:
 
 @pytest.mark.slow
 def test_the_models_of_kubeflow_training_accept_every_pytorchjob() -> None:
-    """They drop unknown fields, so the result must equal the input."""
-    training = importlib.import_module("kubeflow.training")
-    client = importlib.import_module("kubernetes.client")
+    """Only its own: Kubernetes' schema, above, has checked the pods."""
     made = [(where, one) for where, one in rendered() if one["kind"] == "PyTorchJob"]
     assert len(made) > 20
     for where, one in made:
-        back(one, "KubeflowOrgV1PyTorchJob", training.ApiClient(), where)
-        for replica in one["spec"]["pytorchReplicaSpecs"].values():
-            back(replica["template"], "V1PodTemplateSpec", client.ApiClient(), where)
-    made[0][1]["spec"]["runPolicy"]["backofLimit"] = 1
-    with pytest.raises(AssertionError):
-        back(made[0][1], "KubeflowOrgV1PyTorchJob", training.ApiClient(), "")
-    del made[0][1]["spec"]["runPolicy"]["backofLimit"]
+        has_fields(one, "KubeflowOrgV1PyTorchJob", where)
+    wrong = made[0][1] | {"spec": made[0][1]["spec"] | {"runPolicy": {"backofLimit": 1}}}
+    with pytest.raises(AssertionError, match="backofLimit"):
+        has_fields(wrong, "KubeflowOrgV1PyTorchJob", "")
 
 
-def back(part: Any, kind: str, owner: Any, where: str) -> None:
-    response = SimpleNamespace(data=json.dumps(part))
-    read = owner.sanitize_for_serialization(owner.deserialize(response, kind))
-    assert without_none(read) == part, where
-
-
-def without_none(value: Any) -> Any:
-    """Return the fields that a model has read, without those that were not given."""
-    if isinstance(value, dict):
-        return {key: without_none(item) for key, item in value.items() if item is not None}
-    return [without_none(item) for item in value] if isinstance(value, list) else value
+def has_fields(part: Any, kind: str, at: str) -> None:
+    """Check that a model of kubeflow-training has the fields that are given."""
+    inner = re.fullmatch(r"(dict\(str, |list\[)(\w+)[)\]]", kind)
+    model = getattr(importlib.import_module("kubeflow.training.models"), kind, None)
+    if inner:
+        for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+            has_fields(value, inner[2], f"{at}.{key}")
+    elif model and kind.startswith("KubeflowOrg"):
+        names = {alias: name for name, alias in model.attribute_map.items()}
+        for key, value in part.items():
+            assert key in names, f"{at}.{key}: no such field"
+            has_fields(value, model.openapi_types[names[key]], f"{at}.{key}")
 
 
 MODELS = {

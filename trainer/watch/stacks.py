@@ -3,14 +3,15 @@
     frames = main_stack(scratch)
     issued = write_dump(settings.run_folder / "logs", rank=0, device="cpu")
 
-The two private names of CPython are in this file only, for this reason. The watchdog reads the main
-thread's stack many times a second, for days, and must never crash the rank. The public ways do or may:
-faulthandler.dump_traceback(all_threads=True) crashes when a C++ thread enters Python at that moment, as
-gloo's threads and the backward pass do (python/cpython 116008, seen with 3.11); following `f_back` of a
-running thread has crashed 3.11 too; a signal that makes the thread write its own stack may interrupt it
-between the two instructions that set its frame. `_Py_DumpTraceback` for the main thread alone is safe:
-this thread holds the interpreter's lock, so the main thread stands still. Where Python does not export
-it, dump_traceback takes its place.
+The watchdog reads the main thread's stack many times a second, for days, and must never crash the
+rank. faulthandler.dump_traceback(all_threads=True) crashes when a C++ thread enters Python at that
+moment, as gloo's threads and the backward pass do (python/cpython 116008, seen with 3.11 and 3.13). A
+signal that makes the thread write its own stack may interrupt it between the two instructions that set
+its frame. Safe is to look at the main thread alone while this thread holds the interpreter's lock:
+
+- Up to 3.12 by CPython's private `_Py_DumpTraceback`, because following `f_back` of a running thread
+  has crashed 3.11. No other file uses a private name of CPython.
+- From 3.13 on, which does not export it, by `PyThreadState_GetFrame` of the C API and `f_back`.
 """
 
 import contextlib
@@ -35,8 +36,7 @@ log = logging.getLogger("trainer")
 _SIGNAL = signal.SIGURG  # ignored by default: one that arrives late does nothing
 _LIMIT = 1.0  # seconds for a thread to write its stack
 
-# The head of a thread and the line of a frame, as faulthandler writes them.
-_THREAD = re.compile(r"hread 0x([0-9a-f]+)")
+# The line of a frame, as faulthandler writes it.
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
@@ -53,16 +53,10 @@ def main_stack(scratch: IO[bytes]) -> list[Frame]:
     """
     scratch.seek(0)
     scratch.truncate()
-    if not _write_main(scratch):
-        faulthandler.dump_traceback(scratch, all_threads=True)
+    _write_main(scratch)
     scratch.seek(0)
     text = scratch.read().decode("ascii", errors="replace")
-    for part in text.split("\n\n"):
-        head, _, lines = part.partition("\n")
-        thread = _THREAD.search(head)
-        if thread is None or int(thread[1], 16) == threading.main_thread().ident:
-            return [Frame(*frame) for frame in _FRAME.findall(lines)]
-    return []
+    return [Frame(*frame) for frame in _FRAME.findall(text)]
 
 
 def write_dump(folder: Path, *, rank: int, device: str) -> dict[str, int]:
@@ -95,7 +89,8 @@ def write_stacks(path: Path) -> None:
         try:
             for thread in sorted(threading.enumerate(), key=lambda thread: thread is not main):
                 file.write(f"# {thread.name}\n".encode())
-                if thread is main and _write_main(file):
+                if thread is main:
+                    _write_main(file)
                     continue
                 size, end = os.fstat(file.fileno()).st_size, time.monotonic() + _LIMIT
                 if thread.ident is not None and thread.is_alive():
@@ -106,15 +101,27 @@ def write_stacks(path: Path) -> None:
             faulthandler.unregister(_SIGNAL)
 
 
-def _write_main(file: IO[bytes]) -> bool:
-    """Write the main thread's stack as faulthandler does; return whether this Python can."""
-    if _dump is None or _main_state is None:
-        return False
-    _dump(file.fileno(), _main_state)
-    return True
+def _write_main(file: IO[bytes]) -> None:
+    """Write the main thread's stack as faulthandler does; nothing if it has none."""
+    if _main_state is None:
+        return
+    if _dump is not None:
+        _dump(file.fileno(), _main_state)
+        return
+    lines, frame = [], None
+    with contextlib.suppress(ValueError):  # NULL: it runs no Python
+        frame = _get_frame(_main_state)
+    while frame is not None:
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}\n')
+        frame = frame.f_back
+    file.write("".join(lines).encode("ascii", errors="backslashreplace"))
+    file.flush()
 
 
 _dump = getattr(ctypes.pythonapi, "_Py_DumpTraceback", None)  # file descriptor, thread state
+_get_frame = ctypes.pythonapi.PyThreadState_GetFrame
+_get_frame.restype = ctypes.py_object
 _main_state: ctypes.c_void_p | None = None
 
 

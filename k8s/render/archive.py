@@ -12,6 +12,7 @@ import io
 import os
 import stat
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -143,6 +144,7 @@ class _Limited(io.BytesIO):
 
     def write(self, part: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
         if self.tell() + len(part) > self.limit:
+            self.limit = sys.maxsize  # gzip writes the rest when it is closed, which must not fail
             raise _TooLarge
         return super().write(part)
 

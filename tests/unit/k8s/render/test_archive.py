@@ -1,5 +1,6 @@
 """The archive of a folder: its files, the same bytes for the same files, refusals."""
 
+import gzip
 import io
 import os
 import tarfile
@@ -182,6 +183,23 @@ def test_a_file_that_cannot_be_read_is_refused(tree: Path, monkeypatch: pytest.M
     monkeypatch.setattr(archive, "_add", no_entry)
     with pytest.raises(Fault, match="^a: a/train.py: Permission denied"):
         pack(tree, label="a")
+
+
+def test_a_refused_archive_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Python 3.13 would close it at some later time, and say on stderr that this failed."""
+    closed = []
+
+    class Noted(gzip.GzipFile):
+        def close(self) -> None:
+            super().close()
+            closed.append(self)
+
+    (tmp_path / "a").write_bytes(os.urandom(200_000))
+    monkeypatch.setitem(archive.LIMITS, "configMap", 1000)
+    monkeypatch.setattr("gzip.GzipFile", Noted)
+    with pytest.raises(Fault, match="too much for a ConfigMap"):
+        pack(tmp_path, label="a")
+    assert closed
 
 
 def test_the_border_is_the_limit_to_the_byte(

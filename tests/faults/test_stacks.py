@@ -26,6 +26,30 @@ def test_looking_does_not_end_the_process(start: Any) -> None:
     assert whole == dumps  # each has the thread that writes it
 
 
+def test_python_3_13_reads_the_frames_that_python_3_12_reads() -> None:
+    ways = ["_Py_DumpTraceback", "PyThreadState_GetFrame"]
+    seen: dict[str, list[stacks.Frame]] = {}
+
+    def look() -> None:
+        end = time.monotonic() + 10
+        while time.monotonic() < end:  # until the main thread waits for this one
+            for way in ways:
+                with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as scratch:
+                    if way != ways[0]:
+                        patch.setattr(stacks, "_dump", None)
+                    seen[way] = stacks.main_stack(scratch)
+            waits = any(frame.function == "join" for frame in seen[ways[0]])
+            if waits and seen[ways[0]] == seen[ways[1]]:
+                return
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    first, second = seen.values()
+    assert first == second
+    assert "test_python_3_13_reads" in str(first)
+
+
 def test_threads_that_wait_are_in_the_file_too(tmp_path: Path) -> None:
     over = threading.Event()
 

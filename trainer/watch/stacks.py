@@ -5,9 +5,10 @@
 
 The watchdog reads the main thread's stack many times a second, for days, and must never crash the
 rank. faulthandler.dump_traceback(all_threads=True) crashes when a C++ thread enters Python at that
-moment, as gloo's threads and the backward pass do (python/cpython 116008, seen with 3.11 and 3.13). A
-signal that makes the thread write its own stack may interrupt it between the two instructions that set
-its frame. Safe is to look at the main thread alone while this thread holds the interpreter's lock:
+moment, as gloo's threads and the backward pass do (python/cpython 116008, seen with 3.11); with 3.13.0
+it also crashed at a frame of the main thread that had no code, under tp. A signal that makes the thread
+write its own stack may interrupt it between the two instructions that set its frame. Safe is to look at
+the main thread alone while this thread holds the interpreter's lock:
 
 - Up to 3.12 by CPython's private `_Py_DumpTraceback`, because following `f_back` of a running thread
   has crashed 3.11. No other file uses a private name of CPython.

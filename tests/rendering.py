@@ -182,11 +182,13 @@ def run_script(text: str, folder: Path, **environment: str) -> tuple[int, Any, s
     The program replaces python (for `local`) and docker. Returns the exit code, the program's arguments
     and environment, and standard error.
     """
-    tool = folder / "docker"
-    tool.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\n"
+    tool, program = folder / "docker", folder / "program.py"
+    program.write_text(
+        "import json, os, sys\n"
         "print(json.dumps({'arguments': sys.argv[1:], 'environment': dict(os.environ)}))\n"
     )
+    # Not as the interpreter of a first line, which cannot hold a path with a space.
+    tool.write_text(f"#!/bin/sh\nexec '{sys.executable}' '{program}' \"$@\"\n")
     tool.chmod(0o755)
     script = folder / "script.sh"
     script.write_bytes(text.encode())

@@ -25,6 +25,10 @@ from trainer.launcher.hardware import count_cores
 hypothesis.settings.register_profile("muster", deadline=None)
 hypothesis.settings.load_profile("muster")
 
+# What people set to see colours, or to fit lines into a window: tests compare plain text.
+for name in ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)
+
 ROOT = Path(__file__).parent.parent
 
 # A small, quick job; tests add to it.

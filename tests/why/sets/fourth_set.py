@@ -233,7 +233,7 @@ FOURTH_SET: dict[str, Whole] = {
     ),
     "a function that a worker cannot get": Whole(
         {"pickle"},
-        "pickle",
+        "local object",
         parts=_at(
             "SETUP",
             "next(batches(num_workers=1, multiprocessing_context='spawn', collate_fn=lambda b: b))",

@@ -39,8 +39,10 @@ def main() -> int:
     """Run and return the exit code."""
     if len(sys.argv) > 1:
         is_asked = sys.argv[1] in ("-h", "--help")
-        with contextlib.suppress(BrokenPipeError):  # `| head`
+        try:
             print(_help_text(), file=sys.stdout if is_asked else sys.stderr, flush=True)
+        except BrokenPipeError:  # `| head`; Python would fail again at the final flush
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE if is_asked else Exit.CONFIG
     return train(is_forked=False)
 

@@ -12,13 +12,13 @@ import io
 import os
 import stat
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from k8s.base.errors import config_error, in_one_line
 from trainer.commit import commit_of
@@ -135,32 +135,34 @@ class _TooLarge(Exception):
     pass
 
 
-class _Limited(io.BytesIO):
-    """Refuses more than `limit` bytes, so that a folder of gigabytes is not read to its end."""
+class _Limited(gzip.GzipFile):
+    """Refuses more than `limit` compressed bytes, so that a folder of gigabytes is not read to its end.
 
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.limit = limit
+    It is not `into` that refuses: gzip writes there when it is closed, too, which must not fail.
+    """
 
-    def write(self, part: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
-        if self.tell() + len(part) > self.limit:
-            self.limit = sys.maxsize  # gzip writes the rest when it is closed, which must not fail
+    def __init__(self, into: io.BytesIO, limit: int) -> None:
+        # gzip's own header has no time and no name.
+        super().__init__("", "wb", compresslevel=9, fileobj=into, mtime=0)
+        self._into, self._limit = into, limit
+
+    def write(self, data: Any) -> int:
+        if self._into.tell() > self._limit:
             raise _TooLarge
-        return super().write(part)
+        return super().write(data)
 
 
 def _compress(folder: Path, paths: list[str], label: str, via: str) -> bytes:
-    made = _Limited(LIMITS[via])
-    try:
-        # gzip's own header has no time and no name.
-        with (
-            gzip.GzipFile("", "wb", compresslevel=9, fileobj=made, mtime=0) as zipped,
-            tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
-        ):
-            for path in paths:
-                _add(archive, folder, path, label)
-    except _TooLarge:
-        raise config_error(_too_large(folder, paths, label, via)) from None
+    made, limit = io.BytesIO(), LIMITS[via]
+    with (
+        contextlib.suppress(_TooLarge),
+        _Limited(made, limit) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for path in paths:
+            _add(archive, folder, path, label)
+    if made.tell() > limit:
+        raise config_error(_too_large(folder, paths, label, via))
     return made.getvalue()
 
 

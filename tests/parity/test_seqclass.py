@@ -179,4 +179,7 @@ def test_seqclass_learns(tmp_path: Path) -> None:
     settings = {"optimizer": "adamw", "lr": "0.02", "global_batch": "64", "steps": "60"}
     common = {"preflight": "off", "eval_steps": "0"}
     events = run_ranks(2, tmp_path, timeout=400, task="seqclass", mode="ddp", **settings, **common)
-    assert events[-1]["accuracy"] > 0.41, events[-1]  # guessing the commonest class: 0.35
+    # What is in the standard library depends on the version of Python.
+    labels = tasks.load(Settings(task="seqclass")).data(train=False).labels
+    commonest = float(labels.bincount().max() / len(labels))
+    assert events[-1]["accuracy"] > commonest + 0.04, (events[-1], commonest)

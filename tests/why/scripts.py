@@ -51,7 +51,7 @@ SCRIPTS = {
         ("--epoch", "3"),
     ),
     "file": Script("open('/data/train.npy')", "/data/train.npy"),
-    "permission": Script("os.setuid(65534); open('/etc/shadow')", "/etc/shadow"),
+    "permission": Script("os.getuid() or os.setuid(65534); open('/etc/shadow')", "/etc/shadow"),
     "killed": Script("os.kill(os.getpid(), 9)", "Signal 9 (SIGKILL)"),
     "crash": Script("import ctypes; ctypes.string_at(0)", "Signal 11 (SIGSEGV)"),
     "shared memory": Script(

@@ -69,7 +69,8 @@ SECOND_SET: dict[str, tuple[set[str], Script]] = {
         Script(
             # Run once before: torch then imports more, which that user may not be allowed to read.
             "import tempfile, torch\nlocked = tempfile.mkdtemp(dir=os.getcwd())\n"
-            "torch.save({}, locked + '/first.pt'); os.setuid(65534)\n"
+            "torch.save({}, locked + '/first.pt'); os.chmod(locked, 0)\n"
+            "os.getuid() or os.setuid(65534)\n"
             "torch.save({}, locked + '/last.pt')",
             "",
         ),
@@ -151,7 +152,7 @@ SECOND_SET: dict[str, tuple[set[str], Script]] = {
     "too many threads": (
         {"too many processes"},
         Script(
-            "import resource, threading\nos.setuid(65534)\n"
+            "import resource, threading\nos.getuid() or os.setuid(65534)\n"
             "resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))\n"
             "threading.Thread(target=print).start()",
             "start new thread",

@@ -1,5 +1,6 @@
 """Settings: refusals and their messages; values do not change in the environment."""
 
+import os
 import subprocess
 import sys
 
@@ -83,12 +84,14 @@ def test_what_was_set_comes_back_from_the_environment(values: dict[str, object])
     assert environment_of(settings).keys() == {variable(name) for name in values}
 
 
-def test_the_help_may_be_read_in_part() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_the_help_may_be_read_in_part(unbuffered: str) -> None:
     reading = subprocess.Popen(
         [sys.executable, "-m", "trainer", "--help"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=ROOT,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
     )
     reading.stdout.close()  # as `| head` does
     assert reading.stderr.read() == b""

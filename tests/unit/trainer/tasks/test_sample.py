@@ -16,6 +16,7 @@ from trainer.tasks import tokens
 from trainer.tasks.parts.generation import continued, decoder
 
 COMMON = {"task": "tests.parity.tasks:Tokens", "steps": "6", "precision": "fp64"}
+COMMON |= {"optimizer": "adamw", "lr": "0.02"}  # to write something else after three steps
 COMMON |= {"eval_steps": "3", "global_batch": "16", "micro_batch": "4", "checkpoint_steps": "0"}
 
 

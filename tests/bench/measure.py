@@ -25,6 +25,7 @@ from tests.conftest import ROOT, clean_environment
 
 PEERS = ROOT / "build" / "bench-peers" / "bin" / "python"
 SCRIPTS = ROOT / "tests" / "bench" / "peers"
+STARTS = 3  # of all processes, within the rounds of a row
 _WAIT = 300  # seconds for a contender's answer
 
 Times = dict[str, list["Took"]]
@@ -76,7 +77,7 @@ def end_contenders_on_sigterm() -> None:
 
 
 def in_turn(
-    contenders: Mapping[str, Contender], *, rounds: int, starts: int = 3, warm_up: int = 1
+    contenders: Mapping[str, Contender], *, rounds: int, starts: int = STARTS, warm_up: int = 1
 ) -> Times:
     """Start every contender, and let each take its steps in every round.
 

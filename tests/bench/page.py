@@ -10,6 +10,7 @@ import re
 from statistics import median
 from typing import Any
 
+from tests.bench.measure import STARTS
 from tests.bench.rows import ROWS
 from tests.conftest import ROOT
 
@@ -41,33 +42,55 @@ def reasons(page: str) -> dict[tuple[str, str], str]:
     return {(one["row"], one["peer"]): one["reason"] for one in _ROW.finditer(own)}
 
 
+def interval(runs: list[dict[str, Any]], name: str, peer: str) -> tuple[float, float]:
+    """Return the 96 % confidence interval of the ratio to a peer, by the sign test.
+
+    These are the second smallest and second largest of nine medians: one for each start of all
+    processes, of which a run has three. Rounds of one start are no samples of their own: see `in_turn`.
+    """
+    medians = []
+    for run in runs:
+        times = run["rows"][name]["times"]
+        pairs = zip(times["muster"], times[peer], strict=True)
+        left = [one["cpu"] / other["cpu"] for one, other in pairs]
+        for starts in range(STARTS, 0, -1):
+            share = -(-len(left) // starts)
+            medians.append(median(left[:share]))
+            left = left[share:]
+    medians.sort()
+    return medians[1], medians[-2]
+
+
 def table(runs: list[dict[str, Any]], reasons: dict[tuple[str, str], str]) -> str:
-    """Return the table. The medians of runs agree if they differ by at most the largest spread."""
+    """Return the table. The medians of runs agree if they differ by at most the largest spread.
+
+    A goal is met, or not, if the interval lies on one side of it.
+    """
     times = ", ".join(run["date"][11:16] for run in runs)
-    lines = [
-        f"| row | peer | processor time: {times} | spread | agree | memory | goal | met | what, why |",
-        "| --- " * 9 + "|",
-    ]
+    figures = f"processor time: {times} | spread | agree | interval | memory"
+    lines = [f"| row | peer | {figures} | goal | met | what, why |", "| --- " * 10 + "|"]
     for name in runs[-1]["rows"]:
-        lines.append(f"| **{name}** {'| ' * 8}*{ROWS[name].what}* |")
+        if not all(name in run["rows"] for run in runs):  # a new row
+            continue
+        lines.append(f"| **{name}** {'| ' * 9}*{ROWS[name].what}* |")
         for peer in runs[-1]["rows"][name]["ratios"]:
-            found = [run["rows"].get(name, {"ratios": {}})["ratios"].get(peer) for run in runs]
-            ones = [one for one in found if one is not None]
+            ones = [run["rows"][name]["ratios"][peer] for run in runs]
             cpu, goal = [one["cpu"] for one in ones], ones[-1]["goal"]
             spread = max(one["cpu_spread"] for one in ones)
             agree = max(cpu) - min(cpu) <= spread * median(cpu)
             memory = [one["memory"] for one in ones if one["memory"]]
-            verdicts = {one["verdict"] for one in ones}
-            met = {"met": "yes", "not met": "no", "published": ""}
+            low, high = interval(runs, name, peer)
+            met = "" if goal is None else "yes" if high <= goal else "no" if low > goal else "open"
             cells = (
                 f"`{name}`",
                 peer,
-                ", ".join("-" if one is None else f"{one['cpu']:.2f}" for one in found),
+                ", ".join(f"{one['cpu']:.2f}" for one in ones),
                 f"{spread:.0%}",
                 "yes" if agree else "no",
+                f"{low:.2f} to {high:.2f}",
                 f"{median(memory):.2f}" if memory else "",
                 "" if goal is None else f"{goal:g}",
-                met.get(verdicts.pop(), "open") if len(verdicts) == 1 else "open",
+                met,
                 reasons.get((name, peer), ""),
             )
             lines.append(f"| {' | '.join(cells)} |")

@@ -111,16 +111,43 @@ def test_the_pages_table_is_that_of_the_newest_runs() -> None:
     assert page.table(page.newest(), page.reasons(text)) in text
 
 
-def test_runs_agree_within_their_largest_spread() -> None:
-    def run(cpu: float, spread: float, verdict: str) -> dict[str, Any]:
-        peer = {"cpu": cpu, "cpu_spread": spread, "memory": 1.5, "goal": 1.03, "verdict": verdict}
-        return {"date": "2026-01-01T10:20:30", "rows": {"step": {"ratios": {"bare": peer}}}}
+def of_step(ratios: list[float], *, cpu: float = 1.0, spread: float = 0.05) -> dict[str, Any]:
+    """Return a run with one row, in whose rounds muster took these shares of the peer's time."""
+    peer = {"cpu": cpu, "cpu_spread": spread, "memory": 1.5, "goal": 1.03}
+    times = {"muster": [{"cpu": one} for one in ratios], "bare": [{"cpu": 1.0}] * len(ratios)}
+    row = {"ratios": {"bare": peer}, "times": times}
+    return {"date": "2026-01-01T10:20:30", "rows": {"step": row}}
 
-    runs = [run(1.0, 0.05, "met"), run(1.05, 0.01, "not met")]
+
+def test_runs_agree_within_their_largest_spread() -> None:
+    runs = [of_step([1.0] * 3, cpu=1.0), of_step([1.0] * 3, cpu=1.05, spread=0.01)]
     row = page.table(runs, {("step", "bare"): "clipping"}).splitlines()[-1]
-    assert row == "| `step` | bare | 1.00, 1.05 | 5% | yes | 1.50 | 1.03 | open | clipping |"
-    apart = page.table([run(1.0, 0.05, "met"), run(1.06, 0.01, "met")], {}).splitlines()[-1]
-    assert apart == "| `step` | bare | 1.00, 1.06 | 5% | no | 1.50 | 1.03 | yes |  |"
+    wanted = (
+        "| `step` | bare | 1.00, 1.05 | 5% | yes | 1.00 to 1.00 | 1.50 | 1.03 | yes | clipping |"
+    )
+    assert row == wanted
+    apart = page.table([runs[0], of_step([1.0] * 3, cpu=1.06)], {}).splitlines()[-1]
+    assert "1.00, 1.06 | 5% | no |" in apart
+
+
+@pytest.mark.parametrize(
+    ("medians", "met"),
+    [
+        ([0.9] * 8 + [9.0], "yes"),
+        ([0.9] * 7 + [9.0] * 2, "open"),
+        ([9.0] * 7 + [0.9] * 2, "open"),
+        ([9.0] * 8 + [0.9], "no"),
+    ],
+)
+def test_a_goal_is_met_if_at_most_one_start_of_nine_says_otherwise(
+    medians: list[float], met: str
+) -> None:
+    # Of the five rounds of a run, its starts have two, two and one.
+    runs = [
+        of_step([one, one, two, two, three])
+        for one, two, three in zip(medians[::3], medians[1::3], medians[2::3], strict=True)
+    ]
+    assert page.table(runs, {}).splitlines()[-1].endswith(f"| {met} |  |")
 
 
 def test_what_grows_with_its_size_is_ten_and_worse_is_more() -> None:

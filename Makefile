@@ -38,6 +38,7 @@ help: ## list the targets
 setup: $(STAMP) ## make .venv and install the hash-locked packages into it
 
 # Bytecode is compiled once, because users may forbid Python to write it (PYTHONDONTWRITEBYTECODE).
+# A .venv without pip is what Debian leaves if python3-venv was missing.
 # The stamp holds the backend. So a later `make run` keeps it, and another TORCH_BACKEND installs again.
 ifneq ($(TORCH_BACKEND),)
 ifneq ($(TORCH_BACKEND),$(shell cat $(STAMP) 2>/dev/null))
@@ -47,7 +48,7 @@ endif
 $(STAMP): docker/requirements-dev.txt docker/requirements-uv.txt docker/install.sh
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'make: $(PYTHON) is older than Python 3.11; try make PYTHON=python3.12' >&2; exit 64; }
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r docker/requirements-uv.txt
 	@UV_COMPILE_BYTECODE=1 docker/install.sh $(PY) docker/requirements-dev.txt $(BACKEND)
 	@echo '$(BACKEND)' > $@

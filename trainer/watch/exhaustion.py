@@ -34,7 +34,8 @@ def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fau
             statistics = torch.accelerator.memory_stats(runtime.device)
             lines += [f"{name}: {value:,}" for name, value in statistics.items()]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join([*lines, *traceback.format_exception(error)]))
+        text = "\n".join([*lines, *traceback.format_exception(error)])
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
         more = f"; memory and stack are in {path}"
     except (OSError, MemoryError):
         more = ""

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,6 +40,8 @@ from trainer.distributed.tensors import map_tensors, on_device
 Shares = Iterator[Samples]
 _Unreadable = dict[int, UnreadableSample]  # by the position in the batch
 _TRIES = 100
+# Bytes. A socket's path has at most 107; multiprocessing adds /pymp-XXXXXXXX/listener-XXXXXXXX.
+_LONGEST_TEMPDIR = 107 - 32
 
 
 class Loader:
@@ -274,10 +277,14 @@ def _start_loader_server(module: str) -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(preloaded)
     atexit.register(_kill_remaining_workers)
     resource_tracker.ensure_running()  # before blocking: its start unblocks these signals
+    folder = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_TEMPDIR:
+        tempfile.tempdir = "/tmp"  # noqa: S108  # as Python does from 3.14 on (cpython 132124)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
+        tempfile.tempdir = folder
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

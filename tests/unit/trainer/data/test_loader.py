@@ -3,6 +3,7 @@
 import random
 import threading
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,19 @@ if __name__ == "__main__":
     next(batches)
     raise ValueError("with a pass half read")
 """
+
+
+@pytest.mark.slow
+def test_workers_start_if_the_path_of_temporary_files_is_too_long_for_a_socket(
+    start: Any, tmp_path: Path
+) -> None:
+    temporary = tmp_path / ("x" * 100)
+    temporary.mkdir()
+    script = f"from {__name__} import *\n"
+    script += "data = Loader(Squares(), device=CPU, workers=1)\n"
+    script += "print(len(list(data(iter(shares(Order(0, 10, 40)))))))"
+    ended = start("-c", script, TMPDIR=str(temporary)).end()
+    assert ended.code == 0, ended.stderr
 
 
 @pytest.mark.slow

@@ -63,6 +63,15 @@ SCRIPTS = {
         "one = socket.create_server(('127.0.0.1', 0)); socket.create_server(one.getsockname())",
         "Address already in use",
     ),
+    # The new process imports the program, which takes the same port again.
+    "worker start": Script(
+        "import multiprocessing\ntaken = socket.socket()\n"
+        "taken.bind(('127.0.0.1', int(os.environ.get('TAKEN', 0)))); taken.listen()\n"
+        "os.environ['TAKEN'] = str(taken.getsockname()[1])\n"
+        "worker = multiprocessing.get_context('spawn').Process(target=print)\n"
+        "worker.start(); worker.join(); sys.exit(worker.exitcode)",
+        "imported the program again: OSError: [Errno 98] Address already in use",
+    ),
     "name": Script("socket.create_connection(('master.invalid', 29500))", "gaierror"),
     "full disk": Script(
         "with open('/dev/full', 'w') as file:\n    file.write('x')", "No space left on device"

@@ -17,7 +17,7 @@ HELD_OUT: dict[str, tuple[set[str], Script]] = {
             "import torch\nclass Data(torch.utils.data.Dataset):\n"
             "    def __len__(self): return 4\n"
             "    def __getitem__(self, index): os.kill(os.getpid(), 9)\n"
-            "list(torch.utils.data.DataLoader(Data(), num_workers=1))",
+            "list(torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context='fork'))",
             "DataLoader worker",
         ),
     ),

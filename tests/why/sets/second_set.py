@@ -25,7 +25,7 @@ SECOND_SET: dict[str, tuple[set[str], Script]] = {
             "import torch\nclass Data(torch.utils.data.Dataset):\n"
             "    def __len__(self): return 4\n"
             "    def __getitem__(self, index): os.kill(os.getpid(), 7)\n"
-            "list(torch.utils.data.DataLoader(Data(), num_workers=1))",
+            "list(torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context='fork'))",
             "Bus error",
         ),
     ),
@@ -82,7 +82,8 @@ SECOND_SET: dict[str, tuple[set[str], Script]] = {
             "class Data(torch.utils.data.Dataset):\n"
             "    def __len__(self): return 400\n"
             "    def __getitem__(self, index): return torch.zeros(3)\n"
-            "kept = list(torch.utils.data.DataLoader(Data(), num_workers=1))",
+            "kept = list(torch.utils.data.DataLoader("
+            "Data(), num_workers=1, multiprocessing_context='fork'))",
             "",
         ),
     ),
@@ -113,7 +114,7 @@ SECOND_SET: dict[str, tuple[set[str], Script]] = {
             "import torch\nclass Data(torch.utils.data.Dataset):\n"
             "    def __len__(self): return 4\n"
             "    def __getitem__(self, index): return open('/data/none.jpg').read()\n"
-            "list(torch.utils.data.DataLoader(Data(), num_workers=1))",
+            "list(torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context='fork'))",
             "none.jpg",
         ),
     ),

@@ -126,7 +126,7 @@ class Images(Dataset):
         return 64
     def __getitem__(self, i):
         return torch.full((3, 256, 256), float(i))
-for images in DataLoader(Images(), batch_size=8, num_workers=2):
+for images in DataLoader(Images(), batch_size=8, num_workers=2, multiprocessing_context="fork"):
     print(images.mean().item())
 """,
         cause="the shared memory, /dev/shm, is too small for the batches of data workers",
@@ -338,7 +338,7 @@ class Images(Dataset):
         return 16
     def __getitem__(self, i):
         return torch.zeros(3, 32 if i == 13 else 48, 48)
-for images in DataLoader(Images(), batch_size=4, num_workers=1):
+for images in DataLoader(Images(), batch_size=4, num_workers=1, multiprocessing_context="fork"):
     print(tuple(images.shape))
 """,
         cause="samples of different sizes cannot be put together as one batch",

@@ -35,7 +35,8 @@ class Photos(Dataset):
 
 dist.init_process_group("gloo")
 photos = Photos()
-loader = DataLoader(photos, 8, sampler=DistributedSampler(photos, shuffle=False), num_workers=2)
+sampler = DistributedSampler(photos, shuffle=False)
+loader = DataLoader(photos, 8, sampler=sampler, num_workers=2, multiprocessing_context="fork")
 model = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(64 * 64 * 3, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step, (images, labels) in enumerate(loader):
@@ -68,7 +69,8 @@ class Caltech(Dataset):
 
 dist.init_process_group("gloo")
 data = Caltech()
-loader = DataLoader(data, 8, sampler=DistributedSampler(data, shuffle=False), num_workers=1)
+sampler = DistributedSampler(data, shuffle=False)
+loader = DataLoader(data, 8, sampler=sampler, num_workers=1, multiprocessing_context="fork")
 model = DistributedDataParallel(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(7200, 5)))
 optimizer = torch.optim.Adam(model.parameters())
 for epoch in range(3):
@@ -249,7 +251,7 @@ for part in range(2):  # what two offices have exported
 
 dist.init_process_group("gloo")
 files = sorted(pathlib.Path().glob(f"corpus-{RANK}-*.txt"))
-loader = DataLoader(Corpus(files), batch_size=16, num_workers=1)
+loader = DataLoader(Corpus(files), batch_size=16, num_workers=1, multiprocessing_context="fork")
 model = DistributedDataParallel(nn.Sequential(nn.Embedding(SIZE, 16), nn.Linear(16, SIZE)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step, ids in enumerate(loader):

@@ -85,6 +85,7 @@ for step, batch in enumerate(Prefetcher(batches(dist.get_rank()))):
 # ctypes passes a Python integer as a C int: half of the address is lost.
 POINTER = """
 import ctypes
+import mmap
 
 import torch
 import torch.distributed as dist
@@ -103,7 +104,7 @@ class Cache(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index):
-        row = torch.empty(1 << 18)[:16]  # so large that it is beyond the first 4 GiB of addresses
+        row = torch.frombuffer(mmap.mmap(-1, 64), dtype=torch.float32)  # not in the lowest 4 GiB
         if index == 21:  # the only one that was evicted
             libc.memcpy(row.data_ptr(), self.kept[index].data_ptr(), 64)
             return row
@@ -144,7 +145,8 @@ class Clips(Dataset):
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    loader = DataLoader(Clips(dist.get_rank()), batch_size=4, num_workers=1)
+    clips = Clips(dist.get_rank())
+    loader = DataLoader(clips, batch_size=4, num_workers=1, multiprocessing_context="fork")
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
     for step, clips in enumerate(loader):

@@ -43,7 +43,7 @@ THIRD_SET: dict[str, tuple[set[str], Script]] = {
         {"full disk"},
         Script(
             "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))\n"
-            "open('weights.bin', 'wb').write(b'0' * 99999)",
+            "with open('weights.bin', 'wb') as file:\n    file.write(b'0' * 99999)",
             "File too large",
         ),
     ),

@@ -128,7 +128,7 @@ FIFTH_SET: dict[str, Whole] = {
     ),
     "a class that has moved": Whole(
         _OWN | {"checkpoint"},
-        "Can't get attribute",
+        "attribute 'Old'",
         parts={
             "MODEL": "Net.__qualname__ = 'Old'; sys.modules['__main__'].Old = Net\n"
             "torch.save(model, f'{rank}.pt'); del sys.modules['__main__'].Old\n"

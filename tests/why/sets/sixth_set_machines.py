@@ -162,7 +162,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 def loader_of(count):
     data = TensorDataset(torch.randn(count, 6), torch.randint(3, (count,)))
-    return DataLoader(data, batch_size=4, sampler=DistributedSampler(data), num_workers=1)
+    sampler = DistributedSampler(data)
+    return DataLoader(data, 4, sampler=sampler, num_workers=1, multiprocessing_context="fork")
 
 def validate(model, loader):
     outputs, targets = [], []

@@ -186,6 +186,16 @@ def test_a_file_that_cannot_be_read_is_refused(tree: Path, monkeypatch: pytest.M
         pack(tree, label="a")
 
 
+def test_a_folder_of_gigabytes_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "a").open("wb") as file:
+        file.truncate(1 << 36)  # sparse; it would take minutes
+    monkeypatch.setitem(archive.LIMITS, "configMap", 1000)
+    with pytest.raises(Fault, match=r"a \(67,108,864 KiB\)"):
+        pack(tmp_path, label="a")
+
+
 def test_a_refused_archive_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else Python 3.13 would close it at some later time, and say on stderr that this failed."""
     closed, close = [], gzip.GzipFile.close

@@ -182,4 +182,4 @@ def test_seqclass_learns(tmp_path: Path) -> None:
     # What is in the standard library depends on the version of Python.
     labels = tasks.load(Settings(task="seqclass")).data(train=False).labels
     commonest = float(labels.bincount().max() / len(labels))
-    assert events[-1]["accuracy"] > commonest + 0.04, (events[-1], commonest)
+    assert events[-1]["accuracy"] > 1.2 * commonest, (events[-1], commonest)

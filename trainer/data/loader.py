@@ -40,7 +40,7 @@ from trainer.distributed.tensors import map_tensors, on_device
 Shares = Iterator[Samples]
 _Unreadable = dict[int, UnreadableSample]  # by the position in the batch
 _TRIES = 100
-# Bytes. A socket's path has at most 107; multiprocessing adds /pymp-XXXXXXXX/listener-XXXXXXXX.
+# Bytes. A socket's path has at most 107; multiprocessing adds 32 for a folder and a file.
 _LONGEST_TEMPDIR = 107 - 32
 
 

@@ -34,8 +34,7 @@ class Photos(Dataset):
         return to_tensor(image), index % 10
 
 dist.init_process_group("gloo")
-photos = Photos()
-sampler = DistributedSampler(photos, shuffle=False)
+sampler = DistributedSampler(photos := Photos(), shuffle=False)
 loader = DataLoader(photos, 8, sampler=sampler, num_workers=2, multiprocessing_context="fork")
 model = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(64 * 64 * 3, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -1,6 +1,8 @@
 """Stacks can be read and written safely while C++ threads enter and leave Python."""
 
 import ctypes
+import os
+import re
 import sys
 import tempfile
 import threading
@@ -50,20 +52,47 @@ def test_python_3_13_reads_the_frames_that_python_3_12_reads() -> None:
     assert "test_python_3_13_reads" in str(first)
 
 
-def test_threads_that_wait_are_in_the_file_too(tmp_path: Path) -> None:
+class _SlowFile(type(Path())):  # type: ignore[misc]  # PosixPath, up to Python 3.11
+    """Each write takes about a millisecond, as on a network's file system."""
+
+    def open(self, mode: str = "r", **kwargs: Any) -> Any:
+        if mode != "xb":
+            return super().open(mode, **kwargs)
+        return os.fdopen(os.open(self, os.O_CREAT | os.O_WRONLY | os.O_SYNC), "wb", buffering=0)
+
+
+@pytest.mark.parametrize(
+    ("calls", "kind"), [(3, _SlowFile), (120, Path)], ids=["slow file", "deep"]
+)
+def test_each_thread_that_waits_is_in_the_file_to_its_end(
+    tmp_path: Path, calls: int, kind: Any
+) -> None:
     over = threading.Event()
 
-    def waits_in_here() -> None:
+    def waits_in_here(more: int) -> None:
+        if more:
+            waits_in_here(more - 1)
         over.wait()
 
-    waiting = threading.Thread(target=waits_in_here, name="one that waits")
-    waiting.start()
-    stacks.write_stacks(tmp_path / "stack")
-    over.set()
-    waiting.join()
+    waiting = [
+        threading.Thread(target=waits_in_here, args=(calls,), name=f"wait {n}") for n in range(4)
+    ]
+    for thread in waiting:
+        thread.start()
+    try:
+        stacks.write_stacks(kind(tmp_path / "stack"))
+    finally:
+        over.set()
+        for thread in waiting:
+            thread.join()
     text = (tmp_path / "stack").read_text(encoding="utf-8")
-    assert "in test_threads_that_wait_are_in_the_file_too" in text.partition("# one that waits")[0]
-    assert "in waits_in_here" in text.partition("# one that waits")[2]
+    _, main_stack, *others = re.split("^# ", text, flags=re.MULTILINE)
+    assert "in test_each_thread_that_waits" in main_stack
+    for thread in waiting:
+        stack = next(other for other in others if other.startswith(f"{thread.name}\n"))
+        # faulthandler writes 100 frames of a thread at most; its last line then depends on the Python.
+        assert stack.count("in waits_in_here\n") == min(calls + 1, 98), stack
+        assert calls > 100 or stack.endswith("in _bootstrap\n"), stack
 
 
 def main() -> None:

@@ -39,6 +39,8 @@ _LIMIT = 1.0  # seconds for a thread to write its stack
 
 # The line of a frame, as faulthandler writes it.
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+# How the stack of a thread that Python started ends; 3.13 writes no dots after its 100 frames.
+_END = re.compile(rb'(/threading\.py", line \d+ in _bootstrap|\n  \.\.\.)\n\Z')
 
 
 class Frame(NamedTuple):
@@ -82,6 +84,7 @@ def write_stacks(path: Path) -> None:
     """Write the stacks of all Python threads to `path`, the main thread's first.
 
     The others write their own, in C, when a signal asks them: they do so while they wait, too.
+    This waits for a thread's last frame before it asks the next: each frame is written in pieces.
     """
     main = threading.main_thread()
     path.unlink(missing_ok=True)  # of an earlier hang; a link would lead elsewhere
@@ -96,7 +99,7 @@ def write_stacks(path: Path) -> None:
                 size, end = os.fstat(file.fileno()).st_size, time.monotonic() + _LIMIT
                 if thread.ident is not None and thread.is_alive():
                     signal.pthread_kill(thread.ident, _SIGNAL)
-                    while os.fstat(file.fileno()).st_size == size and time.monotonic() < end:
+                    while time.monotonic() < end and not _END.search(path.read_bytes(), size):
                         time.sleep(0.001)
         finally:
             faulthandler.unregister(_SIGNAL)

@@ -267,7 +267,7 @@ def test_a_tokenizers_file_makes_text_of_the_samples_of_tokens(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("settings", "code", "says"),
     [
-        ({"task_head": "AutoModelForNothing"}, 64, "transformers 5.23.0 has no such class"),
+        ({"task_head": "AutoModelForNothing"}, 64, "transformers 5.24.0 has no such class"),
         ({"task_head": "GPT2LMHeadModel"}, 64, "TRAINER_TASK_HEAD='GPT2LMHeadModel': "),
         (
             {"data": "/none"},

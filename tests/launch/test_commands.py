@@ -78,6 +78,31 @@ def test_a_rank_of_any_program_gets_what_torchrun_gives(start: Any, tmp_path: Pa
     assert "MUSTER_RENDEZVOUS_SECRET" not in ranks[0]["variables"]
 
 
+@pytest.mark.parametrize(
+    "listens", ["socket.create_server(place)", "TCPStore(*place, is_master=True)"]
+)
+def test_no_other_process_gets_the_port_of_rank_0(start: Any, listens: str) -> None:
+    code, _, error = launch(
+        start, "--", sys.executable, "-c",
+        f"""if True:
+        import errno, os, socket
+        from torch.distributed import TCPStore
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        with socket.socket() as other:  # before rank 0 listens
+            assert other.connect_ex(place) == errno.ECONNREFUSED
+        with socket.socket() as other:
+            try:
+                other.bind(("", place[1]))
+            except OSError as error:
+                assert error.errno == errno.EADDRINUSE
+            else:
+                raise AssertionError("it is free")
+        {listens}
+        """,
+    )  # fmt: skip
+    assert code == 0, error
+
+
 @functools.cache
 def pythons() -> dict[str, str]:
     """Return the oldest Python (from 3.10 on) and the newest that are installed, by version."""

@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Mapping
@@ -158,8 +157,7 @@ class Supervisor:
                 os.kill(self._store.pid, signal.SIGKILL)
         world_size = self._contract.max_nodes * self._contract.ranks_per_node
         if self._program.open_store is None or world_size == 1:
-            with socket.create_server(("", 0)) as free:
-                return int(free.getsockname()[1])
+            return self._meeting.reserve_port()
         self._store, port = self._program.open_store()
         return port
 

@@ -29,6 +29,7 @@ class Meeting:
         self._contract, self._rules, self.secret = contract, rules, secret
         self._serves: bool | None = None  # unknown until the endpoint's name resolves
         self.server: RendezvousServer | None = None
+        self._reserved: socket.socket | None = None
 
     def open(self) -> socket.socket:
         """Connect to the server. Raises OSError if that may work later, and Fault(69) or Fault(71)."""
@@ -52,6 +53,20 @@ class Meeting:
                 )
                 return self.server.own_socket
         return connect(contract.address, contract.port)
+
+    def reserve_port(self) -> int:
+        """Return a free port of this node, where rank 0 will keep a round's store.
+
+        A socket is bound to it until the next call. So no other process gets the port before rank 0
+        listens there, and a rank that connects too early cannot get it as its own. Rank 0 must listen
+        with SO_REUSEADDR, which torch's store sets.
+        """
+        if self._reserved is not None:
+            self._reserved.close()
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("", 0))
+        return int(self._reserved.getsockname()[1])
 
 
 def secret_from(environment: MutableMapping[str, str]) -> str:

@@ -18,7 +18,8 @@ class Schedule:
     """`kind` is torch's class; a rank holds `least` stages, or, with `more`, any larger number too.
 
     `v`: the first rank also holds the last stage. `rounds`: the micro-batches run in groups of equal
-    size, with at least one for each rank.
+    size, with at least one for each rank. `split`: a stage's backward pass is two, one for the gradients
+    of its inputs and one for those of its weights.
     """
 
     kind: str
@@ -26,14 +27,17 @@ class Schedule:
     more: bool = False
     v: bool = False
     rounds: bool = False
+    split: bool = False
 
 
 SCHEDULES: dict[str, Schedule] = {
     "gpipe": Schedule("ScheduleGPipe"),
     "1f1b": Schedule("Schedule1F1B"),
     "interleaved-1f1b": Schedule("ScheduleInterleaved1F1B", least=2, more=True, rounds=True),
-    "interleaved-zb": Schedule("ScheduleInterleavedZeroBubble", least=2, more=True, rounds=True),
-    "zbv": Schedule("ScheduleZBVZeroBubble", least=2, v=True),
+    "interleaved-zb": Schedule(
+        "ScheduleInterleavedZeroBubble", least=2, more=True, rounds=True, split=True
+    ),
+    "zbv": Schedule("ScheduleZBVZeroBubble", least=2, v=True, split=True),
 }
 
 

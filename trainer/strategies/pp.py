@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from trainer.config.environment import variable
 from trainer.config.exits import Exit, Fault
 from trainer.data.sets import Batch
 from trainer.distributed import optim
@@ -33,6 +34,7 @@ from trainer.strategies import Context, Strategy, broadcast_buffers, clip, fsdp,
 def build(model: nn.Module, context: Context) -> Strategy:
     settings, mesh, sizes = context.settings, context.mesh, context.runtime.sizing.mesh
     name, group = settings.pipeline_schedule, mesh.get_group("pp")
+    check_torch(name, is_dry_run=context.runtime.backend == "fake")
     own = optim.of_whole(model, settings, context.own)
     modules = [*dict(model.named_modules())]
     plan = cut(model, context.example().inputs, context.runtime.sizing.stages or 1)
@@ -66,6 +68,23 @@ def build(model: nn.Module, context: Context) -> Strategy:
         notes={"schedule": name, "stages": plan.describe()},
         before=plan.outputs if sizes["tp"] > 1 else None,
     )
+
+
+def check_torch(schedule: str, *, is_dry_run: bool) -> None:
+    """Refuse what the installed torch cannot do yet. Raises Fault(64)."""
+    have = torch.__version__
+    if SCHEDULES[schedule].split and have < "2.13":  # pytorch/pytorch 180952
+        raise Fault(
+            Exit.CONFIG,
+            f"{variable('pipeline_schedule')}={schedule}: needs torch 2.13 or newer; in torch {have} "
+            "the gradient of a weight that a stage uses several times is wrong; use interleaved-1f1b",
+        )
+    if is_dry_run and have < "2.14":
+        raise Fault(
+            Exit.CONFIG,
+            f"{variable('dry_run')}: for pipeline stages needs torch 2.14 or newer; in torch {have} a "
+            "stage first waits for values from another, which a dry run does not have",
+        )
 
 
 class _Pipeline:

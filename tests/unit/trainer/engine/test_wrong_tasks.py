@@ -47,7 +47,7 @@ CASES = {
     "RaisesWhenMade": "RaisesWhenMade(settings) raised AttributeError: 'Settings' object has no",
     "HasCallbacks": "the trainer never calls its on_step(); it knows model, data, loss, score",
     "ListensWrongly": "on_event() raised KeyError: 'loss' (",
-    "SampleRaises": "sample() raised RuntimeError: addmm: mat1 and mat2 shapes cannot be",
+    "SampleRaises": "sample() raised AttributeError: 'SampleRaises' object has no attribute 'scale'",
     "SampleIsATensor": "sample() returned what JSON cannot hold: Object of type Tensor is not",
     "SampleIsAText": "sample() returned a str; wanted: a dict of texts, numbers and lists by name",
     "SampleHasAStep": "sample() returned 'step', a field that the sample event already has",

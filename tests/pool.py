@@ -117,6 +117,7 @@ class Rank:
 
 
 _ranks: list[Rank] = []
+_holders: list[socket.socket] = []  # of ports
 
 
 @contextlib.contextmanager
@@ -189,9 +190,12 @@ def start_server() -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port for a server with SO_REUSEADDR; no other process gets it while this one runs."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("", 0))
+    _holders.append(holder)
+    return int(holder.getsockname()[1])
 
 
 @functools.cache

@@ -33,8 +33,9 @@ class _Size(nn.Linear):
         self.weight = nn.Parameter(self.weight.detach().t().contiguous().t())
         self.offset: Tensor
         self.factors: Tensor
-        self.register_buffer("offset", torch.full((1,), 0.5).expand(64))
-        self.register_buffer("factors", torch.ones(64, 2)[:, 0])
+        # Integers: a cast to fp64 would leave no gaps.
+        self.register_buffer("offset", torch.ones(1, dtype=torch.int64).expand(64))
+        self.register_buffer("factors", torch.ones(64, 2, dtype=torch.int64)[:, 0])
         self.register_buffer("nothing", torch.empty(0, 4))
 
     def forward(self, values: Tensor) -> Tensor:

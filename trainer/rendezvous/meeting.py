@@ -57,9 +57,9 @@ class Meeting:
     def reserve_port(self) -> int:
         """Return a free port of this node, where rank 0 will keep a round's store.
 
-        A socket is bound to it until the next call. So no other process gets the port before rank 0
-        listens there, and a rank that connects too early cannot get it as its own. Rank 0 must listen
-        with SO_REUSEADDR, which torch's store sets.
+        A socket is bound to it until the next call. So before rank 0 listens there, the system gives
+        the port to no other process, and to no connection. Rank 0 must listen with SO_REUSEADDR, which
+        torch's store sets.
         """
         if self._reserved is not None:
             self._reserved.close()

@@ -107,6 +107,10 @@ def _read(path: Path) -> dict[str, float]:
 
 def main() -> int:
     """Check this node's processes; return 0, or 1 with a line on standard output."""
+    if len(sys.argv) > 1:
+        is_asked = sys.argv[1] in ("-h", "--help")
+        print(__doc__, file=sys.stdout if is_asked else sys.stderr)
+        return Exit.DONE if is_asked else Exit.CONFIG
     folder = os.environ.get("TRAINER_HEALTH")
     problem = judge(Path(folder)) if folder else None
     if problem:

@@ -60,7 +60,7 @@ def rows(rendered: Rendered, memory: Estimate | str) -> list[tuple[str, str]]:
         ("objects", ", ".join(f"{o['kind']} {o['metadata']['name']}" for o in rendered.objects)),
         ("image", plan.container.image or ""),
         ("nodes", f"{size.min_nodes} to {size.nodes}" if size.elastic else f"{size.nodes}"),
-        ("hosts", f"up to {meet.longest_host}" if rendered.objects else ""),
+        ("hosts", f"such as {meet.longest_host}" if rendered.objects else ""),
         ("ranks", f"{plan.ranks}, {size.procs} per node"),
         ("task", "" if in_process else _task_to_bring(plan)),
         *_training(plan, memory),

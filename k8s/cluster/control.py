@@ -48,7 +48,7 @@ def cancel(cluster: Cluster, job: Job) -> None:
 
 def _check_not_ended(job: Job, verb: str) -> None:
     if job.state.phase.ended:
-        raise config_error(f"job {job.name} has {job.state.phase}: already finished; cannot {verb}")
+        raise config_error(f"job {job.name} has ended ({job.state.phase}); cannot {verb} it")
 
 
 def _annotate(cluster: Cluster, job: Job, cancelled_at: str | None) -> None:

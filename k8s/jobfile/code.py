@@ -99,7 +99,9 @@ class Code(Model):
                     f"code.{given[0]}: only with code.git; set both, or leave this out"
                 )
             if self.path is None:
-                raise ValueError("code: must have git, or path without git; has neither")
+                raise ValueError(
+                    "code: has neither git nor path; set code.git, or code.path for a folder here"
+                )
             if self.pvc is not None and self.via != "pvc":
                 raise ValueError(
                     f"code.pvc={self.pvc!r}: only with code.via=pvc; set both, or leave this out"

@@ -62,7 +62,7 @@ class Nccl(Model):
     socket_interface: str | None = Field(
         None,
         pattern=r"^[\^=]?[A-Za-z0-9][-._A-Za-z0-9,]*$",
-        description="network interface for sockets, or a prefix: eth0; ^docker,lo: any other",
+        description="network interface for sockets, or its prefix, e.g. eth0; ^docker,lo: any but these",
     )
     topology: TopologyFile | None = Field(None, description="NCCL_TOPO_FILE from a ConfigMap")
     flight_recorder: bool = Field(

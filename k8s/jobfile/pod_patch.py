@@ -90,13 +90,15 @@ _UNRESTRICTED = {"hostNetwork", "hostPID", "hostIPC", "privileged", "allowPrivil
 
 
 def warnings(patch: PodPatch) -> list[str]:
-    """Return warnings about fields of a patch that Pod Security restricted forbids."""
+    """Return warnings about fields of a patch that make the pods less secure."""
     found: list[str] = []
 
     def walk(value: Any, path: str) -> None:
         if isinstance(value, dict):
             for key, item in value.items():
                 as_root = key == "runAsNonRoot" and item is False
+                if key == "automountServiceAccountToken" and item is True:
+                    found.append(f"{path}.{key}: the pods get a token for the cluster's API")
                 if as_root or (key in _UNRESTRICTED and item is True):
                     found.append(f"{path}.{key}: Pod Security restricted forbids it")
                 walk(item, f"{path}.{key}")

@@ -33,7 +33,8 @@ class Resources(Model):
     cpu: Cores | None = Field(None, description="cores per node, e.g. 8 or 500m")
     memory: Size | None = Field(None, description="memory per node, including /dev/shm, e.g. 64Gi")
     shm: Size | None = Field(
-        None, description="size of /dev/shm (default: a quarter of memory, at most 32Gi)"
+        None,
+        description="size of /dev/shm (default: a quarter of memory, at most 32Gi; 1Gi without memory)",
     )
     rdma: _Devices = Field(
         {},

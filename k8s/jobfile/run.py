@@ -55,8 +55,8 @@ def _pattern(text: str) -> str:
         raise ValueError(f"not a regular expression: {error}") from None
     if found.groups != 1 and "value" not in found.groupindex:
         raise ValueError(
-            f"has {found.groups} groups; it must have one, or a group named value, e.g. "
-            "loss=([0-9.]+)"
+            f"has {found.groups} groups in brackets; it must have one, e.g. loss=([0-9.]+), or one "
+            "named value, (?P<value>...)"
         )
     return text
 
@@ -69,6 +69,8 @@ def _keys_as_text(value: Any) -> Any:
 def _own_code(text: str) -> str:
     if not re.fullmatch(r"[1-9][0-9]{0,2}", text) or int(text) > 255:
         raise ValueError("must be an exit code from 1 to 255")
+    if int(text) == Exit.STOPPED:
+        raise ValueError("always means that the program was stopped by a signal; leave it out")
     return text
 
 

@@ -68,7 +68,8 @@ class Faults(Model):
     deadline: Positive | None = Field(None, description="seconds after which the job is stopped")
     ttl: Count | None = Field(None, description="seconds until an ended job is deleted")
     grace_period: Positive = Field(
-        120, description="seconds between SIGTERM and SIGKILL, to save a checkpoint"
+        120,
+        description="seconds between SIGTERM and SIGKILL; all but the last 10 are for saving",
     )
     suspend: bool = Field(False, description="create the job suspended")
     clean_pod_policy: Literal["All", "Running", "None"] | None = Field(
@@ -84,7 +85,7 @@ class Matrix(Model):
 
     exclude: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field(
         [],
-        description="combinations to leave out: those with all values of an item",
+        description="combinations to leave out: each that has all the values of one item here",
     )
     max_parallel: Positive | None = Field(
         None,

@@ -16,8 +16,8 @@ def check_coscheduled(spec: JobSpec) -> list[str]:
     """Refuse a gang for a scheduler that does not read this PodGroup; return warnings."""
     if spec.scheduling.gang and spec.scheduling.scheduler_name == "volcano":
         raise config_error(
-            "scheduling.schedulerName='volcano': reads only its own PodGroups, so it would place these "
-            "pods one by one; use launcher volcano or trainjob"
+            "scheduling.schedulerName='volcano': Volcano reads only its own PodGroups, so it would "
+            "place these pods one by one; use launcher volcano or trainjob"
         )
     return gang_warnings(spec)
 

@@ -178,13 +178,18 @@ def _check_data(settings: Settings, launcher: Launcher, data: str | None) -> Non
 
 def _size(spec: JobSpec, settings: Settings, procs: int) -> Sizing:
     """Return the sizing with the most nodes. Raises Fault(64) if any number of them does not fit."""
+    uneven = spec.least_nodes != spec.most_nodes
+    if uneven and settings.mesh:
+        raise config_error(
+            f"trainer.mesh={settings.mesh!r}: has a fixed number of ranks, but nodes may be "
+            f"{spec.least_nodes} to {spec.most_nodes}; leave it out"
+        )
     for nodes in range(spec.least_nodes, spec.most_nodes):
         try:
             size(settings, nodes * procs, label=label, uneven=True)
         except Fault as fault:
             among = f"nodes may be {spec.least_nodes} to {spec.most_nodes}"
             raise Fault(fault.code, f"{fault} (with {nodes} nodes; {among})") from None
-    uneven = spec.least_nodes != spec.most_nodes
     return size(settings, spec.most_nodes * procs, label=label, uneven=uneven)
 
 

@@ -77,7 +77,8 @@ def _check_key(key: str, path: list[str], job: JobFile) -> None:
         )
     if job.origins.get(key) == load.OPTION:
         raise config_error(
-            f"matrix.{key}: --set {key} sets it too; leave out one, here with --set 'matrix[{key}]='"
+            f"matrix.{key}: --set {key} sets it too; leave that out, or remove the key from the matrix: "
+            f"--set 'matrix[{key}]='"
         )
 
 

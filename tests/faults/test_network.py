@@ -45,7 +45,7 @@ def early(net: Network, tmp_path_factory: Any) -> Early:
     hosts = [net.host(), net.host(Wire(delay=0.01, loss=0.01))]
     job = Job(tmp_path_factory.mktemp("late") / "job", hosts, SETTINGS, pace=0.1)
     worker = job.start_node(hosts[1], PET_LOCAL_ADDR="")
-    worker.wait_for("waiting for the master")
+    worker.wait_for("waiting for the rendezvous server")
     return Early(job, worker, time.monotonic() + LATE)
 
 

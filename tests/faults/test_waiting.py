@@ -128,7 +128,7 @@ def test_a_rank_that_never_comes_is_named_by_those_that_wait(start: Any, tmp_pat
         PYTHONPATH=str(ROOT),
     ).end(timeout=60)
     assert ended.code == 69, ended.stderr
-    assert "rank 1 (node 0) did not come to the start within 4 s" in ended.stderr
+    assert "rank 1 (node 0) did not join within 4 s" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -134,7 +134,7 @@ RUNS: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "a rank that never comes": (
         "hang",
         "rank 1",
-        "did not come to the start",
+        "did not join within",
         {"TASK": f"{TASKS}Stuck", "STUCK": "1", "HOW": "loading", "COLLECTIVE_TIMEOUT": "4"},
     ),
     "a rank that is killed": (

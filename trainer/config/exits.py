@@ -24,8 +24,8 @@ class Action(str, Enum):  # noqa: UP042  # the launcher runs on Python 3.10, whi
     FAIL = "fail the job at once"
     RETRY = "retry, counted"
     RETRY_FREE = "retry, not counted"
-    RETRY_PEER = "retry, counted at most once for all nodes"
-    RETRY_ELSEWHERE = "retry on another machine, counted"
+    RETRY_PEER = "retry; all nodes together count at most once"
+    RETRY_ELSEWHERE = "retry, counted; the cluster chooses the machine"
 
 
 class Exit(IntEnum):

@@ -33,6 +33,6 @@ def await_all(store: dist.Store, *, rank: int, world_size: int, seconds: int) ->
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise Fault(
             Exit.PEER,
-            f"{names}{more} did not come to the start within {seconds} s "
-            "(TRAINER_COLLECTIVE_TIMEOUT): never started, stopped, or stuck before",
+            f"{names}{more} did not join within {seconds} s (TRAINER_COLLECTIVE_TIMEOUT): never "
+            "started, ended, or hangs",
         ) from None

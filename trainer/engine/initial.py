@@ -177,7 +177,7 @@ def _freeze(model: nn.Module, globs: Collection[str]) -> str:
         raise Fault(Exit.CONFIG, f"TRAINER_FREEZE={','.join(globs)}: leaves nothing to train")
     numbers = [sum(p.numel() for p in these) for these in (left, named.values())]
     return (
-        f"trained: {len(left)} of {len(named)} parameters, {numbers[0]:,} of {numbers[1]:,} numbers"
+        f"trained: {len(left)} of {len(named)} tensors, {numbers[0]:,} of {numbers[1]:,} parameters"
     )
 
 

@@ -154,9 +154,9 @@ def _tried(run: Run) -> Iterator[None]:
     if gone := names.keys() - {id(one) for one in run.strategy.module.parameters()}:
         raise Fault(
             Exit.CONFIG,
-            f"task {run.settings.task}: the forward pass puts another parameter in the place of "
-            f"{min(names[one] for one in gone).removeprefix('module.')}, which the optimiser has; "
-            "change it in place, as with parameter.data.copy_(), or use a buffer",
+            f"task {run.settings.task}: the forward pass replaces the parameter "
+            f"{min(names[one] for one in gone).removeprefix('module.')}, and the optimiser would update "
+            "the old one; change it in place, as with parameter.data.copy_(), or use a buffer",
         )
     check_gradients(run.task, run.settings.task, [run.strategy.module, *run.strategy.stages])
     for (name, tensor), before in zip(beside.items(), digests, strict=True):

@@ -163,7 +163,9 @@ class RendezvousClient:
             if not problem or self._left:
                 return
             if problem != self._problem:
-                _log.info("waiting for the master, node 0, at %s (%s)", endpoint, problem)
+                _log.info(
+                    "waiting for the rendezvous server on node 0 at %s (%s)", endpoint, problem
+                )
                 self._problem = problem
             if time.monotonic() + _RETRY_INTERVAL >= deadline:
                 raise Fault(Exit.PEER, self._who_is_missing())

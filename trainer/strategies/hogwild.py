@@ -190,7 +190,7 @@ class Workers:
         limit = self._context.settings.collective_timeout
         ready = wait(pipes, timeout=limit)
         if not ready:
-            raise Fault(Exit.CODE, f"mode hogwild: no worker has answered for {limit} s")
+            raise Fault(Exit.CODE, f"mode hogwild: no process has answered for {limit} s")
         pipe = next(pipe for pipe in pipes if pipe in ready)
         number = self._pipes.index(pipe)
         try:

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 from trainer.config.catalogue import catalogue
 from trainer.config.environment import variable
 from trainer.config.exits import MEANINGS, Exit
-from trainer.config.modes import MODES
+from trainer.config.modes import MODES, Refusal
 from trainer.config.settings import Settings
 from trainer.diagnosis.causes import causes as diagnosis_causes
 from trainer.report.events import FIELDS
@@ -58,10 +58,20 @@ def settings() -> str:
 def modes() -> str:
     """Return the table of modes."""
     rows = (
-        (f"`{name}`", mode.summary, ", ".join(f"`{axis}`" for axis in mode.axes))
+        (
+            f"`{name}`",
+            mode.summary,
+            ", ".join(f"`{axis}`" for axis in mode.axes),
+            ", ".join(_refused(one) for one in mode.refuses),
+        )
         for name, mode in MODES.items()
     )
-    return _table(("mode", "what it does", "axes of the mesh"), rows)
+    return _table(("mode", "what it does", "axes of the mesh", "refuses"), rows)
+
+
+def _refused(one: Refusal) -> str:
+    value = "" if one.value is None else f"={one.value}"
+    return f"`{variable(one.setting)}{value}`"
 
 
 def tasks() -> str:

@@ -29,8 +29,8 @@ def count(folder: Path, *, allowed: float, reason: str) -> Fault:
         return Fault(Exit.PEER, reason)
     return Fault(
         Exit.CODE,
-        f"{reason}; losses in a row without a new checkpoint: {losses}, of which "
-        f"TRAINER_PEER_LOSSES={allowed:.0f} are not counted as failures",
+        f"{reason}; {losses} lost peers in a row without a new checkpoint, more than "
+        f"TRAINER_PEER_LOSSES={allowed:.0f}: this counts as a failure",
     )
 
 

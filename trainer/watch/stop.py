@@ -50,7 +50,10 @@ class Stop:
         if self.signal is None:
             self.signal = signal.Signals(number)
             if self._runtime.is_main:
-                log.info("%s: saving a checkpoint after this step, then stopping", self.signal.name)
+                log.info(
+                    "%s: saving a checkpoint once all ranks agree on a step, then stopping",
+                    self.signal.name,
+                )
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -76,8 +76,8 @@ def submit(
         one = make_room(cluster, one)
     if one.before is not None and one.has_ended:
         raise config_error(
-            f"job {one.name} already exists and has {one.before.state.phase}; delete it first: "
-            f"delete {one.name}, or submit with --replace"
+            f"job {one.name} already exists and has ended ({one.before.state.phase}); run "
+            f"`python -m k8s delete {one.name}` first, or submit with --replace"
         )
     try_out(cluster, one, force=force)
     apply(cluster, one, force=force)

@@ -30,8 +30,8 @@ LAUNCHER = Launcher(
         "faults.cleanPodPolicy": "a Volcano Job stops the pods that still run; leave it out",
         "faults.deadline": "a Volcano Job has no deadline, and restarts a pod that reaches its own "
         "deadline; leave it out",
-        "faults.suspend": "a Volcano Job cannot be created suspended; suspend it later with vcctl, or "
-        "use another launcher",
+        "faults.suspend": "a Volcano Job cannot be created suspended; suspend it later with "
+        "`python -m k8s suspend`, or use another launcher",
         "scheduling.gangTimeout": "Volcano has its own setting for this; leave it out",
         "scheduling.priority": "it is for Kueue, not Volcano's queue; set scheduling.priorityClass",
         "scheduling.topology": "it is for Kueue, not Volcano's queue; set scheduling.pack",

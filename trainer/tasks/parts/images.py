@@ -31,8 +31,8 @@ def data_folder(settings: Settings, present: Path, *, data_set: str) -> Path:
     if settings.data is None:
         raise Fault(
             Exit.DATA,
-            f"{name}: set TRAINER_DATA to the folder that holds its data, and TRAINER_DOWNLOAD=1 "
-            "to download it there",
+            f"{name}: set TRAINER_DATA to the folder of its data; TRAINER_DOWNLOAD=1 downloads the data "
+            "into it",
         )
     wanted = settings.data / present
     if not wanted.exists() and settings.download:

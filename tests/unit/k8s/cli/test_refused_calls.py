@@ -93,12 +93,12 @@ def test_one_launcher_refused_is_all_refused(
         (
             "job",
             "scheduling={gang: true, schedulerName: volcano}",
-            "scheduling.schedulerName='volcano': reads only its own PodGroups",
+            "scheduling.schedulerName='volcano': Volcano reads only its own",
         ),
         (
             "jobset",
             "scheduling={gang: true, schedulerName: volcano}",
-            "scheduling.schedulerName='volcano': reads only its own PodGroups",
+            "scheduling.schedulerName='volcano': Volcano reads only its own",
         ),
         (
             "volcano",

@@ -158,7 +158,7 @@ def test_a_wrapper_that_has_ended_is_not_submitted_over(
     server, config = submitted
     control(server, "Failed")
     code, _, err = run(config, "submit", str(tmp_path / "rendered.yaml"))
-    assert (code, "job digits already exists and has failed" in err) == (64, True)
+    assert (code, "job digits already exists and has ended (failed)" in err) == (64, True)
 
 
 def test_its_role_is_enough(run: Run, cluster: Cluster, tmp_path: Path, capsys: Any) -> None:

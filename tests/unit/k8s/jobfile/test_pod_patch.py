@@ -154,6 +154,12 @@ def test_what_weakens_the_pods_security_is_said(spec: dict[str, Any], key: str) 
     assert "restricted forbids" not in str(planned(job(podPatch={"spec": harmless})).warnings)
 
 
+@pytest.mark.parametrize("token", [True, False])
+def test_that_the_pods_get_a_token_is_said(*, token: bool) -> None:
+    warnings = planned(job(podPatch={"spec": {"automountServiceAccountToken": token}})).warnings
+    assert ("automountServiceAccountToken: the pods get a token" in str(warnings)) == token
+
+
 @pytest.mark.parametrize("hosts", [True, False])
 def test_that_policies_do_not_cover_the_machines_network_is_said(*, hosts: bool) -> None:
     warnings = planned(job(podPatch={"spec": {"hostNetwork": hosts}})).warnings

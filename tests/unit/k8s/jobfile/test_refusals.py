@@ -145,7 +145,7 @@ SETTINGS = [
     (["nodes={min: 0, max: 2}"], "nodes.min=0: must be at least 1"),
     (["nodes={min: 3, max: 2}"], "nodes: max=2 is less than min=3"),
     (["nodes={min: 1, max: 2, avg: 1}"], "nodes.avg: no such key; choose min, max"),
-    (["nodes={min: 2, max: 4}", "trainer.mesh=dp_replicate=2"], "trainer.mesh='dp_replicate=2': multiplies to 2, but the world size is 3; use dp_replicate=3 (with 3 nodes; nodes may be 2 to 4)"),
+    (["nodes={min: 2, max: 4}", "trainer.mesh=dp_replicate=2"], "trainer.mesh='dp_replicate=2': has a fixed number of ranks, but nodes may be 2 to 4; leave it out"),
     # nccl
     (["nccl.presets=[fast]"], "nccl.presets[0]='fast': must be 'tcp', 'infiniband', 'roce', 'efa', 'patient' or 'debug'"),
     (["nccl.variables={HOME: a}"], "nccl.variables.HOME='HOME': not a variable of NCCL, libfabric or UCX; put it in env"),

@@ -152,11 +152,15 @@ def test_our_trainers_own_settings_are_not_set() -> None:
         ),
         (
             ["run={script: a.py, patterns: {loss: a}}"],
-            "run.patterns.loss='a': has 0 groups; it must",
+            "run.patterns.loss='a': has 0 groups in brackets; it must",
         ),
         (["run={script: a.py, patterns: {loss: (a)(b)}}"], "run.patterns.loss='(a)(b)': has 2 gro"),
         (["run={script: a.py, exitCodes: {3: 66}}"], "run.exitCodes.3=66: must be one of 0, 64, "),
         (["run={script: a.py}", "run.exitCodes.0=65"], "run.exitCodes.0='0': must be an exit code"),
+        (
+            ["run={script: a.py, exitCodes: {143: 70}}"],
+            "run.exitCodes.143='143': always means that",
+        ),
         (["run={script: a.py, exitCodes: {256: 65}}"], "run.exitCodes.256='256': must be an exit "),
         (["run={script: a.py, exitCodes: {a: 65}}"], "run.exitCodes.a='a': must be an exit code"),
         (["run={script: a.py, arg: [a]}"], "run.arg: no such key; did you mean run.args?"),

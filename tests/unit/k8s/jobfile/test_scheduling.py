@@ -144,5 +144,5 @@ def test_a_topology_to_oneself_stands_on_the_replicated_job(launcher: str) -> No
 
 @pytest.mark.parametrize("launcher", ["job", "jobset"])
 def test_a_gang_for_a_scheduler_that_reads_no_such_group_is_refused(launcher: str) -> None:
-    with pytest.raises(Fault, match="schedulerName='volcano': reads only its own PodGroups"):
+    with pytest.raises(Fault, match="schedulerName='volcano': Volcano reads only its own"):
         render(job(scheduling={"gang": True, "schedulerName": "volcano"}), launcher)

@@ -82,9 +82,9 @@ def test_every_number_of_nodes_must_fit() -> None:
     assert planned(
         elastic() | {"trainer": {"globalBatch": 32}}
     ).size.elastic  # shares may be uneven
-    with pytest.raises(
-        Fault, match=r"multiplies to 4, but the world size is 6.*with 3 nodes; nodes may be 2"
-    ):
+    with pytest.raises(Fault, match=r"globalBatch=5: .*with 3 nodes; nodes may be 2 to 4"):
+        planned(elastic() | {"trainer": {"globalBatch": 5}})
+    with pytest.raises(Fault, match=r"mesh='dp_replicate=4': has a fixed number of ranks"):
         planned(elastic() | {"trainer": {"mesh": "dp_replicate=4"}})
     with pytest.raises(Fault) as refusal:
         planned(job(nodes={"min": 3, "max": 2}))

@@ -129,8 +129,8 @@ def test_the_longest_name_fits_every_launcher(launcher: str, tmp_path: Path) -> 
         (
             "trainer.seed=1",
             (
-                "matrix.trainer.seed: --set trainer.seed sets it too; leave out one, here with "
-                "--set 'matrix["
+                "matrix.trainer.seed: --set trainer.seed sets it too; leave that out, or remove "
+                "the key from the matrix: --set 'matrix["
             ),
         ),
         (

@@ -74,7 +74,10 @@ def test_the_folder_of_a_job_file_from_a_pipe_is_seen_from_the_current_one(folde
             ["code={git: https://h/a, revision: main, via: pvc}"],
             "code.via: not with code.git, only for a folder; leave",
         ),
-        (["code={}"], "code: must have git, or path without git; has neither"),
+        (
+            ["code={}"],
+            "code: has neither git nor path; set code.git, or code.path for a folder here",
+        ),
         (
             ["code={git: 'https://h/a', revision: b}", "launcher=local"],
             "code: not on launcher local",

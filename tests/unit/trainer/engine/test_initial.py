@@ -235,7 +235,7 @@ def test_frozen_parameters_are_named_by_globs(caplog: pytest.LogCaptureFixture) 
         loaded(model, freeze="body.0.*, head.bias")
     left = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert left == {"body.1.weight", "body.1.bias", "head.weight"}
-    assert "trained: 3 of 6 parameters, 20 of 35 numbers" in caplog.text
+    assert "trained: 3 of 6 tensors, 20 of 35 parameters" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ CASES = {
     "JoinsTheGroup": "it has called init_process_group(), which the trainer does; remove the call",
     "ModelIsNone": "model() returned a None; wanted: an nn.Module",
     "ModelIsAClass": "model() returned a type; wanted: an nn.Module",
-    "ModelReplacesAWeight": "the forward pass puts another parameter in the place of 0.weight, which",
+    "ModelReplacesAWeight": "the forward pass replaces the parameter 0.weight, and the optimiser would",
     "ModelChangesInPlace": "the first step raised RuntimeError: one of the variables needed for",
     "ModelReturnsNone": "the model returned None",
     "ModelIsComplex": "model() returned a model whose weight is torch.complex64; wanted: real; use",

@@ -96,7 +96,9 @@ def test_a_job_that_has_ended_is_not_submitted_over(run: Run, cluster: Cluster) 
     server.store(path, server.objects[path] | {"status": COMPLETED})
     code, _, err = run(config, "submit", str(golden("jobset")))
     assert code == 64
-    assert "job digits-ddp already exists and has succeeded; delete it first" in err
+    assert (
+        "job digits-ddp already exists and has ended (succeeded); run `python -m k8s delete" in err
+    )
 
 
 def test_a_job_of_another_launcher_has_the_name(run: Run, cluster: Cluster) -> None:

@@ -21,7 +21,7 @@ _LONGEST_DETAIL = 200  # newest lines of a sign's detail that are read
 # A rank that another rank names as missing.
 _NAMED = re.compile(
     r"(?:not in the collective: |no sign of life from )(rank \d+)"
-    r"|([Rr]ank \d+)[^,;\]]*? (?:did not come|failed to pass)"
+    r"|([Rr]ank \d+)[^,;\]]*? (?:did not (?:come|join)|failed to pass)"
 )
 # Causes that say little: another line is better evidence. A lower number says more.
 _VAGUE = {"crash": 1, "killed": 2, "raised": 4}

@@ -82,8 +82,11 @@ def test_every_number_of_nodes_must_fit() -> None:
     assert planned(
         elastic() | {"trainer": {"globalBatch": 32}}
     ).size.elastic  # shares may be uneven
-    with pytest.raises(Fault, match=r"globalBatch=5: .*with 3 nodes; nodes may be 2 to 4"):
-        planned(elastic() | {"trainer": {"globalBatch": 5}})
+    split = {"task": "charlm-gpt", "mode": "tp", "globalBatch": 32}  # over 4, 6 or 8 ranks
+    with pytest.raises(
+        Fault, match=r"do not divide over tp=6; .*with 3 nodes; nodes may be 2 to 4"
+    ):
+        planned(elastic() | {"trainer": split})
     with pytest.raises(Fault, match=r"mesh='dp_replicate=4': has a fixed number of ranks"):
         planned(elastic() | {"trainer": {"mesh": "dp_replicate=4"}})
     with pytest.raises(Fault) as refusal:

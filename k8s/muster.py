@@ -10,6 +10,8 @@ import runpy
 import sys
 from pathlib import Path
 
+import trainer  # noqa: F401  # now: the current folder may have a trainer.py of its own
+
 # The commands that are not verbs of python -m k8s: their module, and what they do.
 COMMANDS = {
     "render": ("k8s.cli.command", "render a job file to manifests for a cluster, or to a script"),

@@ -61,6 +61,8 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
     Raises Fault(64) if there are none or safetensors has no such dtype, Fault(65) for a damaged
     checkpoint and Fault(71) if it cannot be read or the file cannot be written.
     """
+    if out.is_dir():
+        raise Fault(Exit.CONFIG, f"-o {out}: is a folder; name a file")
     # torch takes seconds to import; --help and wrong arguments do not need it.
     from safetensors import SafetensorError  # noqa: PLC0415
     from safetensors.torch import save_file  # noqa: PLC0415

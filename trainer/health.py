@@ -72,7 +72,8 @@ def forget(folder: Path | None) -> None:
     """Remove the files of an earlier launch, which may have had another monotonic clock."""
     for path in folder.glob("*") if folder else ():
         if path.name == LAUNCHER or path.name.startswith("rank-"):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # `sign` says what is wrong with the folder
+                path.unlink()
 
 
 def judge(folder: Path) -> str | None:

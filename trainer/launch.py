@@ -30,7 +30,8 @@ def main() -> int:
     """Launch this node's ranks and return the exit code of this process."""
     log_to_stderr()
     for number in STOP_SIGNALS:
-        signal.signal(number, _stop_before_start)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as after nohup
+            signal.signal(number, _stop_before_start)
     signal.signal(PROFILE_SIGNAL, signal.SIG_IGN)  # our ranks inherit it
     try:
         has_command = len(sys.argv) > 1
@@ -54,13 +55,35 @@ def main() -> int:
     except Fault as fault:
         _log.error("%s (exit %d)", fault, fault.code)
         return fault.code
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+            raise
+        _log.error(
+            "cannot start a process, a thread or a temporary file: %s; look at ulimit -u -n, the "
+            "container's limit of processes, and TMPDIR (exit %d)",
+            error,
+            Exit.MACHINE,
+        )
+        return Exit.MACHINE
 
 
 def _stop_before_start(number: int, _: FrameType | None) -> None:
+    for other in STOP_SIGNALS:  # a second signal must not interrupt the message
+        signal.signal(other, lambda *_: None)
     raise Fault(Exit.STOPPED, f"{signal.Signals(number).name} before any rank was started")
 
 
+def _open_closed_streams() -> None:
+    """Open what the caller closed (`>&-`) on /dev/null: Python has no such stream, and ranks need it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest descriptor that is free: this one
+            setattr(sys, name, os.fdopen(null, "w" if number else "r"))
+            os.set_inheritable(null, True)
+
+
 if __name__ == "__main__":
+    _open_closed_streams()
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

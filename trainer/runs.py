@@ -27,11 +27,7 @@ def main() -> int:
     """Print a row for each run and return the exit code: 0, or 65 when there is none."""
     log_to_stderr()
     asked = _parse()
-    try:
-        found = list(runs(asked.folder))
-    except Fault as fault:
-        log.error("%s (exit %d)", fault, fault.code)  # noqa: TRY400  # one line
-        return fault.code
+    found = list(runs(asked.folder))
     if not found:
         log.error("%s: no run in it or below it (exit %d)", asked.folder, Exit.DATA)
         return Exit.DATA
@@ -49,13 +45,21 @@ def main() -> int:
 
 
 def runs(folder: Path) -> Iterator[History]:
-    """Yield the runs in a folder and below it, by path; folders inside a run folder are skipped."""
-    if (folder / "metrics.jsonl").is_file() or any((folder / "logs").glob("*.jsonl")):
-        yield read(folder)
-    elif folder.is_dir():
-        for inner in sorted(folder.iterdir()):
-            if inner.is_dir() and not inner.is_symlink():
-                yield from runs(inner)
+    """Yield the runs in a folder and below it, by path; folders inside a run folder are skipped.
+
+    Logs a warning for each that cannot be read, such as lost+found, or a run without events.
+    """
+    try:
+        if (folder / "metrics.jsonl").is_file() or any((folder / "logs").glob("*.jsonl")):
+            yield read(folder)
+            return
+        inner = sorted(folder.iterdir()) if folder.is_dir() else []
+    except (OSError, Fault) as error:
+        log.warning("left out: %s", error)
+        return
+    for one in inner:
+        if not one.is_symlink():
+            yield from runs(one)
 
 
 def row_of(run: History, above: Path) -> dict[str, Any]:

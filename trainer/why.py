@@ -9,6 +9,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 from trainer.config.exits import Exit, Fault
@@ -46,7 +48,10 @@ def main() -> int:
     except Fault as fault:
         log.error("%s (exit %d)", fault, fault.code)  # noqa: TRY400  # one line
         return fault.code
-    print("\n".join(map(printable, lines)))
+    try:
+        print("\n".join(map(printable, lines)), flush=True)
+    except BrokenPipeError:  # `| head`; Python would fail again at the final flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return Exit.DONE
 
 
@@ -65,7 +70,7 @@ def why(run: History) -> list[str]:
             "cause     no end is recorded: the run goes on, or its processes or its machine were killed"
         )
         lines.append("do        start it again: it goes on from its newest checkpoint")
-    lines += _before(earlier)
+    lines += _before(run.attempts, earlier)
     return lines[:_MOST]
 
 
@@ -78,10 +83,11 @@ def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
             f"logs/{host}.jsonl",
             f"rank {rank.get('rank')} on {host}",
             rank.get("time", attempt.ended),
-            _detail(rank, run.folder / "logs" / f"{host}.log"),
+            _detail(rank, host, run, attempt),
         )
     if attempt.reason:
-        text, said = f"{attempt.reason} (exit {attempt.exit})", _lines_by_rank(run.folder / "logs")
+        text = f"{attempt.reason} (exit {attempt.exit})"
+        said = _lines_by_rank(run.folder / "logs", newest=attempt is run.attempts[-1])
         who = stuck(said)
         lines = said[who] if who else [line for own in said.values() for line in own]
         yield Sign(text, "logs/", who or "launcher", attempt.ended, tuple(lines))
@@ -112,7 +118,7 @@ def _silent(run: History) -> list[str]:
     return [f"rank {one}" for one in rest if not errors(plain(said.get(f"rank {one}", ())))]
 
 
-def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
+def _detail(rank: Event, host: str, run: History, attempt: Attempt) -> tuple[str, ...]:
     """Return a rank's last lines or traceback, or its lines in the log if only those have an error."""
     lines = rank.get("last_lines")
     own = tuple(map(str, lines if isinstance(lines, list) else ()))
@@ -120,11 +126,34 @@ def _detail(rank: Event, log_file: Path) -> tuple[str, ...]:
     own = tuple(line for line in own if _ABORTED not in line)
     if errors(plain(own)):
         return own
-    found = read_log(_tail(log_file), source="")
-    mine = [one for one in found if one.who == f"rank {rank.get('rank')}"]
-    if mine and (not own or errors(plain(mine[-1].detail))):
-        return mine[-1].detail
+    # A log also has other launches of this node, and other attempts of this launch.
+    began, lines = _launch_at(
+        _tail(run.folder / "logs" / f"{host}.log"), rank.get("time", attempt.ended)
+    )
+    mine = [one for one in read_log(lines, source="") if one.who == f"rank {rank.get('rank')}"]
+    earlier = [
+        other
+        for one in run.attempts[: run.attempts.index(attempt)]
+        for other in one.failures
+        if other.get("rank") == rank.get("rank") and other.get("time", one.ended) >= began
+    ]
+    if len(mine) > len(earlier) and (not own or errors(plain(mine[len(earlier)].detail))):
+        return mine[len(earlier)].detail
     return own
+
+
+def _launch_at(lines: list[str], time: float) -> tuple[float, list[str]]:
+    """Return when the launch began that wrote a log's lines at a time, and these lines."""
+    began, kept = 0.0, list[str]()
+    for line in lines:
+        if line.startswith("--- "):
+            with suppress(ValueError):
+                at = datetime.fromisoformat(line[4:]).timestamp()
+                if at > time:
+                    break
+                began, kept = at, []
+        kept.append(line)
+    return began, kept
 
 
 def _lines_by_rank(logs: Path, *, newest: bool = False) -> dict[str, list[str]]:
@@ -153,11 +182,12 @@ def _tail(file: Path) -> list[str]:
         return []
 
 
-def _before(earlier: list[Diagnosis | None]) -> list[str]:
+def _before(attempts: list[Attempt], earlier: list[Diagnosis | None]) -> list[str]:
     """Return how earlier attempts ended, one line for each cause."""
     by_cause: dict[str, list[str]] = {}
-    for number, found in enumerate(earlier, 1):
-        text = "no end recorded" if found is None else f"{found.cause.name}: {found.sign.who}"
+    for number, (attempt, found) in enumerate(zip(attempts, earlier, strict=False), 1):
+        text = "finished" if attempt.exit == Exit.DONE else "no end recorded"
+        text = text if found is None else f"{found.cause.name}: {found.sign.who}"
         by_cause.setdefault(text, []).append(str(number))
     return [
         f"before    attempt{'s' * (len(numbers) > 1)} {', '.join(numbers[:8])}: {text}"

@@ -94,6 +94,7 @@ def test_averaged_weights_take_the_place_of_the_last_ones(tmp_path: Path) -> Non
         (["missing", "-o", "OUT"], 65, "not a complete checkpoint: .*No such file"),
         (["CHECKPOINT", "-o", "CHECKPOINT/muster.json/x"], 71, "cannot be written: "),
         (["CHECKPOINT"], 64, "required: -o"),
+        (["CHECKPOINT", "-o", "."], 64, "-o .: is a folder; name a file"),
     ],
 )
 def test_a_refusal_is_one_line_a_code_and_no_file(

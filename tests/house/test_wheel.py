@@ -93,6 +93,20 @@ def test_a_task_in_the_current_folder_is_trained(muster: Run, tmp_path: Path) ->
         assert (events[-1]["steps"], events[-1]["world_size"]) == (12, ranks)
 
 
+def test_a_folder_with_a_trainer_of_its_own(muster: Run) -> None:
+    own = Path(muster("launch", "--", "pwd").stdout.splitlines()[-1]) / "trainer.py"
+    own.write_text("raise SystemExit('this is not the trainer')")
+    example = str(ROOT / "k8s/jobs/02-digits-ddp.yaml")
+    for arguments in (
+        ["launch", "--", "true"],
+        ["train", "--help"],
+        ["render", example, "--check"],
+    ):
+        ended = muster(*arguments)
+        assert ended.returncode == 0, ended.stderr
+    own.unlink()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

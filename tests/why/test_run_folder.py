@@ -231,6 +231,42 @@ def test_restarts_in_place_are_counted_with_their_causes(start: Any, tmp_path: P
     assert found["before"].startswith("attempts 1, 2: killed: rank 1 ")
 
 
+# Programs that run one after another in one folder: what is said of the last, and of those before.
+MISSING, RAISES, QUIET = "import nope", "raise KeyError('horse')", "raise SystemExit(3)"
+IN_PLACE = (
+    "import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': import nope\nelse: exit(3)"
+)
+AFTER: dict[str, tuple[list[str], dict[str, str], str, str]] = {
+    "without a word": ([MISSING, QUIET], {}, "own code 3", "package"),
+    "another error": ([MISSING, RAISES], {}, "horse", "package"),
+    "in place": ([IN_PLACE], {"PET_MAX_RESTARTS": "1"}, "own code 3", "package"),
+    "finished": (["pass", QUIET], {}, "own code 3", "finished"),
+    "alone": (
+        [RAISES, RAISES],
+        {"PET_NNODES": "2", "PET_NODE_RANK": "0", "TRAINER_RENDEZVOUS_TIMEOUT": "2"},
+        "only 1 of 2 nodes",
+        "raised",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_nothing_is_said_of_an_attempt_that_another_wrote(
+    name: str, start: Any, tmp_path: Path
+) -> None:
+    programs, last, evidence, before = AFTER[name]
+    place = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
+    for number, program in enumerate(programs, 1):
+        given = place | (last if number == len(programs) else {})
+        command = ("--", sys.executable, "-c", program)
+        launch(start, *command, TRAINER_OUT=str(tmp_path / "run"), **given)
+    found = told(tmp_path / "run")
+    assert evidence in found["head"] + found["evidence"], found
+    assert found["before"].startswith(f"attempt 1: {before}"), found
+    assert "nope" not in str(found)
+    assert "horse" not in str(found) or programs[-1] == RAISES != "alone"
+
+
 def test_a_run_that_was_killed_whole_and_one_that_finished(start: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     started = start("-m", "trainer.launch", **variables(run, {"STEPS": "100000"}))

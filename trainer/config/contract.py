@@ -104,13 +104,25 @@ def _endpoint(environment: Mapping[str, str], *, elastic: bool, nodes: int) -> t
                 Exit.CONFIG,
                 f"PET_RDZV_ENDPOINT={text!r}: must be HOST:PORT when PET_RDZV_BACKEND is c10d",
             )
-        return address, int(port)
-    address = environment.get("PET_MASTER_ADDR") or ""
+        return _host(address, "PET_RDZV_ENDPOINT"), int(port)
+    address = _host(environment.get("PET_MASTER_ADDR") or "", "PET_MASTER_ADDR")
     if not address and nodes > 1:
         raise Fault(Exit.CONFIG, f"PET_MASTER_ADDR is not set, but there are {nodes} nodes")
     default, least = (DEFAULT_PORT, 1) if nodes > 1 else (0, 0)  # several nodes must use one port
     number = _integer(environment, "PET_MASTER_PORT", default=default, least=least, most=_LAST_PORT)
     return address or "127.0.0.1", number
+
+
+def _host(address: str, variable: str) -> str:
+    """Return a name or address, without the brackets of an IPv6 address. Raises Fault(64)."""
+    address = address.removeprefix("[").removesuffix("]")
+    try:
+        address.encode("idna")  # as getaddrinfo does
+    except UnicodeError:
+        raise Fault(
+            Exit.CONFIG, f"{variable}={address!r}: must be a host's name or an IP address"
+        ) from None
+    return address
 
 
 def _integer(

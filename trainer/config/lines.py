@@ -11,7 +11,9 @@ EVENT = '{"event": '
 _PREFIX = re.compile(r"\[rank (\d+)\] |launch: rank (\d+): ")
 
 # The fields of an eval event that are not a score of the task.
-EVAL_FIELDS = frozenset({"event", "time", "step", "loss", "metric", "samples", "seconds"})
+EVAL_FIELDS = frozenset(
+    {"event", "time", "step", "steps", "epoch", "loss", "lr", "metric", "samples", "seconds"}
+)
 
 
 def rank_prefix(rank: int) -> str:

@@ -11,6 +11,10 @@ from datetime import datetime
 
 # Starts of lines in a log that no rank wrote: the launcher's, events, the date of a start.
 NOT_OF_RANKS = ("launch: ", "{", "--- ")
+# What the launcher writes before it starts ranks, for the first time or again.
+BEGIN = re.compile(
+    r"--- |launch: (?:the output of this node|restarting the ranks|.*; starting the next round)"
+)
 _LONGEST_DETAIL = 100  # lines before a failure's line that are kept
 # Characters that are kept of a line's start and end: some patterns take quadratic time.
 _HALF = 1000
@@ -59,6 +63,8 @@ def read_log(lines: Iterable[str], *, source: str, place: str = "") -> Iterator[
             yield Sign(found[0].partition(": ")[2], source, place, time, _last(before, rank=""))
         elif text.startswith('{"event": "error"'):
             yield from _error_event(text, source=source, place=place, time=time)
+        elif BEGIN.match(text):
+            before.clear()
         elif not text.startswith(NOT_OF_RANKS):
             before.append(("", text))
 

@@ -50,7 +50,7 @@ def read_failure(code: int, error_file: Path, *, now: float, own_code: int) -> F
         trace = str(report["extraInfo"].get("py_callstack", ""))
         reported = code if own else int(report.get("errorCode", code))
         when = error_file.stat().st_mtime
-        said = f"{report['message']},{own}" if own else str(report["message"])
+        said = " ".join(str(report["message"]).split()) + ("," + own if own else "")
         return Failure(reported, said, trace, when, has_reason=True)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         if code == -signal.SIGTERM:  # it had no handler yet, so no step to save
@@ -72,18 +72,20 @@ def explain(
     failures: Mapping[int, Failure],
     oom_kills_before: int | None,
     *,
+    late: str,
     last_lines: Callable[[int], list[str]],
 ) -> dict[int, Failure]:
     """Return the failures with what this node knows about them.
 
-    A rank ended by SIGKILL gets the probable reason. A rank that wrote no reason gets the last lines
-    of its stderr, which `last_lines` returns.
+    A rank ended by SIGKILL gets the reason: `late` if it did not end in time, else a probable one. A
+    rank that wrote no reason gets the last lines of its stderr, which `last_lines` returns.
     """
     explained = {}
     for rank, failure in failures.items():
-        oom = explain_sigkill(oom_kills_before) if failure.code == -signal.SIGKILL else ""
+        is_killed = failure.code == -signal.SIGKILL
+        reason = (late or explain_sigkill(oom_kills_before)) if is_killed else ""
         lines = () if failure.has_reason else tuple(last_lines(rank))
-        explained[rank] = replace(failure, message=failure.message + oom, last_lines=lines)
+        explained[rank] = replace(failure, message=failure.message + reason, last_lines=lines)
     return explained
 
 

@@ -52,7 +52,8 @@ def run(server: ForkServer | None, *, name: str, command: Sequence[str]) -> int:
             try:
                 supervisor = Supervisor(contract, options, meeting, program=program)
                 for number in (*STOP_SIGNALS, PROFILE_SIGNAL):
-                    signal.signal(number, supervisor.note_signal)
+                    if number == PROFILE_SIGNAL or signal.getsignal(number) is not signal.SIG_IGN:
+                        signal.signal(number, supervisor.note_signal)
                 code = supervisor.run()
             except Fault as fault:
                 _log.error("%s", fault)

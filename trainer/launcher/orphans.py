@@ -16,10 +16,9 @@ _PEER = 69  # as in the table of exit codes, which this file cannot import when 
 
 
 def die_with_launcher() -> None:
-    """Die with the launcher that started this rank; exit with 69 if it is already gone."""
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
-        launcher = os.environ.get("MUSTER_LAUNCHER")
-        die_with_parent(int(launcher) if launcher else None)
+    """Die with the process that started this rank: torchrun, or a program under our launcher."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent(None)
 
 
 def die_with_parent(parent: int | None) -> None:

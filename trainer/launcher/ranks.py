@@ -66,6 +66,8 @@ class Ranks:
         self._codes: dict[int, int] = {}  # of the ranks that have ended, by local rank
         self._own_codes: dict[int, int] = {}  # the program's own, before `exit_codes` was applied
         self._ended_at: dict[int, float] = {}
+        self._asked = False  # to end, by SIGTERM
+        self._passed_on: set[int] = set()  # ranks whose processes have got it, too
 
     @classmethod
     def start(
@@ -101,12 +103,28 @@ class Ranks:
         """Return the exit codes of the ranks that have ended, by local rank."""
         for local, process in enumerate(self._processes):
             if local not in self._codes and (code := process.poll()) is not None:
+                if code == -signal.SIGTERM and self._asked and self._has_left(process.pid):
+                    continue
                 self._own_codes[local], self._ended_at[local] = code, time.time()
                 own = self._exit_codes
                 if own is not None and code > 0 and code != Exit.STOPPED:
                     code = own.get(code, int(Exit.CODE))
                 self._codes[local] = code
         return self._codes
+
+    def _has_left(self, pid: int) -> bool:
+        """Return whether processes that a rank started still run; they get SIGTERM, too.
+
+        A shell ends at SIGTERM without a word to the program that it waits for.
+        """
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-pid, os.WNOHANG)  # as process 1 of a container we inherit them
+        try:
+            os.killpg(pid, 0 if pid in self._passed_on else signal.SIGTERM)
+        except OSError:
+            return False
+        self._passed_on.add(pid)
+        return True
 
     @property
     def processes(self) -> list[int]:
@@ -141,6 +159,9 @@ class Ranks:
         Before that, the ranks in `first` had ended with these codes, and those in `raised_at` had
         written a traceback at that time. A rank that has reported a failure had failed before, too. Of
         other ranks, the end by a signal or a stop shows nothing.
+
+        A rank with a traceback that still ran may be the cause if those that had ended may have lost
+        it: they raised or aborted, too. Else its traceback was one that it had caught.
         """
         asked = {0, int(Exit.STOPPED)}
         codes = {
@@ -150,8 +171,15 @@ class Ranks:
             or self.has_reported(local)
             or (code in set(Exit) and code not in asked)
         }
-        for local in raised_at:
-            if local not in first and codes.get(local) in (None, -signal.SIGTERM, *asked):
+        had_lost = all(
+            local in raised_at or code == -signal.SIGABRT for local, code in first.items() if code
+        )
+        for local in raised_at if had_lost else ():
+            if (
+                local not in first
+                and self._codes.get(local) not in asked
+                and codes.get(local) in (None, -signal.SIGTERM)
+            ):
                 codes[local] = int(Exit.CODE)
         failures = self.failures(codes, raised_at)
         if done := [self.first_rank + local for local, code in first.items() if not code]:
@@ -176,6 +204,7 @@ class Ranks:
 
     def send(self, number: signal.Signals) -> None:
         """Signal the running ranks. Not their process groups: they still need their loader workers."""
+        self._asked |= number == signal.SIGTERM
         for local, process in enumerate(self._processes):
             if local not in self._codes:
                 with contextlib.suppress(ProcessLookupError):
@@ -200,7 +229,9 @@ class Ranks:
     ) -> None:
         """Ask the ranks to end, kill them after `grace` seconds; call `turn` meanwhile."""
         self.signal_groups(signal.SIGCONT)  # a suspended rank would not notice the signal
-        self.send(number)
+        # After a second SIGTERM a handler may no longer save.
+        if number != signal.SIGTERM or not self._asked:
+            self.send(number)
         for limit in (grace, _KILL_TIMEOUT):
             deadline = time.monotonic() + limit
             while self.running and time.monotonic() < deadline:

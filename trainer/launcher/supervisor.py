@@ -40,7 +40,7 @@ _TURN = 0.03  # seconds
 _ABORT_GRACE = 5.0  # seconds to write the stacks
 _FAILING = 0.3  # seconds within which failures of a program's ranks count as simultaneous
 _RAISING = 30.0  # seconds that a rank may take from its traceback to its end
-_LAST_NODE, _LAST_TURN = 30.0, 0.003  # seconds; nodes end within seconds of each other
+_LAST_NODE, _LAST_TURN = 30.0, 0.003  # seconds; our trainer's nodes end together
 
 # Exit codes after which a restart of the ranks in place cannot help.
 _FINAL = {*codes_for(Action.FAIL), int(Exit.STOPPED), -signal.SIGTERM}
@@ -82,6 +82,7 @@ class Supervisor:
         self._attempts = AttemptLog(Path(options.run_folder), contract)
         self._signals: list[int] = []
         self._kill_at = float("inf")
+        self._late = ""  # what ranks did that still ran then
         self._ranks = Ranks()
         self._store: Process | None = None
 
@@ -180,8 +181,9 @@ class Supervisor:
                 "TORCHELASTIC_RESTART_COUNT": str(restarts),
                 "TORCHELASTIC_MAX_RESTARTS": str(contract.max_restarts),
                 "TORCHELASTIC_USE_AGENT_STORE": str(program.open_store is not None),
-                "MUSTER_LAUNCHER": str(os.getpid()),  # so that ranks let us report their errors
-            },
+            }
+            # So that our ranks let us report their errors. A program may itself start our trainer.
+            | ({"MUSTER_LAUNCHER": str(os.getpid())} if program.is_trainer else {}),
             output=self._output,
             folder=folder,
             exit_codes=self._options.exit_codes,
@@ -207,13 +209,13 @@ class Supervisor:
                 return NextRound()
             if failed:
                 return self._end_after_failure(can_restart=can_restart)
-            if self._ranks.have_succeeded:
-                return Exit.DONE
+            if self._ranks.have_succeeded:  # many programs end with 0 after SIGTERM, too
+                return Exit.DONE if self._program.is_trainer or not self._signals else Exit.STOPPED
             event = client.membership_changed
             if event and not self._signals:
                 return self._end_for_next_round(event)
-            reported = self._ranks.has_reported_failure
-            if event := overdue(client, has_reported_failure=reported):
+            reported, together = self._ranks.has_reported_failure, self._program.is_trainer
+            if event := overdue(client, has_reported_failure=reported, end_together=together):
                 self._ranks.end(grace=0, turn=self._turn)
                 if self._ranks.has_reported_failure:
                     return self._report(self._ranks.failures(self._ranks.poll()))
@@ -239,12 +241,8 @@ class Supervisor:
         self._ranks.end(grace=self._contract.shutdown_timeout, turn=self._turn)
         self._output.drain()
         # The rank that raised an error may take longer to end than those that lost it.
-        raised = {
-            local: at
-            for local in range(self._contract.ranks_per_node)
-            if noticed - _RAISING < (at := self._output.raised_at(local)) <= noticed
-            and not self._program.is_trainer
-        }
+        reports = self._program.is_trainer or self._signals  # our ranks report why they end
+        raised = {} if reports else self._output.raised(noticed - _RAISING, noticed)
         failures = self._ranks.own_failures(first, raised)
         seen = {failure.code for failure in failures.values()}
         if self._contract.elastic and seen <= _RESUMABLE and not self._signals:
@@ -271,6 +269,7 @@ class Supervisor:
         explained = explain(
             failures,
             self._oom_kills,
+            late=self._late,
             last_lines=lambda rank: self._output.last_lines(rank - first_rank),
         )
         self._attempts.write_failures(explained)
@@ -296,7 +295,10 @@ class Supervisor:
             self._kill_at = time.monotonic() + self._contract.shutdown_timeout
             self._ranks.send(signal.SIGTERM)
         kills = {signal.SIGINT} if self._program.is_trainer else {signal.SIGINT, signal.SIGTERM}
-        if kills.intersection(self._signals[1:]) or time.monotonic() >= self._kill_at:
+        if is_late := time.monotonic() >= self._kill_at:
+            timeout = self._contract.shutdown_timeout
+            self._late = f"; it still ran {timeout} s after SIGTERM (PET_SHUTDOWN_TIMEOUT)"
+        if is_late or kills.intersection(self._signals[1:]):
             self._ranks.kill()
         time.sleep(_TURN)
 
@@ -308,9 +310,10 @@ class Supervisor:
             raise Fault(Exit.STOPPED, f"{name} before any rank was started")
 
     def _wait_for_last_node(self, ending: Exit) -> None:
-        """End the server after the other nodes, which may be a little later, have finished, too."""
+        """End the server after the other nodes have finished, too; another program's may take long."""
         if (server := self._meeting.server) is not None:
-            end = time.monotonic() + (_LAST_NODE if ending == Exit.DONE else 0)
+            seconds = _LAST_NODE if self._program.is_trainer else float("inf")
+            end = time.monotonic() + (seconds if ending == Exit.DONE else 0)
             while server.present and not self._signals and time.monotonic() < end:
                 self._renew_health()
                 time.sleep(_LAST_TURN)

@@ -3,6 +3,7 @@
 for finding in check_machine(folder, needed_devices=8, ranks=8, shm=0): ...
 """
 
+import contextlib
 import math
 import os
 import shutil
@@ -116,7 +117,8 @@ def disk(folder: Path) -> Finding:
             "disk", f"{folder}: {error.strerror}", "set a TRAINER_OUT that can be written"
         )
     finally:
-        probe.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            probe.unlink()
     return Finding(
         "disk", f"{_mib(free)} free, {speed / 1e6:.0f} MB/s written", odd=speed < _SLOW_DISK
     )

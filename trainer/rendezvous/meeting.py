@@ -27,17 +27,15 @@ class Meeting:
 
     def __init__(self, contract: Contract, rules: Rules, *, secret: str) -> None:
         self._contract, self._rules, self.secret = contract, rules, secret
-        self._serves: bool | None = None  # unknown until the endpoint's name resolves
         self.server: RendezvousServer | None = None
         self._reserved: socket.socket | None = None
 
     def open(self) -> socket.socket:
         """Connect to the server. Raises OSError if that may work later, and Fault(69) or Fault(71)."""
         contract = self._contract
-        if self._serves is None:
-            here = _has_address(contract.address) if contract.elastic else contract.node_rank == 0
-            self._serves = here
-        if self._serves and self.server is None:
+        # Asked again at each try: an elastic job's name may first resolve to the earlier pod's address.
+        serves = _has_address(contract.address) if contract.elastic else contract.node_rank == 0
+        if serves and self.server is None:
             try:
                 listener = _listen(contract.address, contract.port, own=contract.local_address)
             except OSError as error:
@@ -46,7 +44,7 @@ class Meeting:
                 if not contract.elastic:
                     problem = f"port {contract.port} is in use on this machine; set PET_MASTER_PORT"
                     raise Fault(Exit.PEER, problem) from None
-                self._serves = False  # another launcher on this machine runs the server
+                # Another launcher on this machine runs the server. If its job ends, we can.
             else:
                 self.server = RendezvousServer(
                     listener, self._rules, job=contract.rendezvous_id, secret=self.secret

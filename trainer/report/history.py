@@ -107,9 +107,7 @@ class Attempt:
     exit: int | None = None
     reason: str = ""
     last_step: int | None = None
-    seen: set[tuple[str, str]] = field(
-        default_factory=set
-    )  # actions of launchers, each with its node
+    seen: set[tuple[str, str]] = field(default_factory=set)  # a launcher's action, and its node
     failures: list[Event] = field(default_factory=list)
 
 
@@ -137,13 +135,16 @@ class History:
 
 
 def read(folder: Path) -> History:
-    """Read a run folder. Raises Fault(65) when it holds no events."""
+    """Read a run folder. Raises Fault(65) when it holds no events or cannot be read."""
     history = History(folder.resolve().name, folder)
-    is_main = of_main(folder)
-    for event in events(folder):
-        _take(history, event)
-        if is_main(event):
-            history.account.take(event)
+    try:
+        is_main = of_main(folder)
+        for event in events(folder):
+            _take(history, event)
+            if is_main(event):
+                history.account.take(event)
+    except OSError as error:
+        raise Fault(Exit.DATA, f"{error.filename}: cannot be read: {error.strerror}") from None
     if not history.attempts:
         raise Fault(
             Exit.DATA, f"{folder}: no event in metrics.jsonl or logs/; is it a run's TRAINER_OUT?"
@@ -299,6 +300,7 @@ def _attempt_of(history: History, event: Event) -> Attempt:
     if last is None or begins:
         last = Attempt(float(event["began" if "began" in event else "time"]), time)
         attempts.append(last)
+        history.ending = None
     last.seen.add(sign)
     return last
 

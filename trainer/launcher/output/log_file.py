@@ -12,8 +12,8 @@ import select
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 from trainer.regular import open_to_append
@@ -63,7 +63,8 @@ def _open(path: Path) -> int | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open_to_append(path)
-        os.write(file, f"--- {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n".encode())
+        now = datetime.now().astimezone().isoformat(" ", "milliseconds")
+        os.write(file, f"--- {now}\n".encode())
     except OSError as error:
         print(f"launch: {path}: {error.strerror}; no log is kept", file=sys.stderr, flush=True)
         return None

@@ -144,10 +144,13 @@ class RankOutput:
         stream = self._streams.get((local, sys.stderr.fileno()))
         return [line.decode(errors="replace").rstrip() for line in stream.last] if stream else []
 
-    def raised_at(self, local: int) -> float:
-        """Return when a rank's newest traceback began; 0 if there is none, or no pipe."""
-        stream = self._streams.get((local, sys.stderr.fileno()))
-        return stream.raised_at if stream else 0.0
+    def raised(self, since: float, until: float) -> dict[int, float]:
+        """Return the local ranks whose newest traceback began between two times, and when it began."""
+        return {
+            local: stream.raised_at
+            for (local, number), stream in self._streams.items()
+            if number == sys.stderr.fileno() and since < stream.raised_at <= until
+        }
 
     def close(self) -> None:
         """Forward the rest, and close the pipes."""

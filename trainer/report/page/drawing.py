@@ -6,6 +6,7 @@ needs its script, which takes 1.3 MB. Text and axes have the page's colour (curr
     drawn("loss", "Loss", "training: from 2.3 to 0.1", chart=alt.Chart(...))
 """
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -75,6 +76,8 @@ def drawn(
         .configure_view(stroke=None)
         .to_dict()
     )
+    # Names of files and folders need not be UTF-8, and JSON may hold half a character.
+    spec = json.loads(json.dumps(spec, ensure_ascii=False).encode(errors="replace"))
     svg = vl_convert.vegalite_to_svg(spec, allowed_base_urls=[])
     svg = _PATHS.sub(lambda path: _DIGITS.sub(r"\1", path[0]), svg)
     svg = svg.replace("<svg ", '<svg aria-hidden="true" ', 1)  # its figure has a label

@@ -30,8 +30,8 @@ def serve(folders: Sequence[Path], *, port: int) -> None:
 
     Raises Fault(65) for a folder without events, Fault(64) when the port is in use.
     """
-    shown = _Shown(folders)
     try:
+        shown = _Shown(folders)
         with served(shown.answer, port=port, host=_HOST) as opened:
             print(f"http://{_HOST}:{opened}/", flush=True)
             while True:

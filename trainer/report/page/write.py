@@ -25,7 +25,9 @@ _FOLDER = Path(__file__).parent
 
 
 def write(runs: Sequence[History], path: Path) -> None:
-    """Write the report of one run, or of several side by side. Raises Fault(71)."""
+    """Write the report of one run, or of several side by side. Raises Fault(64) or Fault(71)."""
+    if path.is_dir():
+        raise Fault(Exit.CONFIG, f"-o {path}: is a folder; name a file")
     text = page(runs)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -54,6 +54,11 @@ def test_the_operators_own_rank_and_world_size_are_not_read() -> None:
     assert place(NODE_1_OF_2 | {"WORLD_SIZE": "5", "RANK": "4"}) == place(NODE_1_OF_2)
 
 
+def test_the_brackets_of_an_ipv6_address_are_left_out() -> None:
+    assert place(ELASTIC | {"PET_RDZV_ENDPOINT": "[::1]:29500"}).address == "::1"
+    assert place(NODE_1_OF_2 | {"PET_MASTER_ADDR": "[::1]"}).address == "::1"
+
+
 REFUSED = [
     ({"PET_NNODES": "0"}, "PET_NNODES='0': must be a number of nodes"),
     ({"PET_NNODES": "8:2"}, "PET_NNODES='8:2': must be"),
@@ -77,6 +82,8 @@ REFUSED = [
     (ELASTIC | {"PET_RDZV_ENDPOINT": "job"}, "PET_RDZV_ENDPOINT='job': must be HOST:PORT"),
     (ELASTIC | {"PET_RDZV_ENDPOINT": "job:0"}, "PET_RDZV_ENDPOINT='job:0': must be HOST:PORT"),
     (ELASTIC | {"PET_MAX_RESTARTS": "-1"}, "PET_MAX_RESTARTS='-1': must be"),
+    (NODE_1_OF_2 | {"PET_MASTER_ADDR": "a..b"}, "PET_MASTER_ADDR='a..b': must be a host's name or"),
+    (ELASTIC | {"PET_RDZV_ENDPOINT": "a..b:1"}, "PET_RDZV_ENDPOINT='a..b': must be a host's name"),
     ({"PET_SHUTDOWN_TIMEOUT": "0"}, "PET_SHUTDOWN_TIMEOUT='0': must be"),
 ]
 

@@ -55,7 +55,7 @@ def test_without_a_report_the_last_lines_are_shown(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     failures = {0: Failure(70, "ended", "", 2.0), 1: Failure(70, "ended", "", 1.0)}
-    explained = explain(failures, None, last_lines=lambda rank: [f"of {rank}"])
+    explained = explain(failures, None, late="", last_lines=lambda rank: [f"of {rank}"])
     assert report_failures(explained) == Exit.CODE
     assert capsys.readouterr().err == "[rank 1] of 1\n"
     assert [record.getMessage() for record in caplog.records] == [
@@ -78,3 +78,11 @@ def test_without_a_report_the_exit_code_tells(content: bytes, tmp_path: Path) ->
     # before it had a handler, so without a step to save
     ended = read_failure(-signal.SIGTERM, tmp_path / "none", now=5, own_code=-signal.SIGTERM)
     assert ended.code == Exit.STOPPED
+
+
+def test_a_message_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    report = {"message": "bad batch\n\tat row 7", "extraInfo": {}}
+    file.write_text(json.dumps({"message": report}), encoding="utf-8")
+    found = read_failure(70, file, now=5, own_code=1)
+    assert found.message == "bad batch at row 7, with its own code 1"

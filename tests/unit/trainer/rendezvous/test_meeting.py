@@ -92,3 +92,20 @@ def test_a_port_in_use_is_a_lost_peer() -> None:
         with pytest.raises(Fault, match=f"port {port} is in use") as caught:
             Meeting(contract(0, nodes=2, port=port), RULES, secret="").open()
     assert caught.value.code == Exit.PEER
+
+
+def test_a_node_of_an_elastic_job_serves_as_soon_as_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    given = replace(contract(0, nodes=2, port=port), elastic=True)
+    node = Meeting(given, RULES, secret="")
+    # Another attempt's server still holds the port; then the name is still that of an earlier pod.
+    with socket.create_server(("127.0.0.1", port)):
+        node.open().close()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("trainer.rendezvous.meeting._has_address", lambda _: False)
+        with pytest.raises(ConnectionRefusedError):
+            node.open()
+    with node.open() as connected:
+        assert node.server is not None
+        assert connected is node.server.own_socket
+        node.server.close()

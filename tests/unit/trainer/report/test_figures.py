@@ -5,6 +5,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from trainer.report.events import scores
 from trainer.report.live.figures import FIGURES, Figures, as_text
 from trainer.report.prometheus import _Collector
 
@@ -51,3 +52,16 @@ def test_what_is_no_figure_is_left_out_and_labels_are_bounded(tmp_path: Path) ->
     names = [name for name in samples(as_text(figures.families())) if name.startswith("muster_")]
     assert len(names) == 150
     assert "muster_step" not in names
+
+
+def test_only_what_a_program_measures_is_a_score() -> None:
+    event = {
+        "event": "eval",
+        "time": 1.0,
+        "step": 9,
+        "steps": 10,
+        "epoch": 2,
+        "lr": 0.1,
+        "loss": 3.0,
+    }
+    assert scores({**event, "accuracy": 0.9}) == {"accuracy": 0.9}

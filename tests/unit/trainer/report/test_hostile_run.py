@@ -71,6 +71,20 @@ def test_a_report_has_no_half_characters(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_report_may_name_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    event = {
+        "event": "fault",
+        "time": 2.0,
+        "kind": "bad_sample",
+        "step": 1,
+        "file": "caf\udce9.png",
+    }
+    step = {"event": "step", "time": 3.0, "step": 1, "loss": 1.0}
+    write.write([history.read(folder_of(tmp_path, event, step))], tmp_path / "report.html")
+    assert "caf?.png" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "shown"), [([-1], 0), ([-100, 0, 1], 1)])
 def test_a_report_shows_no_rank_below_0(ranks: list[int], shown: int, tmp_path: Path) -> None:
     usage = {"event": "usage", "ranks": [{"rank": rank, "own_s": 1} for rank in ranks]}

@@ -63,3 +63,26 @@ def test_a_table_for_people_and_a_refusal(
     (folder / "empty").mkdir()
     monkeypatch.setattr("sys.argv", ["runs", str(folder / "empty")])
     assert main() == 65
+
+
+def test_a_folder_that_cannot_be_read_hides_no_other(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (folder / "a/metrics.jsonl").write_text("")
+    read, refused = Path.iterdir, folder / "lost+found"
+    refused.mkdir()
+
+    def iterdir(path: Path) -> Any:  # root may read everything
+        if path == refused:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    rows = listed(folder, capsys=capsys, monkeypatch=monkeypatch)
+    assert [row["run"] for row in rows] == ["c", "deep/b"]
+    said = caplog.text
+    assert f"left out: {folder / 'a'}: no event in" in said
+    assert "lost+found" in said

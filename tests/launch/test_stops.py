@@ -1,0 +1,178 @@
+"""How the launcher stops other programs: none loses what it still saves, and none counts as done."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.launch.test_commands import launch
+from tests.ranks import free_port
+from trainer.report.history import read
+from trainer.why import why
+
+pytestmark = pytest.mark.slow
+
+WAITS = """
+import logging, os, signal, sys, time
+rank = int(os.environ["RANK"])
+def save(seconds):
+    print("saving", flush=True)
+    time.sleep(seconds)
+    open(os.path.join(os.environ["MUSTER_CHECKPOINTS"], "saved"), "w").close()
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+def wait():
+    print("ready", flush=True)
+    while not asked:
+        time.sleep(0.02)
+"""
+PROGRAMS = {
+    "its handler restores the default": """
+def once(*_):
+    asked.append(True)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGTERM, once)
+wait()
+if rank == 0:
+    save(1)
+sys.exit(143)
+""",
+    "it ends with 0": "wait(); save(0)",
+    "it has caught an error": """
+if rank == 0:
+    try:
+        raise ConnectionError("the tracker is off")
+    except ConnectionError:
+        logging.exception("training goes on")
+wait()
+if rank == 0:
+    save(1)
+sys.exit(143)
+""",
+}
+
+
+def stop(started: Any, *, ranks: int, by: int = signal.SIGTERM) -> int:
+    while started.read(started.out).count("ready") < ranks:
+        assert started.process.poll() is None, started.read(started.stderr)
+        time.sleep(0.05)
+    started.process.send_signal(by)
+    return int(started.process.wait(30))
+
+
+@pytest.mark.parametrize("shell", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_saves_at_sigterm_has_saved_and_ends_with_143(
+    start: Any, tmp_path: Path, program: str, *, shell: bool
+) -> None:
+    script = tmp_path / "saves.py"
+    script.write_text(WAITS + PROGRAMS[program], encoding="utf-8")
+    command = [sys.executable, str(script)]
+    command = ["sh", "-c", f"{' '.join(command)}; echo done"] if shell else command
+    variables = {"PET_NPROC_PER_NODE": "2", "TRAINER_OUT": str(tmp_path / "run")}
+    started = start("-m", "trainer.launch", "--", *command, **variables)
+    assert stop(started, ranks=2) == 143, started.read(started.stderr)
+    assert (tmp_path / "run/checkpoints/saved").exists()
+
+
+def test_a_rank_that_is_killed_because_it_is_late_says_so(start: Any, tmp_path: Path) -> None:
+    script = tmp_path / "stays.py"
+    script.write_text(f"{WAITS}\nwait(); time.sleep(60)", encoding="utf-8")
+    variables = {"PET_SHUTDOWN_TIMEOUT": "1", "TRAINER_OUT": str(tmp_path / "run")}
+    started = start("-m", "trainer.launch", str(script), **variables)
+    assert stop(started, ranks=1) == 70
+    said = "Signal 9 (SIGKILL); it still ran 1 s after SIGTERM (PET_SHUTDOWN_TIMEOUT)"
+    assert said in started.read(started.stderr)
+    assert "(slow stop)" in str(why(read(tmp_path / "run")))
+
+
+def test_after_nohup_a_closed_terminal_stops_nothing(start: Any, tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text("import time; print('ready', flush=True); time.sleep(2)", encoding="utf-8")
+    nohup = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    command = ("-m", "trainer.launch", str(script))
+    assert stop(start("-c", nohup, *command, PYTHONPATH=str(ROOT)), ranks=1, by=signal.SIGHUP) == 0
+
+
+CAUGHT = """
+import logging, os, signal, sys, time
+if os.environ["RANK"] == "0":
+    try:
+        raise ConnectionError("the tracker is off")
+    except ConnectionError:
+        logging.exception("training goes on")
+    time.sleep(60)
+time.sleep(1)
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("os.kill(os.getpid(), 9)", 70), ("sys.exit(143)", 143), ("sys.exit(3)", 69)],
+)
+def test_an_error_that_was_caught_is_not_the_cause(start: Any, end: str, code: int) -> None:
+    variables = {"PET_NPROC_PER_NODE": "2", "MUSTER_EXIT_CODES": "3=69"}
+    command = ("--", sys.executable, "-c", CAUGHT.format(end))
+    ended, _, error = launch(start, *command, **variables)
+    assert ended == code, error
+    assert "launch: rank 0" not in error
+
+
+def test_a_program_may_start_our_trainer(start: Any) -> None:
+    trains = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-m', 'trainer']))"
+    variables = {"TRAINER_STEPS": "2", "TRAINER_EVAL_STEPS": "0", "PYTHONPATH": str(ROOT)}
+    code, out, error = launch(start, "--", sys.executable, "-c", trains, **variables)
+    assert (code, '"event": "summary"' in out) == (0, True), error
+    variables["TRAINER_MODE"] = "none"
+    code, _, error = launch(start, "--", sys.executable, "-c", trains, **variables)
+    assert (code, "trainer: rank 0 TRAINER_MODE='none'" in error) == (70, True), error
+
+
+def test_a_node_may_work_long_after_the_others_have_ended(start: Any, tmp_path: Path) -> None:
+    # Longer than our trainer's ranks may, and than node 0 waits for these.
+    ends = "import os, sys, time; time.sleep(32 * (os.environ['RANK'] == '2')); print('has ended')"
+    port = str(free_port())
+
+    place = {"PET_NNODES": "3", "PET_NPROC_PER_NODE": "1", "TRAINER_OUT": str(tmp_path / "run")}
+    place |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
+    command = ("-m", "trainer.launch", "--", sys.executable, "-c", ends)
+    nodes = [start(*command, PET_NODE_RANK=str(number), **place) for number in range(3)]
+    for node in nodes:
+        assert node.process.wait(90) == 0, node.read(node.stderr)
+        assert "has ended" in node.read(node.out)
+
+
+@pytest.mark.parametrize("closed", ["1", "2", "0 1 2"])
+def test_streams_that_the_caller_has_closed_do_not_matter(
+    start: Any, tmp_path: Path, closed: str
+) -> None:
+    closes = (
+        f"import os, sys; [os.close(int(number)) for number in {closed!r}.split()]; "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    writes = f"print('said'); open({str(tmp_path / 'ran')!r}, 'w').close()"
+    command = ("-m", "trainer.launch", "--", sys.executable, "-c", writes)
+    started = start("-c", closes, *command, PYTHONPATH=str(ROOT))
+    assert started.process.wait(30) == 0
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_limit_of_the_machine_is_one_line(start: Any) -> None:
+    limits = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (9, 9)); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    command = ("-m", "trainer.launch", "--nproc-per-node", "3", "--", sys.executable, "-c", "pass")
+    started = start("-c", limits, *command, PYTHONPATH=str(ROOT))
+    assert started.process.wait(30) == 71
+    error = started.read(started.stderr)
+    assert "Too many open files" in error
+    assert "Traceback" not in error

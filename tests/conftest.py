@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,26 @@ def clean_environment(**added: str) -> dict[str, str]:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(prefixes) and k not in names}
     return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | added
+
+
+def run_command(
+    command: Sequence[str | Path],
+    *,
+    folder: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with `clean_environment(**env)`; return its exit code and its output."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=clean_environment(**(env or {})),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=check,
+    )
 
 
 def git(folder: Path, *words: str) -> str:

@@ -1,7 +1,6 @@
 """python -m trainer.export: writes the weights for other programs, or ends with a code and one line."""
 
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoint.small import label, loaded, save, trained
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import run_command
 from trainer.checkpoint.find import complete
 from trainer.checkpoint.retention import Keep
 from trainer.checkpoint.state import capture
@@ -144,13 +143,8 @@ def test_an_export_imports_no_more_than_it_needs(tmp_path: Path, what: str) -> N
     """The import of DCP would take a third of an export's time, that of torch nearly all of --help's."""
     checkpoint, out = save(tmp_path / "checkpoints", 1), str(tmp_path / "weights.safetensors")
     words = ["--help"] if what == "--help" else [checkpoint, "-o", out]
-    result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "trainer.export", *words],
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
+    result = run_command(
+        [sys.executable, "-X", "importtime", "-m", "trainer.export", *words], check=True
     )
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "argparse" in imported

@@ -9,7 +9,6 @@ import os
 import pickle
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 import torch
 
 from tests.checkpoint.small import equal, found, loaded, save, trained
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import run_command
 from trainer.checkpoint.find import Found
 from trainer.checkpoint.manifest import MANIFEST_FILE
 from trainer.config.environment import from_environment
@@ -188,13 +187,8 @@ def test_mutated_settings_are_64_or_settings() -> None:
 def test_a_process_that_finds_only_damage_ends_with_65_and_no_traceback(tmp_path: Path) -> None:
     save(tmp_path / "checkpoints", 2)
     flip(tmp_path / "checkpoints", random.Random(SEED))  # noqa: S311
-    ended = subprocess.run(
-        [sys.executable, "-m", "trainer"],
-        cwd=ROOT,
-        env=clean_environment(TRAINER_OUT=str(tmp_path), TRAINER_STEPS="3"),
-        capture_output=True,
-        text=True,
-        check=False,
+    ended = run_command(
+        [sys.executable, "-m", "trainer"], env={"TRAINER_OUT": str(tmp_path), "TRAINER_STEPS": "3"}
     )
     assert ended.returncode == 65
     assert "all 1 checkpoints are damaged; TRAINER_RESUME=never starts over" in ended.stderr

@@ -8,7 +8,6 @@ Two nodes of two ranks on the CPU, from IMAGE (muster:cpu), which a node has or 
 import json
 import os
 import shutil
-import subprocess
 import time
 from typing import Any
 
@@ -21,7 +20,7 @@ from k8s.cluster.client import api, objects
 from k8s.cluster.observe import logs
 from tests.cluster.conftest import FIGURES, Verbs
 from tests.cluster.running import DIGITS, endless, job, submitted, trained_to, until
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -36,11 +35,8 @@ def accuracy_here(tmp_path_factory: pytest.TempPathFactory) -> float:
     file = tmp_path_factory.mktemp("here") / "job.yaml"
     file.write_text(yaml.safe_dump(DIGITS | {"name": name}, sort_keys=False), encoding="utf-8")
     folder = ROOT / "build" / name
-    command = ["make", "run", f"JOB={file}", "LAUNCHERS="]
     try:
-        ran = subprocess.run(
-            command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
-        )
+        ran = run_command(["make", "run", f"JOB={file}", "LAUNCHERS="])
         assert ran.returncode == 0, ran.stdout + ran.stderr
         lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     finally:

@@ -9,19 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import QUICK, ROOT, clean_environment
+from tests.conftest import QUICK, run_command
 from trainer import health
 from trainer.config.exits import Exit, Fault
 
 
 def run_check(folder: Path | str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *options, "-m", "trainer.health"],
-        env=clean_environment(TRAINER_HEALTH=str(folder)),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
+    return run_command(
+        [sys.executable, *options, "-m", "trainer.health"], env={"TRAINER_HEALTH": str(folder)}
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, run_command
 from tests.parity.compare import curve, worst
 
 SITES = [*(ROOT / "build/frameworks").glob("lib/python3*/site-packages/transformers")]
@@ -64,14 +64,11 @@ def python(folder: Path, *arguments: str, **settings: str) -> "subprocess.Comple
     variables = {f"TRAINER_{name.upper()}": value for name, value in settings.items()}
     path = {"PYTHONPATH": f"{ROOT}:{folder / 'sites'}", "HF_HUB_OFFLINE": "1"}
     path["HF_HOME"] = str(folder / "home")
-    return subprocess.run(
+    return run_command(
         [sys.executable, *arguments],
-        env=clean_environment(**path, **variables, PET_NPROC_PER_NODE="2"),
-        cwd=folder,
-        capture_output=True,
-        text=True,
+        folder=folder,
+        env={**path, **variables, "PET_NPROC_PER_NODE": "2"},
         timeout=600,
-        check=False,
     )
 
 
@@ -309,12 +306,8 @@ def test_what_is_wrong_is_refused_in_a_line(
 
 
 def test_without_the_package_it_is_said(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer.check", "huggingface"],
-        env=clean_environment(TRAINER_DATA=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_command(
+        [sys.executable, "-m", "trainer.check", "huggingface"], env={"TRAINER_DATA": str(tmp_path)}
     )
     assert done.returncode == 64
     assert done.stderr.startswith(

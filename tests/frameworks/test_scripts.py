@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 import yaml
 
 from k8s.cli import command as render
-from tests.conftest import ROOT, Started, clean_environment
+from tests.conftest import ROOT, Started, run_command
 from tests.frameworks.jobs import FRAMEWORKS, SCRIPTS, STEPS, job_of, rows
 from tests.ranks import free_port
 
@@ -199,14 +198,11 @@ def test_its_job_runs_on_this_machine(framework: str, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(values), encoding="utf-8")
     assert render.main([str(file), "--launcher", "local", "-o", str(tmp_path / "out")]) == 0
-    done = subprocess.run(
-        ["sh", str(tmp_path / "out" / "local.sh")],
-        cwd=tmp_path,
-        env=clean_environment(**VARIABLES, PYTHON=str(ENVIRONMENT / "bin" / "python")),
-        capture_output=True,
-        text=True,
+    done = run_command(
+        ["sh", tmp_path / "out" / "local.sh"],
+        folder=tmp_path,
+        env={**VARIABLES, "PYTHON": str(ENVIRONMENT / "bin" / "python")},
         timeout=300,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     steps = [int(step) for step in re.findall(r"step (\d+) loss \S+", done.stdout)]

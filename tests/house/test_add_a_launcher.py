@@ -1,6 +1,5 @@
 """The recipe for a launcher in k8s/README.md: render.py and the verbs use the added folder."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, run_command
 from tests.house import pages
 from tests.rendering import EXAMPLE
 from tests.standin import objects
@@ -38,13 +37,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Python:
         (folder / name).write_text(text.lstrip(), encoding="utf-8")
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return run_command(
             [sys.executable, *arguments],
-            cwd=root,
-            env=clean_environment(**environment) | {"PYTHONPATH": os.fspath(root)},
-            capture_output=True,
-            text=True,
-            check=False,
+            folder=root,
+            env=environment | {"PYTHONPATH": str(root)},
         )
 
     return run

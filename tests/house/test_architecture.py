@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, run_command
 
 # The name of each contract in pyproject.toml, a file, and an import there that breaks it.
 PLANTED = [
@@ -193,13 +193,8 @@ def test_help_of_both_entrypoints_needs_no_torch_and_lists_every_setting() -> No
     from trainer.config.settings import Settings
 
     for module in ("trainer", "trainer.launch"):
-        result = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", module, "--help"],
-            cwd=ROOT,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            check=True,
+        result = run_command(
+            [sys.executable, "-X", "importtime", "-m", module, "--help"], check=True
         )
         assert "usage: python -m " + module in result.stdout
         assert "| torch\n" not in result.stderr

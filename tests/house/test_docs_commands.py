@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from functools import reduce
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import typer
 
 from k8s.cli.verbs import app
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, run_command
 from tests.house import pages
 
 _CLUSTER = "needs a cluster; tests/unit/k8s/cluster and tests/cluster run the verbs"
@@ -114,14 +113,7 @@ def _run(tree: Path, commands: list[str], **env: str) -> None:
         script += [command, f"[ $? = {code} ] || {{ echo LINE: {command!r} >&2; exit 99; }}"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     bounded = {"TRAINER_STEPS": "3", "PATH": path, "MAKEFLAGS": "", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)],
-        cwd=tree,
-        env=clean_environment(**bounded | env),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_command(["bash", "-c", "\n".join(script)], folder=tree, env=bounded | env)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

@@ -1,7 +1,6 @@
 """The job files in k8s/jobs: listed, rendered for every launcher that supports them, and trained."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torchvision.models import resnet18
 
 from k8s.cli.command import main
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, run_command
 from tests.ranks import weights
 from tests.rendering import LAUNCHERS
 from tests.unit.trainer.tasks.test_images import photos
@@ -112,18 +111,11 @@ def test_an_example_trains_here(name: str, tmp_path: Path) -> None:
         settings.append(f"trainer.init={resnet_weights(tmp_path)}")
     pairs = [part for setting in settings for part in ("--set", setting)]
     assert main([str(JOBS / name), *pairs, "--launcher", "local", "-o", str(tmp_path)]) == 0
-    environment = clean_environment(TRAINER_OUT=str(tmp_path / "run"), PYTHON=sys.executable)
+    environment = {"TRAINER_OUT": str(tmp_path / "run"), "PYTHON": sys.executable}
     environment["PYTHONPATH"] = f"{ROOT}:{JOBS}"
     if "image-folder" in name or "fine-tune" in name or "own-model" in name:
         environment["TRAINER_DATA"] = str(photos(tmp_path / "photos"))
-    ended = subprocess.run(
-        ["sh", str(tmp_path / "local.sh")],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = run_command(["sh", tmp_path / "local.sh"], folder=tmp_path, env=environment)
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout.splitlines()[-1])
     assert (summary["event"], summary["steps"]) == ("summary", 3)

@@ -2,14 +2,13 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, run_command
 from tests.house import pages
 
 README = pages.read(ROOT / "README.md")
@@ -46,13 +45,8 @@ def test_the_task_of_ones_own_trains_on_two_ranks(tmp_path: Path) -> None:
     (tmp_path / "circles.py").write_text(code, encoding="utf-8")
     (command,) = re.findall(r"^TRAINER_TASK=circles.*", README, re.MULTILINE)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    result = subprocess.run(
-        ["bash", "-c", command],
-        cwd=tmp_path,
-        env=clean_environment(TRAINER_EPOCHS="5", PATH=path),
-        capture_output=True,
-        text=True,
-        check=False,
+    result = run_command(
+        ["bash", "-c", command], folder=tmp_path, env={"TRAINER_EPOCHS": "5", "PATH": path}
     )
     assert result.returncode == 0, result.stderr
     assert float(re.findall(r'"accuracy": ([0-9.]+)', result.stdout)[-1]) > 0.95

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, run_command
 
 
 def make_setup(folder: Path, *, python: str) -> subprocess.CompletedProcess[str]:
@@ -19,15 +19,7 @@ def make_setup(folder: Path, *, python: str) -> subprocess.CompletedProcess[str]
     install = folder / "docker" / "install.sh"
     install.write_text("#!/bin/sh\n")
     install.chmod(0o755)
-    return subprocess.run(
-        ["make", "setup", f"PYTHON={python}"],
-        cwd=folder,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_command(["make", "setup", f"PYTHON={python}"], folder=folder, timeout=120)
 
 
 def test_an_old_python_is_refused(tmp_path: Path) -> None:

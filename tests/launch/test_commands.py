@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, run_command
 from tests.launch.test_nodes import node
 from tests.ranks import free_port
 
@@ -58,9 +58,7 @@ def test_a_rank_of_any_program_gets_what_torchrun_gives(start: Any, tmp_path: Pa
     ranks = shown(out)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--max-restarts", "3", "--master-port", str(free_port()), str(script), "--lr", "1"]
-    theirs = subprocess.run(
-        command, env=clean_environment(), capture_output=True, text=True, check=True
-    )
+    theirs = run_command(command, check=True)
     for ours, torchruns in zip(ranks, shown(theirs.stdout), strict=True):
         assert ours["arguments"] == torchruns["arguments"] == ["--lr", "1"]
         same = torchruns["variables"].keys() - {
@@ -127,14 +125,13 @@ def test_it_runs_on_the_standard_library_alone(which: str, tmp_path: Path) -> No
     bare = str(tmp_path / "bare/bin/python")
     for arguments in (["--", bare, "-c", SHOW], ["-m", "show"]):
         (tmp_path / "show.py").write_text(SHOW, encoding="utf-8")
-        ended = subprocess.run(
+        ended = run_command(
             [bare, "-m", "trainer.launch", *arguments],
-            env=clean_environment(
-                PET_NPROC_PER_NODE="2", PYTHONPATH=f"{ROOT}:{tmp_path}", TRAINER_OUT=str(tmp_path)
-            ),
-            capture_output=True,
-            text=True,
-            check=False,
+            env={
+                "PET_NPROC_PER_NODE": "2",
+                "PYTHONPATH": f"{ROOT}:{tmp_path}",
+                "TRAINER_OUT": str(tmp_path),
+            },
             timeout=60,
         )
         assert ended.returncode == 0, ended.stderr

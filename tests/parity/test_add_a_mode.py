@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, run_command
 from tests.house import pages
 from tests.parity.compare import differences
 from tests.parity.table import COMMON, TOLERANCE
@@ -40,14 +40,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(
     tree: Path, *arguments: str, code: int = 0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
+    done = run_command(
         [sys.executable, *arguments],
-        cwd=tree,
-        env=clean_environment(**environment) | {"PYTHONPATH": str(tree)},
-        capture_output=True,
-        text=True,
+        folder=tree,
+        env=environment | {"PYTHONPATH": str(tree)},
         timeout=240,
-        check=False,
     )
     assert done.returncode == code, done.stderr
     return done

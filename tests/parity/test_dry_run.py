@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import run_command
 from tests.parity.test_models import needs_transformers
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
@@ -239,13 +238,9 @@ def in_a_process(
         with (folder / f"{name}.bin").open("wb") as file:  # tokens of GPT-2's vocabulary
             file.truncate(200_000)
     before = os.times()
-    done = subprocess.run(
+    done = run_command(
         [sys.executable, *(script or ("-m", "trainer"))],
-        cwd=ROOT,
-        env=clean_environment(**{f"TRAINER_{name.upper()}": v for name, v in settings.items()}),
-        capture_output=True,
-        text=True,
-        check=False,
+        env={f"TRAINER_{name.upper()}": v for name, v in settings.items()},
     )
     after = os.times()
     assert done.returncode == 0, done.stderr
@@ -324,12 +319,9 @@ def test_a_thousand_ranks_fit_into_one_process(tmp_path: Path) -> None:
 def test_a_dry_run_says_whether_a_device_is_large_enough(tmp_path: Path) -> None:
     environment = {"TRAINER_DRY_RUN": "2", "TRAINER_MODE": "ddp", "TRAINER_OUT": str(tmp_path)}
     for memory, words in (("80", "it fits in 80 GiB"), ("0.001", "does NOT fit in 0.001 GiB")):
-        result = subprocess.run(
+        result = run_command(
             [sys.executable, "-m", "trainer"],
-            cwd=ROOT,
-            env=clean_environment(TRAINER_DEVICE_MEMORY=memory, **environment),
-            capture_output=True,
-            text=True,
+            env={"TRAINER_DEVICE_MEMORY": memory, **environment},
             check=True,
         )
         assert words in result.stderr

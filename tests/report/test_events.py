@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import QUICK, ROOT, clean_environment
+from tests.conftest import QUICK, ROOT, run_command
 from tests.house.test_docs_commands import tree
 from tests.ranks import run_ranks
 from trainer.report.events import FIELDS
@@ -95,10 +95,7 @@ def test_a_killed_rank_leaves_two_attempts_whose_time_is_all_accounted_for(
 
 
 def report(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trainer.report", *arguments]
-    return subprocess.run(
-        command, env=clean_environment(), capture_output=True, text=True, check=False, timeout=120
-    )
+    return run_command([sys.executable, "-m", "trainer.report", *arguments], timeout=120)
 
 
 def test_the_command_writes_a_report_and_refuses_in_one_line(tmp_path: Path) -> None:
@@ -121,13 +118,10 @@ def test_the_command_writes_a_report_and_refuses_in_one_line(tmp_path: Path) -> 
 
 def test_make_run_writes_one_and_says_where_unless_it_is_not_wanted(tree: Path) -> None:
     for wanted, env in ((False, {"TRAINER_REPORT": "false"}), (True, {})):
-        done = subprocess.run(
+        done = run_command(
             ["make", "run", "SET=trainer.steps=5", "FRESH=1"],
-            cwd=tree,
-            env=clean_environment(MAKEFLAGS="", **env),
-            capture_output=True,
-            text=True,
-            check=False,
+            folder=tree,
+            env={"MAKEFLAGS": "", **env},
             timeout=300,
         )
         assert done.returncode == 0, done.stderr
@@ -141,9 +135,8 @@ def test_without_its_packages_the_command_says_which(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     event = {"event": "step", "time": 1.0, "step": 1, "loss": 1.0}
     (tmp_path / "run/metrics.jsonl").write_text(json.dumps(event) + "\n")
-    environment = clean_environment(PYTHONPATH=f"{tmp_path}:{ROOT}")
     command = [sys.executable, "-m", "trainer.report", str(tmp_path / "run")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_command(command, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
     assert done.returncode == 71
     assert (
         "no package altair; install it with pip install 'muster[report]' (exit 71)" in done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, run_command
 from tests.house.test_docs_commands import tree
 
 __all__ = ["tree"]
@@ -25,13 +25,10 @@ matrix: {'env[0].value': ['0', '3', '143', '1']}
 
 
 def make_run(tree: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return run_command(
         ["make", "run", "LAUNCHERS=", *words],
-        cwd=tree,
-        env=clean_environment(MAKEFLAGS="", **env),
-        capture_output=True,
-        text=True,
-        check=False,
+        folder=tree,
+        env={"MAKEFLAGS": "", **env},
         timeout=280,
     )
 
@@ -53,12 +50,10 @@ def test_each_job_trains_in_a_folder_of_its_own_and_one_report_compares_them(tre
     assert all(name in page for name in names)
     assert "sweep-lr9" not in page
     assert "2 runs" in page
-    listed = subprocess.run(
+    listed = run_command(
         [sys.executable, "-m", "trainer.runs", "build/sweep/runs", "--task", "digits", "--json"],
-        cwd=tree,
-        env=clean_environment(PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
+        folder=tree,
+        env={"PYTHONPATH": str(ROOT)},
         check=True,
     )
     rows = json.loads(listed.stdout)
@@ -85,13 +80,10 @@ def test_compose_takes_one_job(tree: Path) -> None:
     docker.mkdir()
     (docker / "docker").write_text("#!/bin/sh\necho --abort-on-container-failure\n")
     (docker / "docker").chmod(0o755)
-    done = subprocess.run(
+    done = run_command(
         ["make", "compose-run", "JOB=k8s/jobs/16-matrix.yaml"],
-        cwd=tree,
-        env=clean_environment(MAKEFLAGS="", PATH=f"{docker}:/usr/bin:/bin"),
-        capture_output=True,
-        text=True,
-        check=False,
+        folder=tree,
+        env={"MAKEFLAGS": "", "PATH": f"{docker}:/usr/bin:/bin"},
     )
     assert done.returncode == 2
     assert "JOB=k8s/jobs/16-matrix.yaml: has a matrix, and compose-run takes one job" in done.stderr

@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, clean_environment, run_command
 from tests.faults.hosts import why_not
 
 # A JobSet has two controllers, and no wait of 10 s before a failed pod is replaced.
@@ -41,13 +41,9 @@ time.sleep(600)
 
 def test_the_cluster_suite_passes_on_the_stand_in() -> None:
     suite = ["pytest", "-p", "no:cacheprovider", *FILES, "-k", PICKED]
-    ran = subprocess.run(
+    ran = run_command(
         [sys.executable, "-m", "tests.standin", sys.executable, "-m", *suite],
-        cwd=ROOT,
-        env=clean_environment(MUSTER_TEST_CLUSTER="1"),
-        capture_output=True,
-        text=True,
-        check=False,
+        env={"MUSTER_TEST_CLUSTER": "1"},
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "3 passed" in ran.stdout

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import QUICK, ROOT, clean_environment
+from tests.conftest import QUICK, ROOT, clean_environment, run_command
 from trainer.report.history import events
 
 ENVIRONMENT = ROOT / "build" / "trackers"
@@ -48,9 +48,7 @@ def variables(tracker: str, folder: Path, **more: str) -> dict[str, str]:
 def read_back(tracker: str, folder: Path) -> list[dict[str, Any]]:
     """Return the runs that a tracker has, as its own library reads them."""
     command = [PYTHON, "-m", "tests.trackers.read_back", tracker, str(folder)]
-    done = subprocess.run(
-        command, env=clean_environment(), capture_output=True, text=True, check=True, timeout=120
-    )
+    done = run_command(command, timeout=120, check=True)
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -6,20 +6,13 @@ import sys
 import pytest
 
 from tests.cluster_objects import Cluster
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import run_command
 from tests.rendering import CLUSTER
 
 
 def suite(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *options]
-    return subprocess.run(
-        [*command, "tests/cluster"],
-        cwd=ROOT,
-        env=clean_environment() | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_command([*command, "tests/cluster"], env=environment)
 
 
 @pytest.mark.slow

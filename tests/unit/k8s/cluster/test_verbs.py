@@ -24,7 +24,7 @@ from tests.cluster_objects import (
     jobset,
     pod,
 )
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, clean_environment, run_command
 from tests.standin.server import Answer
 
 
@@ -256,10 +256,6 @@ def test_top_looks_again_on_a_terminal_until_interrupted(cluster: Cluster) -> No
 
 @pytest.mark.slow
 def test_the_command_line_itself(cluster: Cluster) -> None:
-    environment = clean_environment(KUBECONFIG=os.devnull)
-    command = [sys.executable, "-m", "k8s", "list"]
-    ran = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    ran = run_command([sys.executable, "-m", "k8s", "list"], env={"KUBECONFIG": os.devnull})
     assert ran.returncode == 64
     assert ran.stderr.startswith("k8s: no cluster")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from k8s.render import launch_zip
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, clean_environment, run_command
 
 LIMIT = 100 * 1024
 
@@ -57,14 +57,7 @@ def test_it_holds_what_the_launcher_imports_and_nothing_of_the_trainers_own(laun
 
 def run(launcher: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run it with Python only: no site packages, no environment, another folder."""
-    return subprocess.run(
-        [sys.executable, "-I", "-S", *arguments],
-        cwd=launcher.parent,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_command([sys.executable, "-I", "-S", *arguments], folder=launcher.parent)
 
 
 def test_it_runs_alone(launcher: Path) -> None:
@@ -83,15 +76,10 @@ def test_the_code_stands_before_the_images_own_path(
     of_image: str, wanted: str, launcher: Path
 ) -> None:
     code = "import os; print(os.environ['PYTHONPATH'], os.environ.get('MUSTER_PYTHONPATH'))"
-    done = subprocess.run(
+    done = run_command(
         [sys.executable, str(launcher), "--", sys.executable, "-c", code],
-        cwd=launcher.parent,
-        env=clean_environment(
-            PYTHONPATH=of_image, MUSTER_PYTHONPATH="/code", PET_NPROC_PER_NODE="1"
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
+        folder=launcher.parent,
+        env={"PYTHONPATH": of_image, "MUSTER_PYTHONPATH": "/code", "PET_NPROC_PER_NODE": "1"},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith(f"{wanted} None")

@@ -1,13 +1,12 @@
 """A process ends with its exit code, in time, even if its report or a process group fails."""
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import run_command
 from trainer.config.ending import report_fault
 from trainer.config.exits import Exit, Fault
 
@@ -32,13 +31,7 @@ exit_process(70)
 
 @pytest.mark.slow
 def test_a_process_group_does_not_delay_the_end() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", _WITH_GROUP],
-        cwd=ROOT,
-        env=clean_environment(),
-        timeout=60,
-        check=False,
-    )
+    ended = run_command([sys.executable, "-c", _WITH_GROUP], timeout=60)
     assert ended.returncode == 70
 
 
@@ -56,15 +49,7 @@ exit_process(72)
 
 @pytest.mark.slow
 def test_threads_exit_functions_and_output_are_waited_for() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", _IN_ORDER],
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_command([sys.executable, "-c", _IN_ORDER], timeout=60)
     assert (ended.returncode, ended.stderr) == (72, "")
     assert ended.stdout == "unflushed; a thread\nat exit\n"
 
@@ -98,7 +83,5 @@ exit_process(train())
 @pytest.mark.parametrize(("device", "code"), [("gpu", 70), ("cpu", -signal.SIGABRT)])
 def test_what_failed_code_holds_is_freed_on_a_cpu_only(device: str, code: int) -> None:
     """With a GPU it is not freed, because torch aborts when it frees a tensor of a failed GPU."""
-    command = [sys.executable, "-c", _HELD, device]
-    env = clean_environment()
-    ended = subprocess.run(command, cwd=ROOT, env=env, timeout=60, check=False)
-    assert ended.returncode == code
+    ended = run_command([sys.executable, "-c", _HELD, device], timeout=60)
+    assert ended.returncode == code, ended.stderr

@@ -1,6 +1,5 @@
 """Settings that a user's task declares: from the environment and the job file, with checks."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from pydantic import BaseModel, Field
 from k8s.cli.schema import json_schema
 from k8s.jobfile.env import set_elsewhere
 from k8s.jobfile.validate import settings_of, validate
-from tests.conftest import clean_environment
+from tests.conftest import run_command
 from tests.ranks import run_ranks
 from tests.unit.trainer.engine.wrong_tasks import Right
 from trainer import check, tasks
@@ -134,12 +133,8 @@ def test_check_tells_them(
     [(TASK, "TRAINER_TASK_LAYERS"), ("tokens", "TRAINER_TASK_SAMPLE"), ("no.such:Task", None)],
 )
 def test_help_has_them(task: str, shown: str | None) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer", "--help"],
-        env=clean_environment(TRAINER_TASK=task),
-        capture_output=True,
-        text=True,
-        check=True,
+    done = run_command(
+        [sys.executable, "-m", "trainer", "--help"], env={"TRAINER_TASK": task}, check=True
     )
     assert ("settings of task" in done.stdout) is (shown is not None)
     assert (shown or "TRAINER_LR") in done.stdout

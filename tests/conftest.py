@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,17 @@ def git(folder: Path, *words: str) -> str:
         ["git", *identity, *words], cwd=folder, capture_output=True, check=True, text=True
     )
     return done.stdout.strip()
+
+
+def wait_for(
+    what: Callable[[], Any], *, seconds: float = 30, seen: Callable[[], object] = str
+) -> Any:
+    """Return what `what` returns once it is true; after `seconds`, fail with what is `seen`."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, seen()
+        time.sleep(0.01)
+    return found
 
 
 def losses(events: list[dict[str, Any]]) -> dict[int, float]:

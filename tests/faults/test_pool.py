@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import clean_environment, losses
+from tests.conftest import clean_environment, losses, wait_for
 from tests.pool import carry_out, lend
 from tests.pool_rank import Case
 from tests.ranks import is_there, run_ranks
@@ -120,7 +120,4 @@ def test_ranks_that_wait_do_not_outlive_a_process_of_tests_that_is_killed(tmp_pa
         subprocess.run(command, env=environment, stdout=file, stderr=file, check=False)
     pids = printed.read_text(encoding="utf-8").split()
     assert len(pids) == 2, pids
-    until = time.monotonic() + 20
-    while left := [pid for pid in pids if is_there(int(pid))]:
-        assert time.monotonic() < until, left
-        time.sleep(0.05)
+    wait_for(lambda: not any(is_there(int(pid)) for pid in pids), seconds=20)

@@ -7,7 +7,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, clean_environment, wait_for
 from tests.image.conftest import Built
 from tests.image.image import LOCK, REVISION, VERSION, Image
 from tests.image.running import as_container, running
@@ -149,10 +148,8 @@ def test_any_user_trains_on_a_read_only_root_and_a_stop_saves(built: Built, tmp_
         assert one.inside("touch", "/workspace/new").returncode != 0
         # An orphan: process 1 adopts it and must not keep it as a zombie.
         begun = one.inside("sh", "-c", "(sleep 2; exit 3) >/dev/null 2>&1 & echo $!")
-        end = time.monotonic() + 30
-        while one.python(f"os.path.exists('/proc/{int(begun.stdout)}')"):
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        orphan = f"os.path.exists('/proc/{int(begun.stdout)}')"
+        wait_for(lambda: not one.python(orphan))
         one.terminate()
         *_, last = events
         assert one.end() == 143, one.stderr.read_text()

@@ -21,6 +21,8 @@ from typing import Any, Self
 import websocket
 from PIL import Image
 
+from tests.conftest import wait_for
+
 PATH = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -53,10 +55,9 @@ class Page:
 
     def wait_for(self, script: str, *, timeout: float = 20) -> None:
         """Wait until a script is true."""
-        end = time.monotonic() + timeout
-        while not self.evaluate(script):
-            assert time.monotonic() < end, f"never true: {script}"
-            time.sleep(0.05)
+        wait_for(
+            lambda: self.evaluate(script), seconds=timeout, seen=lambda: f"never true: {script}"
+        )
 
     def picture(self, selector: str | None = None) -> Image.Image:
         """Return the whole page as pixels, or an element of it."""

@@ -6,13 +6,12 @@ python -m tests.report.pictures      # two minutes; `make docs PICTURES=1` runs 
 import subprocess
 import sys
 import tempfile
-import time
 from itertools import product
 from pathlib import Path
 
 from PIL import Image
 
-from tests.conftest import ROOT, clean_environment, ranks_below
+from tests.conftest import ROOT, clean_environment, ranks_below, wait_for
 from tests.report.browser import Chromium, is_drawn
 from trainer.report.history import read
 from trainer.report.page.write import write
@@ -65,11 +64,11 @@ def with_faults(run: Path) -> None:
     """Kill a rank, then another, then ask the job to stop, and let it finish."""
     more = {"TRAINER_EPOCHS": "12", "TRAINER_CHECKPOINT_STEPS": "40", "PET_MAX_RESTARTS": "2"}
     with start(run, 2, **more) as process:
-        wait_for(run, '"step": 60,')
+        wait_for_event(run, '"step": 60,')
         ranks_below(process.pid)[1].kill()
-        wait_for(run, '"step": 110,')
+        wait_for_event(run, '"step": 110,')
         ranks_below(process.pid)[0].kill()
-        wait_for(run, '"step": 150,')
+        wait_for_event(run, '"step": 150,')
         process.terminate()
     train(run, 2, **more)
 
@@ -84,13 +83,10 @@ def start(run: Path, ranks: int, **settings: str) -> subprocess.Popen[bytes]:
     )
 
 
-def wait_for(run: Path, text: str) -> None:
+def wait_for_event(run: Path, text: str) -> None:
     """Wait until the events have a text, for five minutes at most."""
-    end = time.monotonic() + 300
     events = run / "metrics.jsonl"
-    while not (events.exists() and text in events.read_text(encoding="utf-8")):
-        assert time.monotonic() < end, text
-        time.sleep(0.02)
+    wait_for(lambda: events.exists() and text in events.read_text(encoding="utf-8"), seconds=300)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 
+from tests.conftest import wait_for
 from tests.pool import free_port
 from trainer.report import web_server
 from trainer.report.web_server import served
@@ -88,7 +89,4 @@ def test_a_byte_at_a_time_does_not_hold_one_either(port: int) -> None:
 
 def holds(most: int, *, seconds: float = 10) -> None:
     """Wait until there are at most so many threads: a thread ends some time after its connection."""
-    limit = time.monotonic() + seconds
-    while threading.active_count() > most and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert threading.active_count() <= most
+    wait_for(lambda: threading.active_count() <= most, seconds=seconds)

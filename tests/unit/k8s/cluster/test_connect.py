@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from k8s.cluster.client.api import Forbidden, call
 from k8s.cluster.client.connect import connect
 from tests.cluster_objects import RUNNING, Cluster, Run, connection, fill
+from tests.conftest import wait_for
 from tests.standin.http import kubeconfig, serving
 from tests.standin.server import Server
 from trainer.config.exits import Fault
@@ -31,10 +32,8 @@ def test_a_verb_leaves_no_socket_open(verb: list[str], run: Run, cluster: Cluste
     before = len([*open_files.iterdir()])
     run(config, *verb)
     assert server.requests
-    end = time.monotonic() + 10  # the server's sockets are in this process too
-    while len([*open_files.iterdir()]) > before:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    # The server's sockets are in this process too.
+    wait_for(lambda: len([*open_files.iterdir()]) <= before, seconds=10)
 
 
 def test_no_namespace_is_guessed(run: Run, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.trainer.rendezvous.joining import TIMEOUT, client, contract, wait_for
+from tests.conftest import wait_for
+from tests.unit.trainer.rendezvous.joining import TIMEOUT, client, contract
 from trainer.config.exits import Exit
 from trainer.rendezvous.client import RendezvousClient
 from trainer.rendezvous.connection import connect

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.conftest import wait_for
 from trainer.config.contract import Contract, resolve
 from trainer.rendezvous.client import RendezvousClient
 from trainer.rendezvous.events import Round
@@ -65,11 +66,3 @@ def rounds(*members: RendezvousClient, clean: bool = True) -> list[Round]:
     for thread in threads:
         thread.join()
     return [results[number] for number in range(len(members))]
-
-
-def wait_for(what: Callable[[], Any], *, seconds: float = 30) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return found

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import wait_for
 from tests.unit.trainer.rendezvous.joining import (
     TIMEOUT,
     client,
     contract,
     next_round,
-    wait_for,
 )
 from trainer.config.exits import Exit, Fault
 from trainer.rendezvous.client import RendezvousClient

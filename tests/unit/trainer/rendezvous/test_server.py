@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.trainer.rendezvous.joining import TIMEOUT, next_round, rounds, wait_for
+from tests.conftest import wait_for
+from tests.unit.trainer.rendezvous.joining import TIMEOUT, next_round, rounds
 from trainer.config.exits import Exit, Fault
 from trainer.rendezvous.events import Round
 from trainer.rendezvous.membership import Rules

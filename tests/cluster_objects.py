@@ -1,13 +1,18 @@
 """A job's objects as in a cluster, and a connection to that cluster, for the tests of the verbs."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from k8s.cluster.client import api
-from tests.conftest import ROOT
-from tests.standin.server import Server
+from tests.conftest import ROOT, clean_environment
+from tests.standin.server import Answer, Server
 
 Run = Callable[..., tuple[int, str, str]]
 Cluster = tuple[Server, Path]  # the server and its kubeconfig
@@ -48,17 +53,18 @@ FAILED = {"conditions": [{"type": "Failed", "status": "True", "reason": "FailedJ
 JOBSET = ("jobset.x-k8s.io/v1alpha2", "JobSet")
 
 
-def jobset(spec: Any = None, **status: Any) -> dict[str, Any]:
-    metadata = {"name": "digits", "labels": LABELS}
+def jobset(spec: Any = None, name: str = "digits", /, **status: Any) -> dict[str, Any]:
+    metadata = {"name": name, "labels": LABELS}
     return {"metadata": metadata, "spec": spec or {}, "status": status}
 
 
-def pod(name: str, node: int, **status: Any) -> dict[str, Any]:
+def pod(name: str, node: int, *, job: str = "digits", **status: Any) -> dict[str, Any]:
     """Return a pod of two ranks."""
     index = {"batch.kubernetes.io/job-completion-index": str(node)}
+    labels = LABELS | {"app.kubernetes.io/instance": job} | index
     variables = [{"name": "PET_NPROC_PER_NODE", "value": "2"}]
     return {
-        "metadata": {"name": name, "labels": LABELS | index},
+        "metadata": {"name": name, "labels": labels},
         "spec": {"nodeName": "machine-1", "containers": [{"name": "trainer", "env": variables}]},
         "status": status,
     }
@@ -93,6 +99,47 @@ def fill(server: Server, **status: Any) -> None:
         "lastTimestamp": "2026-01-01T00:00:00Z",
     }
     server.put("v1", "Event", event)
+
+
+def refuse(
+    server: Server, status: int, message: str = "", *, method: str = "", at: str = ""
+) -> None:
+    """Let the server answer so to requests with this method, if one is given, whose path has `at`."""
+    answer: Answer = (status, {}, json.dumps({"message": message}))
+    server.answer = lambda asked, path: answer if method in ("", asked) and at in path else None
+
+
+def submit(run: Run, cluster: Cluster, folder: Path, launcher: str, **values: Any) -> str:
+    """Render a small job with these values, submit it, and return all that was printed."""
+    from tests.rendering import job, render
+
+    file, rendered = folder / "rendered.yaml", render(job(**values), launcher).text
+    file.write_text(rendered, encoding="utf-8")
+    code, out, err = run(cluster[1], "submit", str(file))
+    assert code == 0, err
+    return rendered + out + err
+
+
+def interrupt(config: Path, *verb: str, line: str, times: int = 1) -> None:
+    """Start a verb, interrupt it after so many lines that match `line`, and let it end at once."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "k8s", *verb],
+        cwd=ROOT,
+        env=clean_environment(KUBECONFIG=str(config)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout
+    for _ in range(times):
+        while not re.search(line, text := process.stdout.readline()):
+            assert text
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    rest, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 6
+    assert "Traceback" not in rest
 
 
 def golden(launcher: str, name: str = "digits-ddp") -> Path:

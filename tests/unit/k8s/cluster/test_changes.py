@@ -16,6 +16,8 @@ from tests.cluster_objects import (
     fill,
     golden,
     jobset,
+    refuse,
+    submit,
 )
 
 
@@ -98,6 +100,11 @@ def test_volcano_is_changed_by_a_command(run: Run, cluster: Cluster) -> None:
         assert (command["target"]["kind"], command["target"]["uid"]) == ("Job", "uid-digits-ddp")
 
 
+ELASTIC = {
+    "name": "elastic",
+    "nodes": {"min": 2, "max": 4},
+    "trainer": {"globalBatch": 48},
+}
 # launcher, and the fields with the number of nodes, when it is 3
 SCALED: dict[str, tuple[str, list[Any]]] = {
     "job": ("/jobs/elastic", ["spec", "completions"]),
@@ -115,13 +122,8 @@ SCALED: dict[str, tuple[str, list[Any]]] = {
 
 @pytest.mark.parametrize("launcher", SCALED)
 def test_scale_an_elastic_job(launcher: str, run: Run, cluster: Cluster, tmp_path: Path) -> None:
-    from tests.rendering import job, render
-
     server, config = cluster
-    rendered = tmp_path / "job.yaml"
-    values = job(name="elastic", nodes={"min": 2, "max": 4}, trainer={"globalBatch": 48})
-    rendered.write_text(render(values, launcher).text)
-    assert run(config, "submit", str(rendered))[0] == 0
+    submit(run, cluster, tmp_path, launcher, **ELASTIC)
     for wrong in ("1", "5"):
         code, _, err = run(config, "scale", "elastic", wrong)
         assert (code, f"takes 2 to 4 nodes, not {wrong}" in err) == (64, True)
@@ -136,20 +138,11 @@ def test_scale_an_elastic_job(launcher: str, run: Run, cluster: Cluster, tmp_pat
 def test_scale_goes_to_the_child_where_the_jobset_may_not_change(
     run: Run, cluster: Cluster, tmp_path: Path
 ) -> None:
-    from tests.rendering import job, render
-
     server, config = cluster
-    rendered = tmp_path / "job.yaml"
-    values = job(name="elastic", nodes={"min": 2, "max": 4}, trainer={"globalBatch": 48})
-    rendered.write_text(render(values, "jobset").text)
-    assert run(config, "submit", str(rendered))[0] == 0
+    submit(run, cluster, tmp_path, "jobset", **ELASTIC)
     child = {"metadata": {"name": "elastic-node-0"}, "spec": {"completions": 4, "parallelism": 4}}
     server.put("batch/v1", "Job", child)
-    server.answer = lambda method, path: (
-        (422, {}, '{"message": "field is immutable"}')
-        if method == "PATCH" and "/jobsets/" in path
-        else None
-    )
+    refuse(server, 422, "field is immutable", method="PATCH", at="/jobsets/")
     assert run(config, "scale", "elastic", "3")[0] == 0
     spec = server.objects[server.path("batch/v1", "Job", "elastic-node-0")]["spec"]
     assert spec == {"completions": 3, "parallelism": 3}

@@ -1,7 +1,6 @@
 """Commands in pods through a test API server, and the verb `profile`."""
 
 import hashlib
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.cluster_objects import (
     fill,
     jobset,
     pod,
+    refuse,
 )
 from trainer.config.exits import Fault
 
@@ -84,7 +84,7 @@ def test_a_refusal_says_why(
     status: int, message: str, code: int, words: str, cluster: Cluster
 ) -> None:
     server, config = cluster
-    server.answer = lambda _, __: (status, {}, json.dumps({"message": message}))
+    refuse(server, status, message)
     with pytest.raises(Fault) as raised:
         execute(connection(config, timeout=5), "a-pod", ["true"], container="trainer")
     assert (raised.value.code, words in str(raised.value)) == (code, True)
@@ -154,8 +154,7 @@ def test_profile_is_refused_where_there_is_nothing_to_profile(
 def test_profile_names_the_right_that_is_missing(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)
-    refusal = json.dumps({"message": 'User "jane" cannot create resource "pods/exec"'})
-    server.answer = lambda _, path: (403, {}, refusal) if "/exec?" in path else None
+    refuse(server, 403, 'User "jane" cannot create resource "pods/exec"', at="/exec?")
     code, out, err = run(config, "profile", "digits")
     assert (code, out) == (64, "")
     assert "you may not create pods/exec" in err

@@ -3,14 +3,13 @@
 tests/launch/test_code_sync.py tests the part in the pods, tests/cluster/test_in_pods.py both together.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from k8s.plan.model import LAUNCHER
-from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, Cluster, Run, jobset, pod
+from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, Cluster, Run, jobset, pod, refuse
 from tests.standin.server import Server
 
 TAKES: dict[str, str | None] = {
@@ -132,7 +131,6 @@ def test_the_folder_and_the_right_are_named(run: Run, cluster: Cluster, folder: 
     fill(server)
     code, _, err = run(config, "sync", "digits", f"{folder}/none")
     assert (code, "none: no such folder; give the folder of code.path" in err) == (64, True)
-    refusal = json.dumps({"message": 'User "jane" cannot create resource "pods/exec"'})
-    server.answer = lambda _, path: (403, {}, refusal) if "/exec?" in path else None
+    refuse(server, 403, 'User "jane" cannot create resource "pods/exec"', at="/exec?")
     code, out, err = run(config, "sync", "digits", folder)
     assert (code, out, "you may not create pods/exec" in err) == (64, "", True)

@@ -1,7 +1,6 @@
 """What the verbs say if a cluster cannot answer or a request is wrong: one line, in time."""
 
 import itertools
-import json
 import re
 import time
 from functools import partial
@@ -20,6 +19,7 @@ from tests.cluster_objects import (
     fill,
     golden,
     jobset,
+    refuse,
 )
 from tests.standin.http import kubeconfig
 from tests.standin.server import Answer, Server
@@ -161,9 +161,7 @@ def test_a_refusal_is_not_tried_again(
     status: int, message: str, words: str, run: Run, cluster: Cluster
 ) -> None:
     server, config = cluster
-    server.answer = lambda method, _: (
-        (status, {}, json.dumps({"message": message})) if method == "PATCH" else None
-    )
+    refuse(server, status, message, method="PATCH")
     code, _, err = run(config, "submit", str(golden("job")))
     assert code == 64
     assert words in err

@@ -6,7 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from tests.cluster_objects import (
     Run,
     ended,
     fill,
+    interrupt,
     jobset,
     pod,
+    refuse,
 )
 from tests.conftest import ROOT, clean_environment, run_command
-from tests.standin.server import Answer
 
 
 def test_status_tells_state_pods_and_progress(run: Run, cluster: Cluster) -> None:
@@ -99,8 +100,8 @@ def test_a_machine_that_does_not_answer_hides_no_more_than_what_it_has(
     """As with a lost node: the API server answers 500 for the logs of its pods, and works otherwise."""
     server, config = cluster
     fill(server, **RUNNING)
-    lost: Answer = (500, {}, json.dumps({"message": "dial tcp 10.0.0.7:10250: no route to host"}))
-    server.answer = lambda _, path: lost if "/log" in path else None
+    lost = partial(refuse, server, 500, "dial tcp 10.0.0.7:10250: no route to host")
+    lost(at="/log")
     code, out, _ = run(config, "--timeout", "2", "status", "digits", "--json")
     said = json.loads(out)
     assert (code, said["phase"], said["progress"]) == (0, "running", None)
@@ -110,22 +111,17 @@ def test_a_machine_that_does_not_answer_hides_no_more_than_what_it_has(
     assert (code, "no route to host" in out) == (0, True)
     code, out, err = run(config, "--timeout", "2", "logs", "digits")
     assert (code, out.count("(no log: "), "no route to host" in err) == (69, 2, True)
-    hidden: Answer = (
-        403,
-        {},
-        json.dumps({"message": 'User "jane" cannot get resource "pods/log"'}),
-    )
-    server.answer = lambda _, path: hidden if "/log" in path else None
+    refuse(server, 403, 'User "jane" cannot get resource "pods/log"', at="/log")
     code, _, err = run(config, "logs", "digits")
     assert (code, "not allowed" in err) == (64, True)
-    server.answer = lambda _, path: lost if "digits-node-0-0/log" in path else None
+    lost(at="digits-node-0-0/log")
     assert run(config, "--timeout", "2", "logs", "digits")[0] == 0
     code, _, err = run(config, "--timeout", "2", "logs", "digits", "--save", str(tmp_path))
     assert (code, "no route to host" in err) == (69, True)
     kept = {path.name for path in tmp_path.iterdir()}
     assert {"events.txt", "digits-node-0-0.yaml", "digits-node-0-1.log"} <= kept
     assert "digits-node-0-0.log" not in kept
-    server.answer = lambda _, path: lost if "digits-node-0-1/log" in path else None
+    lost(at="digits-node-0-1/log")
     assert json.loads(run(config, "status", "digits", "--json")[1])["progress"]["step"] == 10
 
 
@@ -211,23 +207,7 @@ def test_doctor_says_what_the_cluster_takes(run: Run, cluster: Cluster) -> None:
 def test_an_interrupt_ends_it_at_once(verb: list[str], cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "k8s", *verb],
-        cwd=ROOT,
-        env=clean_environment(KUBECONFIG=str(config)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout
-    while "running" not in (line := process.stdout.readline()) and "step" not in line:
-        assert line
-    process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    rest, _ = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert time.monotonic() - began < 6
-    assert "Traceback" not in rest
+    interrupt(config, *verb, line="running|step")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from tests.cluster_objects import (
     ended,
     jobset,
     pod,
+    refuse,
 )
 from tests.conftest import QUICK, ROOT
 from tests.standin.server import Server
@@ -237,7 +238,7 @@ def test_a_log_that_cannot_be_read_is_mentioned_and_hides_nothing(
 ) -> None:
     server, config = cluster
     fill(server, terminated(137, "OOMKilled"), [])
-    server.answer = lambda _, path: (500, {}, "{}") if "/log" in path else None
+    refuse(server, 500, at="/log")
     code, out, _ = run(config, "--timeout", "1", "why", "digits")
     assert code == 0
     assert "(host memory)" in out

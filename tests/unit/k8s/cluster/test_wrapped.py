@@ -9,7 +9,17 @@ import yaml
 
 from k8s.cli.command import main
 from k8s.cluster.wrapped_job import WRAPPER
-from tests.cluster_objects import COMPLETED, FAILED, JOBSET, LABELS, Cluster, Run, ended, pod
+from tests.cluster_objects import (
+    COMPLETED,
+    FAILED,
+    JOBSET,
+    LABELS,
+    Cluster,
+    Run,
+    ended,
+    pod,
+    submit,
+)
 from tests.rendering import job, render
 from tests.standin.server import Answer, Server
 from tests.unit.k8s.cluster.test_rbac import Allowed, asked, by, granted
@@ -19,9 +29,7 @@ VALUES = job(name="digits", nodes=2, appWrapper=True)
 
 @pytest.fixture
 def submitted(run: Run, cluster: Cluster, tmp_path: Path) -> Cluster:
-    file = tmp_path / "rendered.yaml"
-    file.write_text(render(VALUES, "jobset").text)
-    assert run(cluster[1], "submit", str(file))[0] == 0
+    submit(run, cluster, tmp_path, "jobset", **VALUES)
     return cluster
 
 

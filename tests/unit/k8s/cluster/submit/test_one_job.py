@@ -14,13 +14,13 @@ from tests.cluster_objects import (
     COMPLETED,
     FAILED,
     JOBSET,
-    LABELS,
     RUNNING,
     Cluster,
     Run,
     golden,
     jobset,
     pod,
+    refuse,
 )
 
 
@@ -54,11 +54,7 @@ def test_what_is_submitted_arrives_whatever_it_is_written_in(
 
 def test_submit_writes_nothing_when_one_object_is_refused(run: Run, cluster: Cluster) -> None:
     server, config = cluster
-    server.answer = lambda method, path: (
-        (422, {}, '{"message": "spec.network:\\n forbidden"}')
-        if method == "PATCH" and "/jobsets/" in path
-        else None
-    )
+    refuse(server, 422, "spec.network:\n forbidden", method="PATCH", at="/jobsets/")
     code, _, err = run(config, "submit", str(golden("jobset")))
     assert code == 64
     assert "422: spec.network: forbidden" in err
@@ -127,16 +123,16 @@ def test_submit_follows_and_waits(
     """The exit code is the job's, even if the machine that has the logs is lost."""
     server, config = cluster
     if lost:
-        server.answer = lambda _, path: (500, {}, "") if "/log" in path else None
-    labels = LABELS | {"app.kubernetes.io/instance": "digits-ddp"}
+        refuse(server, 500, at="/log")
 
     def finish() -> None:
         path = server.path(*JOBSET, "digits-ddp")
         while path not in server.objects:
             time.sleep(0.01)
-        found = pod("p", 0, phase="Running")
+        found = pod("p", 0, job="digits-ddp", phase="Running")
+        del found["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]
         server.logs["p"] = "trained\n"
-        server.put("v1", "Pod", found | {"metadata": {"name": "p", "labels": labels}})
+        server.put("v1", "Pod", found)
         server.store(path, server.objects[path] | {"status": FAILED})
 
     controller = threading.Thread(target=finish)
@@ -154,11 +150,8 @@ def test_replace_waits_until_the_pods_are_gone(
 ) -> None:
     server, config = cluster
     place = server.path(*JOBSET, "digits-ddp")
-    before = jobset(**status)
-    server.put(*JOBSET, before | {"metadata": before["metadata"] | {"name": "digits-ddp"}})
-    left = pod("digits-ddp-0", 0, phase="Running")
-    labels = LABELS | {"app.kubernetes.io/instance": "digits-ddp"}
-    server.put("v1", "Pod", left | {"metadata": left["metadata"] | {"labels": labels}})
+    server.put(*JOBSET, jobset(None, "digits-ddp", **status))
+    server.put("v1", "Pod", pod("digits-ddp-0", 0, job="digits-ddp", phase="Running"))
     looks = 0
 
     def answer(method: str, target: str) -> None:
@@ -181,8 +174,7 @@ def test_a_job_that_does_not_go_is_not_replaced(
     run: Run, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, config = cluster
-    before = jobset(**RUNNING)
-    server.put(*JOBSET, before | {"metadata": before["metadata"] | {"name": "digits-ddp"}})
+    server.put(*JOBSET, jobset(None, "digits-ddp", **RUNNING))
     server.answer = lambda method, _: (200, {}, "{}") if method == "DELETE" else None
     monkeypatch.setattr(one_job, "_GONE", 0.2)
     code, _, err = run(config, "submit", str(golden("jobset")), "--replace")

@@ -1,29 +1,16 @@
 """The Secret that `submit` makes for the rendezvous: when, for whom, and never shown."""
 
 import base64
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.cluster_objects import Cluster, Run
-from tests.rendering import job, render
+from tests.cluster_objects import Cluster, Run, refuse, submit
 from tests.standin.objects import Object
-from tests.standin.server import Answer
 
 PATH = "/api/v1/namespaces/lab/secrets/digits-rendezvous"
 LAUNCHERS = ("job", "jobset", "pytorchjob", "trainjob", "volcano")
-
-
-def submitted(run: Run, cluster: Cluster, folder: Path, *, launcher: str, nodes: int) -> str:
-    """Submit a job and return all that was printed."""
-    file = folder / "job.yaml"
-    rendered = render(job(name="digits", nodes=nodes), launcher).text
-    file.write_text(rendered, encoding="utf-8")
-    code, out, err = run(cluster[1], "submit", str(file))
-    assert code == 0, err
-    return rendered + out + err
 
 
 def value(secret: Object) -> str:
@@ -35,7 +22,7 @@ def test_a_job_of_several_nodes_gets_one_that_nobody_sees(
     run: Run, cluster: Cluster, tmp_path: Path, launcher: str
 ) -> None:
     server = cluster[0]
-    seen = submitted(run, cluster, tmp_path, launcher=launcher, nodes=2)
+    seen = submit(run, cluster, tmp_path, launcher, name="digits", nodes=2)
     secret = server.objects[PATH]
     assert re.fullmatch("[0-9a-f]{64}", value(secret))
     assert (secret["type"], secret["immutable"]) == ("Opaque", True)
@@ -47,7 +34,7 @@ def test_a_job_of_several_nodes_gets_one_that_nobody_sees(
 
 
 def test_one_node_gets_none(run: Run, cluster: Cluster, tmp_path: Path) -> None:
-    submitted(run, cluster, tmp_path, launcher="job", nodes=1)
+    submit(run, cluster, tmp_path, "job", name="digits", nodes=1)
     assert PATH not in cluster[0].objects
 
 
@@ -55,12 +42,12 @@ def test_a_running_job_keeps_its_own_and_the_next_gets_another(
     run: Run, cluster: Cluster, tmp_path: Path
 ) -> None:
     server = cluster[0]
-    submitted(run, cluster, tmp_path, launcher="job", nodes=2)
+    submit(run, cluster, tmp_path, "job", name="digits", nodes=2)
     first = value(server.objects[PATH])
-    submitted(run, cluster, tmp_path, launcher="job", nodes=2)
+    submit(run, cluster, tmp_path, "job", name="digits", nodes=2)
     assert value(server.objects[PATH]) == first
     assert run(cluster[1], "delete", "digits")[0] == 0
-    submitted(run, cluster, tmp_path, launcher="job", nodes=2)
+    submit(run, cluster, tmp_path, "job", name="digits", nodes=2)
     assert value(server.objects[PATH]) != first
 
 
@@ -69,9 +56,8 @@ def test_without_the_right_to_make_one_the_job_is_submitted_with_a_warning(
 ) -> None:
     server = cluster[0]
     refusal = 'secrets is forbidden: User "jane" cannot delete resource "secrets"'
-    no: Answer = (403, {}, json.dumps({"message": refusal}))
-    server.answer = lambda _, path: no if "/secrets/" in path else None
-    seen = submitted(run, cluster, tmp_path, launcher="job", nodes=2)
+    refuse(server, 403, refusal, at="/secrets/")
+    seen = submit(run, cluster, tmp_path, "job", name="digits", nodes=2)
     assert seen.count("so only the NetworkPolicy protects") == 1
     assert PATH not in server.objects
     assert "/apis/batch/v1/namespaces/lab/jobs/digits" in server.objects

@@ -2,11 +2,7 @@
 
 import itertools
 import json
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +12,8 @@ import pytest
 import yaml
 
 from k8s.cli import command
-from tests.cluster_objects import COMPLETED, FAILED, JOBSET, Cluster, Run, pod
-from tests.conftest import ROOT, clean_environment
+from tests.cluster_objects import COMPLETED, FAILED, JOBSET, Cluster, Run, interrupt, pod, refuse
+from tests.conftest import ROOT
 from tests.standin.server import Server
 
 EXAMPLE = ROOT / "k8s" / "jobs" / "16-matrix.yaml"
@@ -82,10 +78,8 @@ def controller(
 
 
 def finish(server: Server, name: str, status: Any) -> None:
-    found = pod(f"{name}-0", 0, phase="Succeeded")
-    found["metadata"]["labels"] |= {"app.kubernetes.io/instance": name}
     server.logs[f"{name}-0"] = f"trained {name}\n"
-    server.put("v1", "Pod", found)
+    server.put("v1", "Pod", pod(f"{name}-0", 0, job=name, phase="Succeeded"))
     end(server, name, status)
 
 
@@ -123,9 +117,7 @@ def test_as_many_as_may_run_and_the_next_when_one_has_ended(
 def test_all_or_none(files: list[str], run: Run, cluster: Cluster) -> None:
     server, config = cluster
     last = f"/jobsets/{name_of(files[-1])}"
-    server.answer = lambda method, path: (
-        (422, {}, '{"message": "spec: forbidden"}') if method == "PATCH" and last in path else None
-    )
+    refuse(server, 422, "spec: forbidden", method="PATCH", at=last)
     code, _, err = run(config, "submit", *files, "--wait")
     assert (code, "422: spec: forbidden" in err) == (64, True)
     assert server.objects == {}
@@ -260,22 +252,5 @@ def test_a_job_that_is_deleted_gives_its_place_away(
 def test_an_interrupt_ends_it_at_once(files: list[str], cluster: Cluster) -> None:
     """The jobs continue in the cluster."""
     server, config = cluster
-    process = subprocess.Popen(
-        [sys.executable, "-m", "k8s", "submit", *files, "--follow"],
-        cwd=ROOT,
-        env=clean_environment(KUBECONFIG=str(config)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout
-    started = itertools.count()
-    while next(started) < 2:
-        while "submitted" not in (line := process.stdout.readline()):
-            assert line
-    process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    rest, _ = process.communicate(timeout=20)
-    assert (process.returncode, "Traceback" in rest) == (130, False)
-    assert time.monotonic() - began < 6
+    interrupt(config, "submit", *files, "--follow", line="submitted", times=2)
     assert len(jobs_in(server)) == 2

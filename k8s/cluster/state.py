@@ -61,7 +61,6 @@ _WAITS_FOR_OTHERS = ("PodInitializing", "ContainerCreating")
 def pod(found: Object, kind: JobKind) -> Pod:
     """Return the state of a pod from its object."""
     status = found.get("status", {})
-    containers, ends = _containers(status)
     container = trainer_container(found)
     deleted = "deletionTimestamp" in found["metadata"]
     return Pod(
@@ -70,8 +69,8 @@ def pod(found: Object, kind: JobKind) -> Pod:
         host=found.get("spec", {}).get("nodeName", ""),
         phase="Terminating" if deleted else status.get("phase", ""),
         reason=reason(found),
-        restarts=sum(c.get("restartCount", 0) for c in containers),
-        codes=tuple(e["exitCode"] for e in ends),
+        restarts=sum(c.get("restartCount", 0) for c in container_statuses(found)),
+        codes=tuple(e["exitCode"] for e in _ends(found)),
         procs=_procs(container),
         uid=found["metadata"].get("uid", found["metadata"]["name"]),
         container=container.get("name", ""),
@@ -110,31 +109,35 @@ def mappings(found: Any) -> Iterator[Object]:
             yield from mappings(one)
 
 
-def _containers(status: Object) -> tuple[list[Object], list[Object]]:
-    """Return the status of each container of a pod, and the terminations that count."""
-    first, then = (status.get(f"{part}Statuses") or [] for part in ("initContainer", "container"))
-    ends = [
+def container_statuses(found: Object) -> list[Object]:
+    """Return the status of each container of a pod, in the order in which they start."""
+    status = found.get("status", {})
+    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+
+
+def _ends(found: Object) -> list[Object]:
+    """Return the terminations that count; that of a successful init container does not."""
+    then = found.get("status", {}).get("containerStatuses") or []
+    return [
         end
-        for container in [*first, *then]
+        for container in container_statuses(found)
         for name in ("lastState", "state")
         if (end := container.get(name, {}).get("terminated"))
-        and (container in then or end["exitCode"])  # a successful init container does not count
+        and (container in then or end["exitCode"])
     ]
-    return [*first, *then], ends
 
 
 def reason(found: Object) -> str:
     """Return why a pod does not run, or why it ended: the first reason that is given."""
     status = found.get("status", {})
-    containers, ends = _containers(status)
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     disrupted, scheduled = (conditions.get(t, {}) for t in ("DisruptionTarget", "PodScheduled"))
-    waits = [_waiting(container) for container in containers]
+    waits = [_waiting(container) for container in container_statuses(found)]
     reasons = [
         reason_and_message(status),
         *(one for one in waits if one not in _WAITS_FOR_OTHERS),
         reason_and_message(disrupted) if disrupted.get("status") == "True" else "",
-        *(_end(end) for end in ends[-1:]),
+        *(_end(end) for end in _ends(found)[-1:]),
         *waits,
         scheduled.get("message", "") if scheduled.get("status") == "False" else "",
     ]

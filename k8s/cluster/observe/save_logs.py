@@ -78,11 +78,10 @@ def _logs(cluster: Cluster, pod: Object, query: dict[str, object]) -> Iterator[t
 
 def _containers(pod: Object) -> list[tuple[str, int]]:
     """Return a pod's containers, in the order in which they run, with the restarts of each."""
-    status, spec = pod.get("status", {}), pod.get("spec", {})
-    parts = ("initContainer", "container")
-    statuses = [one for part in parts for one in status.get(f"{part}Statuses") or []]
+    spec, statuses = pod.get("spec", {}), state.container_statuses(pod)
     restarts = {one.get("name", ""): one.get("restartCount", 0) for one in statuses}
-    names = [one["name"] for part in parts for one in spec.get(f"{part}s") or []]
+    parts = ("initContainers", "containers")
+    names = [one["name"] for part in parts for one in spec.get(part) or []]
     return [(name, restarts.get(name, 0)) for name in names or [""]]
 
 

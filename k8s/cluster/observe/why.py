@@ -124,11 +124,7 @@ def _of_pod(
     read, name = state.pod(pod, job.kind), pod["metadata"]["name"]
     place = f"node {read.node}, pod {name}" if read.node is not None else f"pod {name}"
     status = pod.get("status", {})
-    containers = [
-        one
-        for part in ("initContainer", "container")
-        for one in status.get(f"{part}Statuses") or []
-    ]
+    containers = state.container_statuses(pod)
     ends = [
         (one, end, is_previous)
         for one in containers

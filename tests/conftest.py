@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,19 @@ def git(folder: Path, *words: str) -> str:
         ["git", *identity, *words], cwd=folder, capture_output=True, check=True, text=True
     )
     return done.stdout.strip()
+
+
+@contextmanager
+def in_thread(act: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Run a function in a thread; at the end of the block set the event that it was given."""
+    end = threading.Event()
+    thread = threading.Thread(target=act, args=(end,))
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
 
 
 def wait_for(

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from tests.conftest import in_thread
 from trainer.rendezvous.messages import encode, proof
 
 Address = tuple[str, int]
@@ -120,10 +121,9 @@ ATTACKS: list[Callable[[Address], None]] = [
 @contextlib.contextmanager
 def dripping(to: Address) -> Iterator[None]:
     """Hold connections open and send a byte on some of them at times; replace lost connections."""
-    stop = threading.Event()
     held: list[socket.socket] = []
 
-    def drip() -> None:
+    def drip(stop: threading.Event) -> None:
         while not stop.wait(0.05):
             with contextlib.suppress(OSError):
                 while len(held) < DRIPPING and not stop.is_set():
@@ -136,13 +136,10 @@ def dripping(to: Address) -> Iterator[None]:
                     held.remove(connection)
 
     raise_file_limit(_FILES)
-    thread = threading.Thread(target=drip)
-    thread.start()
     try:
-        yield
+        with in_thread(drip):
+            yield
     finally:
-        stop.set()
-        thread.join()
         for connection in held:
             connection.close()
 
@@ -157,22 +154,16 @@ def raise_file_limit(files: int) -> None:
 @contextlib.contextmanager
 def attacking(to: Address, *, counted: dict[str, int]) -> Iterator[None]:
     """Run one attack after the other until the block ends, and count them."""
-    stop = threading.Event()
 
-    def attack() -> None:
+    def attack(stop: threading.Event) -> None:
         while not stop.wait(0.02):
             for one in ATTACKS:
                 with contextlib.suppress(OSError, ValueError):  # cut off, as expected
                     one(to)
                 counted[one.__name__] = counted.get(one.__name__, 0) + 1
 
-    thread = threading.Thread(target=attack)
-    thread.start()
-    try:
+    with in_thread(attack):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 if __name__ == "__main__":

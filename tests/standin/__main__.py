@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from tests.conftest import in_thread
 from tests.faults.hosts import network, why_not
 from tests.standin import jobs, jobsets, pytorchjobs, volcano
 from tests.standin.admission import check
@@ -35,7 +36,6 @@ def standin(folder: Path) -> Iterator[Path]:
     server.release = "v1.34.0-standin"
     server.admit = partial(check, server)
     server.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
-    stop = threading.Event()
     with network() as net, serving(server, folder, namespace=None) as config:
         kubelet = Kubelet(server, folder, net)
         server.log, server.enter = kubelet.log, kubelet.enter
@@ -44,7 +44,7 @@ def standin(folder: Path) -> Iterator[Path]:
             kubelet.sync,
         ]
 
-        def control() -> None:
+        def control(stop: threading.Event) -> None:
             while not stop.wait(_PAUSE):
                 for sync in rounds:
                     try:
@@ -52,13 +52,10 @@ def standin(folder: Path) -> Iterator[Path]:
                     except Exception:  # noqa: BLE001  # the others go on, and it is tried again
                         traceback.print_exc()
 
-        thread = threading.Thread(target=control)
-        thread.start()
         try:
-            yield config
+            with in_thread(control):
+                yield config
         finally:
-            stop.set()
-            thread.join()
             kubelet.close()
 
 

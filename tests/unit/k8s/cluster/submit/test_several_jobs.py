@@ -13,7 +13,7 @@ import yaml
 
 from k8s.cli import command
 from tests.cluster_objects import COMPLETED, FAILED, JOBSET, Cluster, Run, interrupt, pod, refuse
-from tests.conftest import ROOT
+from tests.conftest import ROOT, in_thread
 from tests.standin.server import Server
 
 EXAMPLE = ROOT / "k8s" / "jobs" / "16-matrix.yaml"
@@ -55,9 +55,9 @@ def controller(
 
     Yield which jobs ran, at each check.
     """
-    stop, seen, made = threading.Event(), list[list[str]](), set[str]()
+    seen, made = list[list[str]](), set[str]()
 
-    def look() -> None:
+    def look(stop: threading.Event) -> None:
         while not stop.wait(0.1):  # another job could start now, but must not
             seen.append(running(server))
             made.update(jobs_in(server))
@@ -68,13 +68,8 @@ def controller(
             for name, status in itertools.islice((one for one in ended if one[1]), 1):
                 finish(server, name, status)
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    with in_thread(look):
         yield seen
-    finally:
-        stop.set()
-        thread.join()
 
 
 def finish(server: Server, name: str, status: Any) -> None:

@@ -34,6 +34,10 @@ class Row:
     rounds: int = 15
 
 
+def _in_turn(contenders: Mapping[str, Contender]) -> Callable[[int], Times]:
+    return lambda rounds: in_turn(contenders, rounds=rounds)
+
+
 def _step(rounds: int) -> Times:
     contenders = {"muster": muster(), "bare": bare(), "bare, same": bare(BENCH_LOOP="same")}
     if PEERS.exists():
@@ -42,36 +46,6 @@ def _step(rounds: int) -> Times:
             "accelerate": peer("accelerated"),
             "Trainer": peer("transformers_trainer"),
         }
-    return in_turn(contenders, rounds=rounds)
-
-
-def _compiled(rounds: int) -> Times:
-    by_events = "tests.bench.peers.muster_task:ByEvents"
-    contenders = {
-        "muster": muster(task=by_events, compile="step"),
-        "bare": bare(),
-        "bare, compiled": bare(BENCH_COMPILE="yes"),
-        "not compiled": muster(task=by_events),
-    }
-    return in_turn(contenders, rounds=rounds)
-
-
-def _events(rounds: int) -> Times:
-    """Step events as by default, compared with only the first and the last."""
-    return in_turn({"muster": muster(), "none": muster(log_steps=10**7)}, rounds=rounds)
-
-
-def _profiled(rounds: int) -> Times:
-    """Steps after profiled ones, compared with a run that profiles none."""
-    return in_turn({"muster": muster(profile="1:5"), "none": muster()}, rounds=rounds)
-
-
-def _accumulation(rounds: int) -> Times:
-    contenders = {
-        "muster": muster(micro_batch=4),
-        "bare": bare(BENCH_MICRO="4"),
-        "bare, same": bare(BENCH_MICRO="4", BENCH_LOOP="same"),
-    }
     return in_turn(contenders, rounds=rounds)
 
 
@@ -131,29 +105,6 @@ def _script(
     return in_turn(contenders, rounds=rounds)
 
 
-def _scaling(rounds: int, *, ranks: int) -> Times:
-    """The same global batch with ddp on more ranks, compared with one rank and DataParallel."""
-    contenders = {
-        "muster": muster(ranks, mode="ddp", **_GPT),
-        "one rank": muster(1, mode="single", **_GPT),
-        "dp": muster(1, mode="dp", **_GPT),
-    }
-    fewer = {
-        name: replace(one, env={**one.env, "BENCH_STEPS": "5"}) for name, one in contenders.items()
-    }
-    return in_turn(fewer, rounds=rounds)
-
-
-def _saving(rounds: int, *, task: str) -> Times:
-    """Steps with checkpoints as by default, one per turn, compared with steps without."""
-    name = f"tests.bench.peers.muster_task:{task}"
-    contenders = {
-        "muster": muster(task=name, checkpoint_steps=STEPS),
-        "without": muster(task=name),
-    }
-    return in_turn(contenders, rounds=rounds)
-
-
 def _evaluation(rounds: int) -> Times:
     path, steps = str(SCRIPTS / "evaluating.py"), {"BENCH_STEPS": "20"}
     ours = muster(task="digits", steps=1)
@@ -165,7 +116,8 @@ def _evaluation(rounds: int) -> Times:
     return in_turn(contenders, rounds=rounds)
 
 
-_GPT = {"task": "tests.bench.peers.muster_task:Gpt"}
+_TASKS = "tests.bench.peers.muster_task"
+_GPT = {"task": f"{_TASKS}:Gpt"}
 # What the bare scripts do.
 _AS_BARE: dict[str, dict[str, object]] = {
     "pp": {"pipeline_schedule": "1f1b", "micro_batch": 8},
@@ -186,9 +138,18 @@ def _mode_row(mode: str, ranks: int, *, net: str = "digits") -> Row:
 
 
 def _scaling_row(ranks: int) -> Row:
+    """The same global batch with ddp on more ranks, compared with one rank and DataParallel."""
+    contenders = {
+        "muster": muster(ranks, mode="ddp", **_GPT),
+        "one rank": muster(1, mode="single", **_GPT),
+        "dp": muster(1, mode="dp", **_GPT),
+    }
+    fewer = {
+        name: replace(one, env={**one.env, "BENCH_STEPS": "5"}) for name, one in contenders.items()
+    }
     return Row(
         f"a step of the tiny GPT with ddp on {ranks} ranks, each contender with the same global batch",
-        partial(_scaling, ranks=ranks),
+        _in_turn(fewer),
         {"one rank": None, "dp": None},
         rounds=9,
     )
@@ -207,22 +168,35 @@ ROWS = {
     ),
     "compiled": Row(
         "a step of digits' net with TRAINER_COMPILE=step",
-        _compiled,
+        _in_turn(
+            {
+                "muster": muster(task=f"{_TASKS}:ByEvents", compile="step"),
+                "bare": bare(),
+                "bare, compiled": bare(BENCH_COMPILE="yes"),
+                "not compiled": muster(task=f"{_TASKS}:ByEvents"),
+            }
+        ),
         {"bare": 0.7, "bare, compiled": 1, "not compiled": 1},
     ),
     "events": Row(
         "the same with step events as by default, compared with only the first and the last",
-        _events,
+        _in_turn({"muster": muster(), "none": muster(log_steps=10**7)}),
         {"none": 1.01},
     ),
     "profile": Row(
         "the same after profiled steps, compared with a run that profiles none",
-        _profiled,
+        _in_turn({"muster": muster(profile="1:5"), "none": muster()}),
         {"none": 1.01},
     ),
     "accumulation": Row(
         "a step of digits' net in eight micro-batches of four samples",
-        _accumulation,
+        _in_turn(
+            {
+                "muster": muster(micro_batch=4),
+                "bare": bare(BENCH_MICRO="4"),
+                "bare, same": bare(BENCH_MICRO="4", BENCH_LOOP="same"),
+            }
+        ),
         {"bare": 1.03, "bare, same": 1.03},
     ),
     "ddp": _mode_row("ddp", 2),
@@ -277,12 +251,17 @@ ROWS = {
     ),
     "saving": Row(
         "steps of digits' net with checkpoints as by default, compared with steps without",
-        partial(_saving, task="Task"),
+        _in_turn({"muster": muster(checkpoint_steps=STEPS), "without": muster()}),
         {"without": 1.02},
     ),
     "saving-100": Row(
         "the same for a net of 13 M parameters, with checkpoints of 100 MB",
-        partial(_saving, task="Large"),
+        _in_turn(
+            {
+                "muster": muster(task=f"{_TASKS}:Large", checkpoint_steps=STEPS),
+                "without": muster(task=f"{_TASKS}:Large"),
+            }
+        ),
         {"without": 1.02},
         rounds=5,
     ),

@@ -251,10 +251,10 @@ def _take(history: History, event: Event) -> None:
         history.usage.append(event)
     elif kind in _NEWEST:
         setattr(history, _NEWEST[kind], event)
-    attempt.exit = _exit_of(event, attempt.exit)
+    attempt.exit = exit_of(event, attempt.exit)
 
 
-def _exit_of(event: Event, code: int | None) -> int | None:
+def exit_of(event: Event, code: int | None) -> int | None:
     """Return an attempt's exit code as rank 0 wrote it, or `code` if the event has none."""
     if event["event"] == "summary":
         return int(Exit.DONE)

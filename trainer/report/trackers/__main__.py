@@ -25,6 +25,7 @@ from trainer.config.exits import Exit
 from trainer.config.lines import EVENT
 from trainer.config.log import log_to_stderr
 from trainer.report.events import Event, curves
+from trainer.report.history import exit_of
 from trainer.report.trackers import END, Figures, Start, Tracker
 
 log = logging.getLogger("trainer")
@@ -62,7 +63,7 @@ class _Follower:
         with contextlib.suppress(OSError, ValueError, TypeError):
             self._sent = _Sent(**json.loads(self._kept.read_text(encoding="utf-8")))
         self._tracker: Tracker | None = None
-        self._code = int(Exit.CODE)  # without an event that says how the run ended
+        self._code: int | None = None  # until an event says how the run ended
 
     def send_new(self) -> bool:
         """Send new events, or a part of them; return whether there were any."""
@@ -76,13 +77,13 @@ class _Follower:
         self._sent.offset, self._sent.steps = offset, steps
         self._keep()
         for event in found:
-            self._code = _code_after(event, self._code)
+            self._code = None if event["event"] == "launch" else exit_of(event, self._code)
         return True
 
     def finish(self) -> None:
         """End the tracker's run."""
         if self._tracker is not None:
-            self._tracker.finish(self._code)
+            self._tracker.finish(int(Exit.CODE) if self._code is None else self._code)
 
     def _begin(self, event: Event) -> Tracker:
         module = importlib.import_module(f"trainer.report.trackers.{self._name}")
@@ -172,20 +173,6 @@ def _unsent(found: list[Event], steps: dict[str, int]) -> Iterator[Figures]:
 def _of_summary(event: Event) -> dict[str, float]:
     numbers = {name: event[name] for name in event if isinstance(event[name], int | float)}
     return {f"summary/{name}": value for name, value in numbers.items() if name != "time"}
-
-
-def _code_after(event: Event, code: int) -> int:
-    """Return the run's exit code, as far as the events show it."""
-    match event:
-        case {"event": "summary"}:
-            return int(Exit.DONE)
-        case {"event": "error", "code": int(number)}:
-            return number
-        case {"event": "fault", "kind": "stopped"}:
-            return int(Exit.STOPPED)
-        case {"event": "launch"}:
-            return int(Exit.CODE)
-    return code
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Task(Classification):
 
         Training images are shifted by up to 4 pixels, and half of them are flipped left to right.
         """
-        folder = data_folder(self._settings, _FOLDER, data_set="CIFAR10") / _FOLDER
+        folder = data_folder(self._settings, _FOLDER, data_set="CIFAR10")
         names = [f"data_batch_{n}" for n in range(1, 6)] if train else ["test_batch"]
         parts = [cifar_files.read(folder / name) for name in names]
         images = torch.cat([images for images, _ in parts])

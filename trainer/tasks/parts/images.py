@@ -23,7 +23,7 @@ class Images(Tensors):
 
 
 def data_folder(settings: Settings, present: Path, *, data_set: str) -> Path:
-    """Return TRAINER_DATA, which has `present`, a file or folder; download it if the settings say so.
+    """Return the folder `present` in TRAINER_DATA; download it if the settings say so.
 
     `data_set` is torchvision's name of the data set. Raises Fault(65) when `present` is missing.
     """
@@ -48,7 +48,7 @@ def data_folder(settings: Settings, present: Path, *, data_set: str) -> Path:
             f"{name}: {wanted} does not exist; set TRAINER_DOWNLOAD=1 to download it, or "
             "TRAINER_DATA to the folder that holds it",
         )
-    return settings.data
+    return wanted
 
 
 def _fetch(folder: Path, present: Path, data_set: str) -> None:

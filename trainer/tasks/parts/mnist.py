@@ -39,7 +39,7 @@ class MnistTask(Classification):
         """Return images, shape (n, 1, 28, 28), uint8, and labels 0 to 9."""
         raw = Path(self._name) / "raw"
         part = "train" if train else "t10k"
-        folder = data_folder(self._settings, raw, data_set=self._name) / raw
+        folder = data_folder(self._settings, raw, data_set=self._name)
         images = _read_idx(folder / f"{part}-images-idx3-ubyte")
         labels = _read_idx(folder / f"{part}-labels-idx1-ubyte")
         if images.shape != (len(labels), 28, 28) or labels.max() > 9:

@@ -64,9 +64,12 @@ def parse(values: Mapping[str, str], *, label: Label) -> Settings:
     try:
         settings = Settings.model_validate(defaults | dict(values))
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        message = first["msg"].replace("Input should be", "must be")
+        name = str(error.errors()[0]["loc"][0])
+        # More than one for a field with several types, such as compile.
+        found = [one["msg"] for one in error.errors() if one["loc"][0] == name]
+        message = " or ".join(found).replace("or Input should be", "or")
+        message = message.replace("Input should be", "must be")
+        message = message.replace("a valid boolean, unable to interpret input", "true or false")
         raise Fault(Exit.CONFIG, f"{label(name)}={values[name]!r}: {message}") from None
     _check_names(settings, label)
     _check_health_timeout(settings, label)

@@ -60,10 +60,11 @@ class Settings(BaseModel):
     )
     lr: float = Field(0.03, gt=0, description="peak learning rate")
     lr_scale: Literal["none", "linear", "sqrt"] = Field(
-        "none", description="scale lr by global_batch / lr_base_batch: none, linear or sqrt"
+        "none",
+        description="scale the rate by the global batch / TRAINER_LR_BASE_BATCH: none, linear or sqrt",
     )
     lr_base_batch: int = Field(
-        32, ge=1, description="global batch for which lr was tuned; see lr_scale"
+        32, ge=1, description="global batch for which TRAINER_LR was tuned; see TRAINER_LR_SCALE"
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd and muon")
     weight_decay: float = Field(0.005, ge=0, description="weight decay, for every optimiser")

@@ -31,6 +31,7 @@ REFUSED = [
     ({"TRAINER_GLOBAL_BATCH": "0"}, "TRAINER_GLOBAL_BATCH='0': must be greater than or equal to 1"),
     ({"TRAINER_EPOCHS": "1.5"}, "TRAINER_EPOCHS='1.5': must be a valid integer"),
     ({"TRAINER_SEED": "-1"}, "TRAINER_SEED='-1': must be"),
+    ({"TRAINER_COMPILE": "maybe"}, "TRAINER_COMPILE='maybe': must be true or false or 'step'"),
     (
         {"TRAINER_OPTIMIZER": "adam"},
         "TRAINER_OPTIMIZER='adam': must be 'sgd', 'adamw', 'adamw-fused' or 'muon'",

@@ -13,6 +13,7 @@ from tests.ranks import run_ranks
 from trainer.checkpoint.manifest import checksum
 from trainer.config.identity import DECIDE_IN_MODE, identity
 from trainer.config.settings import Settings
+from trainer.engine import ledger
 from trainer.tasks.synthetic import Task
 
 pytestmark = pytest.mark.slow
@@ -167,6 +168,26 @@ def test_fewer_steps_are_refused_and_epochs_count_as_steps(finished: Any, tmp_pa
     same = run_ranks(1, tmp_path / "epochs", **whole | {"steps": "2", "epochs": "9"})[len(before) :]
     assert not losses(same)
     assert same[-1]["accuracy"] == before[-1]["accuracy"]
+
+
+def test_a_run_with_more_epochs_or_another_batch_resumes_after_a_stop(tmp_path: Path) -> None:
+    base = {"task": "synthetic", "epochs": "1", "checkpoint_steps": "1", "ledger": "true"}
+    size = run_ranks(1, tmp_path / "size", task="synthetic", steps="1")[0]["samples"]
+    base["global_batch"] = str(2 * size // 3)  # an epoch takes two steps, but two epochs take three
+    run_ranks(1, tmp_path, **base)
+    longer = base | {"epochs": "2"}
+    whole = run_ranks(1, tmp_path, **longer)
+    assert whole[-1]["steps"] == 4
+    assert "used once in each of 2 epochs" in ledger.check(ledger.read(tmp_path))
+    shutil.rmtree(tmp_path / "checkpoints/step-00000004")  # as if it had been stopped before
+    again = run_ranks(1, tmp_path, **longer)
+    assert list(losses(again[len(whole) :])) == [4]
+    assert "steps 3, was 4" in run_ranks(1, tmp_path, code=64, **base)[-1]["message"]
+    smaller = {**base, "epochs": "4", "global_batch": str(size // 3)}
+    before = run_ranks(1, tmp_path, resume="force", **smaller)
+    shutil.rmtree(max((tmp_path / "checkpoints").glob("step-*")))
+    after = run_ranks(1, tmp_path, **smaller)
+    assert after[-1]["steps"] == before[-1]["steps"]
 
 
 @pytest.mark.parametrize("name", ["lr", "optimizer", "ema_decay", "precision", "seed"])

@@ -141,8 +141,9 @@ def check(history: History) -> str:
     for expected, (step, samples) in enumerate(history.steps.items(), start=1):
         if step != expected:
             raise Fault(Exit.DATA, f"step {expected} is missing: the next one is {step}")
-        last = step == len(history.steps)
-        if len(samples) != history.batch and not (last and len(samples) < history.batch):
+        # A run ends with a short step; it may have been continued with more epochs.
+        may_be_short = step == len(history.steps) or (total + len(samples)) % history.length == 0
+        if len(samples) > history.batch or (len(samples) < history.batch and not may_be_short):
             raise Fault(Exit.DATA, f"step {step} used {len(samples)} samples, not {history.batch}")
         for index in samples:
             used[index] += 1

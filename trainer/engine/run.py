@@ -108,10 +108,17 @@ class Run:
     @property
     def remaining(self) -> int:
         """The number of optimiser steps that are left."""
+        return max(0, self.steps_from(self.step, self.samples) - self.step)
+
+    def steps_from(self, step: int, samples: int) -> int:
+        """Return the last step that the settings ask for, after `step` steps with `samples` samples.
+
+        With epochs it depends on both: an earlier end, or another batch size, has made steps smaller.
+        """
         if self.settings.steps is not None:
-            return max(0, self.settings.steps - self.step)
-        stream = self.settings.epochs * len(self.training)
-        return math.ceil(max(0, stream - self.samples) / self.batch)
+            return self.settings.steps
+        left = self.settings.epochs * len(self.training) - samples
+        return step + math.ceil(left / self.batch)
 
     @property
     def order(self) -> Order:

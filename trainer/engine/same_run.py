@@ -52,7 +52,8 @@ def check(run: Run, found: Found, *, forced: bool) -> None:
         f"{_NAMES.get(name) or variable(name)} {now!r}, was {then!r}"
         for name, (then, now) in differences(saved=saved, now=run.identity).items()
     ]
-    asked, before = run.remaining, progress.steps or progress.step
+    asked = run.steps_from(progress.step, progress.samples)
+    before = progress.steps or progress.step
     if asked < before:
         changed.append(f"steps {asked}, was {before}")
     if changed and not forced:

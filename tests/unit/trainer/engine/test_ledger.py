@@ -60,6 +60,13 @@ def test_a_history_of_any_world_sizes_has_every_sample_once(
         assert history.attempts == 2
 
 
+def test_an_epoch_may_end_with_a_short_step_as_in_a_run_that_was_extended(tmp_path: Path) -> None:
+    write(tmp_path, 1, 0, {1: [0, 1], 2: [2], 3: [2, 0], 4: [1]}, length=3, batch=2, after=0)
+    assert "each of 3 samples was used once in each of 2 epochs" in ledger.check(
+        ledger.read(tmp_path)
+    )
+
+
 WRONG = [
     ({1: [0, 1], 3: [2, 3]}, "step 2 is missing"),
     ({1: [0, 1], 2: [2], 3: [3, 0]}, "step 2 used 1 samples, not 2"),

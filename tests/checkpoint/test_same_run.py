@@ -203,6 +203,26 @@ def test_force_goes_on_with_other_settings(name: str, finished: Any, tmp_path: P
     assert losses(elsewhere) == losses(more)
 
 
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        ({"optimizer": "adamw", "freeze": "0.*"}, {"optimizer": "adamw"}),
+        ({"momentum": "0"}, {"momentum": "0.9"}),
+    ],
+)
+def test_force_trains_what_had_no_state(then: Any, now: Any, tmp_path: Path) -> None:
+    after = []
+    for ranks, mode in ((1, "single"), (2, "ddp-zero1"), (2, "fsdp")):
+        base = BASE | {"mode": mode}
+        before = run_ranks(ranks, tmp_path / mode, **base, **then)
+        more = base | now | {"steps": "15"}
+        events = run_ranks(ranks, tmp_path / mode, resume="force", **more)[len(before) :]
+        after.append(losses(events))
+    assert list(after[0]) == [13, 14, 15]
+    assert after[1] == pytest.approx(after[0], rel=1e-4)
+    assert after[2] == pytest.approx(after[0], rel=1e-4)
+
+
 def test_another_code_of_ones_own_task_is_refused(start: Any, tmp_path: Path) -> None:
     code = (
         "from trainer.tasks.synthetic import Task\n\nclass Own(Task):\n    factor = {}\n"

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
@@ -29,8 +29,9 @@ from torch.optim import Optimizer
 from trainer.checkpoint.find import Found
 from trainer.checkpoint.manifest import DTYPES
 from trainer.checkpoint.parts import read_part
-from trainer.checkpoint.state import capture, restore
+from trainer.checkpoint.state import State, capture, restore
 from trainer.config.exits import Exit, Fault
+from trainer.distributed.messages import from_all
 from trainer.distributed.runtime import Runtime, as_fault
 
 log = logging.getLogger("trainer")
@@ -44,18 +45,26 @@ def load(
     *,
     runtime: Runtime,
     optimizer_state: bool = True,
+    other_settings: bool = False,
 ) -> None:
     """Load a checkpoint into the run. Raises Fault(65) when it does not fit the model.
 
     A part of `extra` that is not in the checkpoint keeps its initial state, and a message says so. If
-    `optimizer_state` is false, this also applies to the optimiser.
+    `optimizer_state` is false, this also applies to the optimiser; with `other_settings`, which may
+    train more parameters, it applies to each part of the optimiser's state.
     """
+    initial = dict(optimizer.state)  # `capture` fills an empty one with the state after a step
     state = capture(module, optimizer, extra)
+    saved = {*found.manifest.tensors, *found.manifest.values}
+    kept: State = {}
     if not optimizer_state:
-        state["optimizer"] = {}
+        kept = dict(state["optimizer"])
         if runtime.is_main:
             log.warning("checkpoint %s has another optimiser's state: not loaded", found.where)
-    saved = (*found.manifest.tensors, *found.manifest.values)
+    elif other_settings:
+        kept = {k: v for k, v in state["optimizer"].items() if f"optimizer.{k}" not in saved}
+        _warn_of_lacking(found, [*kept], runtime)
+    fresh = _set_aside(kept, state, optimizer)
     for name in list(state["extra"]):
         if not any(key.startswith(f"extra.{name}.") for key in saved):
             del state["extra"][name]
@@ -69,6 +78,7 @@ def load(
             process_group=runtime.control,
             no_dist=runtime.control is None,
         )
+        state["optimizer"].update(kept)
         restore(state, module, optimizer, extra)
     except (CheckpointException, RuntimeError, ValueError, KeyError, TypeError) as error:
         if (fault := as_fault(error)).code != Exit.CODE:  # a lost peer, a broken device
@@ -77,6 +87,34 @@ def load(
         raise Fault(
             Exit.DATA, f"checkpoint {found.where}: does not fit this run: {reason}"
         ) from error
+    for parameter in fresh:
+        optimizer.state[parameter] = initial.get(parameter, {})
+
+
+def _warn_of_lacking(found: Found, keys: list[str], runtime: Runtime) -> None:
+    """Log how many values of the optimiser's state, on any rank, are not in the checkpoint."""
+    lacking = {key for of_rank in from_all(keys, runtime, list[str]) for key in of_rank}
+    states = sorted(key for key in lacking if key.startswith("state."))
+    if states and runtime.is_main:
+        log.warning(
+            "checkpoint %s lacks %s values of the optimiser's state, such as %s: their initial state "
+            "is used",
+            found.where,
+            len(states),
+            states[0].removeprefix("state."),
+        )
+
+
+def _set_aside(kept: State, state: State, optimizer: Optimizer) -> list[Tensor]:
+    """Remove `kept` from the state that is loaded; return the parameters whose state it has."""
+    for key in kept:
+        del state["optimizer"][key]
+    tensors = {id(value) for value in kept.values() if isinstance(value, Tensor)}
+    return [
+        parameter
+        for parameter, values in optimizer.state.items()
+        if tensors & {id(value) for value in values.values()}
+    ]
 
 
 class _Planner(DefaultLoadPlanner):

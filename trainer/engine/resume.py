@@ -16,6 +16,7 @@ from trainer.checkpoint.state import capture
 from trainer.checkpoint.store import store_at
 from trainer.checkpoint.write import Label
 from trainer.config.exits import Exit, Fault
+from trainer.config.identity import differences
 from trainer.config.settings import Settings
 from trainer.data.stream import Stream
 from trainer.distributed import optim
@@ -97,16 +98,15 @@ def _load(run: Run, found: Found) -> None:
     progress = found.manifest.progress
     # If the optimiser has changed (only with TRAINER_RESUME=force), its saved state cannot be used.
     decided = ("optimizer",) if run.own.optimizer is None else ("optimizer", "code")
-    same = all(
-        progress.identity.get(one, run.identity[one]) == run.identity[one] for one in decided
-    )
+    changed = differences(saved=progress.identity, now=run.identity)
     load(
         found,
         run.strategy.module,
         run.saved_optimizer,
         run.extra,
         runtime=run.runtime,
-        optimizer_state=same,
+        optimizer_state=changed.keys().isdisjoint(decided),
+        other_settings=bool(changed),
     )
     if run.own.optimizer is None:
         optim.set_options(run.saved_optimizer, run.options)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.lines import EVAL_FIELDS
-from trainer.data.sets import Batch, InMemory, Nested
+from trainer.data.sets import Batch, InMemory, Nested, tokens_of
 from trainer.distributed.optim import Own
 from trainer.distributed.runtime import ASSERT, as_fault, is_out_of_memory
 from trainer.distributed.tensors import leaves
@@ -71,7 +71,7 @@ def _call(method: str, name: str, function: Callable[..., Any], *arguments: Any)
 
 
 def check_data(data: Any, name: str, *, train: bool) -> None:
-    """Raise Fault(64) unless the data has a length and can be read by index or as a stream."""
+    """Raise Fault(64) unless the data has a length, can be read, and has right `tokens` if any."""
     method = f"data(train={train})"
     kind = kind_of(data)
     if isinstance(data, DataLoader):
@@ -93,6 +93,27 @@ def check_data(data: Any, name: str, *, train: bool) -> None:
         len(data)
     if not isinstance(data, InMemory | Dataset) and not hasattr(data, "__getitem__"):
         raise _wrong(name, f"{method} returned {kind}; wanted: a Dataset or Tensors")
+    if wrong := _wrong_tokens(data):
+        raise _wrong(name, f"{method} returned {kind}, whose tokens {wrong}")
+
+
+def _wrong_tokens(data: Any) -> str:
+    """Return what is wrong with the counts of `tokens_of(data)`, and what is wanted; "" if nothing."""
+    tokens: Any = tokens_of(data)  # whatever the task has under this name
+    if tokens is None:
+        return ""
+    if isinstance(data, IterableDataset):
+        return "would not be used: a stream's samples have no weights; give it another name"
+    wanted = f"; wanted: a tensor of {len(data)} counts, one for each sample"
+    if not isinstance(tokens, Tensor):
+        return f"is a {kind_of(tokens)}{wanted}"
+    if tokens.shape != (len(data),) or tokens.dtype == torch.bool or tokens.is_complex():
+        return f"has shape {tuple(tokens.shape)} and {tokens.dtype}{wanted}"
+    counts = tokens.double()  # torch compares no uint16
+    if len(bad := ((counts > 0) & counts.isfinite()).logical_not().nonzero()):
+        first = int(bad[0])
+        return f"is {counts[first]:g} for sample {first}; wanted: above 0; leave the sample out"
+    return ""
 
 
 def blocks_of(task: Any, model: nn.Module, name: str) -> list[nn.Module]:

@@ -96,6 +96,7 @@ CASES = {
     "DataIsAStream": "data(train=True) returned Stream, an IterableDataset without a length; add",
     "DataIsNone": "data(train=True) returned None, which has no len()",
     "DataIsAPair": "data(train=True) returned set; wanted: a Dataset or Tensors",
+    "ATestSampleHasNoTokens": "data(train=False) returned Counted, whose tokens is 0 for sample 0;",
     "DataIsNan": "loss() returned nan for training samples",
     "LengthIsReal": "the len() of data(train=True) raised TypeError: 'float' object cannot be",
     "LengthIsNegative": "the len() of data(train=True) raised ValueError: __len__() should return",

@@ -93,6 +93,13 @@ class Counted(Rows):
         return self.length
 
 
+class ATestSampleHasNoTokens(Right):
+    def data(self, *, train: bool) -> Any:
+        data = Counted(8)
+        data.tokens = torch.arange(8) + train  # type: ignore[attr-defined]
+        return data
+
+
 class Unreadable(Rows):
     def __getitem__(self, index: int) -> Any:
         return self.rows[index]  # type: ignore[attr-defined]

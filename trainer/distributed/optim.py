@@ -6,7 +6,7 @@ A task may itself decide which optimiser updates which parameters, and how the r
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,11 +147,20 @@ def check_state(optimizer: Optimizer, options: Groups, settings: Settings) -> No
             f"a {type(optimizer).__name__} whose step adds {added[0]!r} to its groups; give it a "
             "default, because a checkpoint restores only options that a new optimiser has",
         )
-    values = [item for state in optimizer.state.values() for item in state.items()]
+    values = _state_of(optimizer)
+    held = {id(value) for _, value in values}
+    for inner in _inside(vars(optimizer), {id(optimizer)}):
+        own = [n for n, v in _state_of(inner) if isinstance(v, Tensor) and id(v) not in held]
+        if own:
+            kind = type(inner).__name__
+            raise _wrong(
+                settings,
+                "optimizer()",
+                f"a {type(optimizer).__name__} that holds a {kind}, whose state {own[0]!r} is not in "
+                f"its own, so a checkpoint does not have it; make it a subclass of {kind}, or one "
+                "optimiser with several groups",
+            )
     for name, value in values:
-        if isinstance(value, dict):
-            values += value.items()
-            continue
         if isinstance(value, Tensor):
             kind = "" if value.layout == torch.strided else f"{value.layout} tensor"
         else:
@@ -163,6 +172,29 @@ def check_state(optimizer: Optimizer, options: Groups, settings: Settings) -> No
                 "optimizer()",
                 f"{what}; a checkpoint can hold dense tensors, numbers and dicts of them",
             )
+
+
+def _state_of(optimizer: Optimizer) -> list[tuple[str, Any]]:
+    """Return the values of the state of all parameters, with their names; also those in dicts."""
+    values = [item for state in optimizer.state.values() for item in state.items()]
+    for _, value in values:
+        if isinstance(value, dict):
+            values += value.items()
+    return [item for item in values if not isinstance(item[1], dict)]
+
+
+def _inside(held: Any, seen: set[int]) -> Iterator[Optimizer]:
+    """Yield the optimisers in a value: in dicts, lists and tuples, and in other optimisers."""
+    if isinstance(held, Tensor) or id(held) in seen:
+        return
+    seen.add(id(held))
+    if isinstance(held, Optimizer):
+        yield held
+        held = vars(held)
+    if isinstance(held, dict):
+        held = [*held.values()]
+    for one in held if isinstance(held, list | tuple) else ():
+        yield from _inside(one, seen)
 
 
 def groups_of(model: nn.Module, settings: Settings, own: Own) -> Groups:

@@ -1,17 +1,21 @@
 """The learning rate, how it grows with the global batch, and the optimiser of a GPU."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch.optim import SGD
 
+from trainer.config.exits import Fault
 from trainer.config.settings import Settings
 from trainer.distributed.optim import (
     NOTHING,
     build,
+    check_state,
     learning_rate,
     lr_reason,
+    options_of,
     peak_rate,
     skip_where,
     zero_momentum,
@@ -55,6 +59,51 @@ def test_the_fused_sgd_updates_as_the_other_and_can_skip_its_first_step() -> Non
 def test_sgd_is_the_fused_one_on_a_cpu_too(optimizer: str, is_fused: object) -> None:
     built = build(torch.nn.Linear(2, 2), Settings(optimizer=optimizer), NOTHING)
     assert built.param_groups[0]["fused"] is is_fused
+
+
+class Around(torch.optim.Optimizer):
+    """It calls another optimiser, which is in a list in a dict."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = {"all": [inner]}
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner["all"][0].step(closure)
+
+
+class Sharing(Around):
+    """Its state is the inner one's, as that of torch's PostLocalSGDOptimizer."""
+
+    state = property(lambda self: self.inner["all"][0].state, lambda *_: None)
+
+
+class Copying(Around):
+    """It has the inner one's state in its own."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for parameter, values in self.inner["all"][0].state.items():
+            self.state[parameter] = {"inner": values}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("kind", [Around, Sharing, Copying])
+def test_an_optimiser_inside_another_may_have_no_state_of_its_own(
+    kind: Any, momentum: float
+) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = kind(SGD([parameter], lr=0.1, momentum=momentum))
+    optimizer.itself = optimizer
+    options = options_of(optimizer)
+    update(optimizer, [1.0])
+    if kind is Around and momentum:
+        with pytest.raises(
+            Fault, match="Around that holds a SGD, whose state 'momentum_buffer' is not"
+        ):
+            check_state(optimizer, options, Settings())
+    else:
+        check_state(optimizer, options, Settings())
 
 
 def update(optimizer: SGD, gradients: Sequence[float | None]) -> None:

@@ -56,6 +56,7 @@ CASES = {
     "OptimizerKeepsAList": "optimizer() returned a Keeping whose state 'norms' is a list; a checkpoint",
     "OptimizerKeepsASparseTensor": "returned a Keeping whose state 'kept' is a torch.sparse_coo tensor;",
     "OptimizerAddsAnOption": "optimizer() returned a Counting whose step adds 'count' to its groups",
+    "OptimizerIsMadeOfTwo": "optimizer() returned a Both that holds a AdamW, whose state 'step' is not",
     "LossHasWeights": "its margin has parameters (weight) that get a gradient but are not in the",
     "HasATeacher": "a step changes its teacher.",
     "HasAQueue": "a step changes its queue, which is not in the model, so a checkpoint does not have it",

@@ -68,6 +68,21 @@ class OptimizerAddsAnOption(Right):
         return Counting(groups, lr=1)
 
 
+class OptimizerIsMadeOfTwo(Right):
+    def optimizer(self, groups: Any) -> Any:
+        class Both(torch.optim.Optimizer):
+            def __init__(self) -> None:
+                super().__init__(groups, {"lr": 1})
+                weight, bias = self.param_groups[0]["params"][:2]
+                self.parts = [torch.optim.SGD([bias]), torch.optim.AdamW([weight])]
+
+            def step(self, closure: Any = None) -> Any:
+                for part in self.parts:
+                    part.step(closure)
+
+        return Both()
+
+
 class ScheduleIsNegative(Right):
     def schedule(self, step: int, steps: int) -> Any:
         return -1

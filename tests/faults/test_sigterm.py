@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from tests.conftest import QUICK, ROOT, losses
 from tests.ranks import run_ranks
+from trainer.checkpoint.find import complete
+from trainer.checkpoint.manifest import name_of
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +29,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return losses(run_ranks(2, tmp_path_factory.mktemp("whole"), **TRAINED))
 
 
-@pytest.mark.parametrize("moment", ["step", "evaluation", "checkpoint"])
+@pytest.mark.parametrize(
+    ("moment", "best"),
+    [("step", "0"), ("evaluation", "0"), ("evaluation", "1"), ("checkpoint", "0")],
+)
 def test_sigterm_in_the_middle_of_it_saves_one_step_and_loses_none(
-    moment: str, whole: dict[int, float], start: Any, tmp_path: Path
+    moment: str, best: str, whole: dict[int, float], start: Any, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     own = {
@@ -39,7 +44,8 @@ def test_sigterm_in_the_middle_of_it_saves_one_step_and_loses_none(
         "PET_NPROC_PER_NODE": "2",
         "PET_SHUTDOWN_TIMEOUT": "20",
     }
-    trained = {f"TRAINER_{name.upper()}": value for name, value in TRAINED.items()}
+    settings = TRAINED | {"checkpoint_keep": "9", "checkpoint_keep_best": best}
+    trained = {f"TRAINER_{name.upper()}": value for name, value in settings.items()}
     stopped = start("-m", "trainer.launch", **(QUICK | trained | own)).end(timeout=60)
     assert stopped.code == 143, stopped.stderr
     step = stopped.of("fault")[0]["step"]
@@ -48,9 +54,15 @@ def test_sigterm_in_the_middle_of_it_saves_one_step_and_loses_none(
     assert stopped.of("step")[-1]["step"] == step
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     before = [json.loads(line) for line in lines]
-    rest = run_ranks(2, run, **TRAINED)[len(before) :]
+    rest = run_ranks(2, run, **settings)[len(before) :]
     assert [event["step"] for event in rest if event.get("action") == "resumed"] == [step]
     assert losses(before + rest) == whole  # bit by bit
+    scores = {e["step"]: e["accuracy"] for e in before + rest if e["event"] == "eval"}
+    assert list(scores) == [20, 40, 60]  # also the one that the signal ended
+    if best == "1":
+        for one, score in scores.items():
+            checkpoint = complete(str(run / "checkpoints" / name_of(one)))
+            assert checkpoint.manifest.metric == score
 
 
 def counting(folder: Path, milliseconds: str) -> None:

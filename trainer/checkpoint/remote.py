@@ -46,6 +46,10 @@ class Remote:
         with _as_os_error(), self._fs.open(self._path(folder, file), "wb") as opened:
             yield opened
 
+    def replace(self, folder: str, file: str, data: bytes) -> None:
+        with self.create(folder, file) as opened:  # an object appears when it is complete
+            opened.write(data)
+
     def size(self, folder: str, file: str) -> int:
         with _as_os_error():
             return int(self._fs.size(self._path(folder, file)))

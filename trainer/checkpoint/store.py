@@ -57,6 +57,14 @@ class Local:
             opened.flush()
             os.fsync(opened.fileno())
 
+    def replace(self, folder: str, file: str, data: bytes) -> None:
+        """Replace a file of a complete checkpoint, at once."""
+        partial = f".{file}.partial"
+        with self.create(folder, partial) as opened:
+            opened.write(data)
+        (self.root / folder / partial).replace(self.root / folder / file)
+        _flush(self.root / folder)
+
     def size(self, folder: str, file: str) -> int:
         """Return a file's bytes."""
         return (self.root / folder / file).stat().st_size

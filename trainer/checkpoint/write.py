@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from trainer.checkpoint.find import Found
 from trainer.checkpoint.manifest import (
     FORMAT,
     MANIFEST_FILE,
@@ -86,6 +87,12 @@ def write(
         writer.discard()
         raise _reason(error, store.where(name_of(label.progress.step))) from error
     return writer.size
+
+
+def add_metric(found: Found, metric: float) -> None:
+    """Write the metric of a later evaluation into a complete checkpoint. Raises OSError."""
+    text = encode(found.manifest.model_copy(update={"metric": metric}))
+    found.store.replace(found.name, MANIFEST_FILE, text)
 
 
 def _reason(error: CheckpointException, where: str) -> Exception:

@@ -37,7 +37,7 @@ from trainer.engine import build
 from trainer.engine.evaluation import evaluate
 from trainer.engine.ledger import Ledger
 from trainer.engine.replicas import compare
-from trainer.engine.resume import report_saved, resume, save, saving_to
+from trainer.engine.resume import record, report_saved, resume, save, saving_to
 from trainer.engine.run import Run, Since, example
 from trainer.engine.step.bad_samples import SkippedSamples
 from trainer.engine.step.compiled import compile_step
@@ -176,11 +176,13 @@ def _settings(run: Run) -> dict[str, str]:
 
 def _train(run: Run, stop: Stop, *, done: Callable[[], None]) -> Exit:
     """Take the steps, save and evaluate at the end, call `done`, and report the summary."""
+    # What came after the checkpoint comes first: a stop request may have ended the evaluation.
+    stopped = run.unevaluated is not None and not record(run, evaluate(run, stop))
     began = time.monotonic()
     first_sample = run.samples
     guard = NonfiniteGuard(run)
     with profiling(run.settings, run.runtime, run.report, done=lambda: run.step) as profile_step:
-        stopped = _take_steps(run, guard, stop, profile_step)
+        stopped = stopped or _take_steps(run, guard, stop, profile_step)
         while guard.exhausted:
             guard.go_back()
             stopped = _take_steps(run, guard, stop, profile_step)
@@ -244,14 +246,12 @@ def _take_steps(
 
         # After the step: compare replicas, report, save, evaluate.
         last = run.step == steps
-        saving = _is_every(settings.checkpoint_steps, run) or stop.save
-        evaluating = _is_every(settings.eval_steps, run)
-        if settings.eval_steps is None:
-            evaluating = run.samples // order.length > epoch
-        reporting = last or saving or run.step == 1 or _is_every(settings.log_steps, run)
+        saving = run.is_every(settings.checkpoint_steps) or stop.save
+        evaluating = run.evaluation_is_due
+        reporting = last or saving or run.step == 1 or run.is_every(settings.log_steps)
         if reporting or evaluating:
             guard.settle()
-        if _is_every(settings.fingerprint_steps, run):
+        if run.is_every(settings.fingerprint_steps):
             compare(run)
         if reporting:
             loss = total([float(loss_sum)], runtime)[0] / weight
@@ -313,8 +313,3 @@ def _save_and_evaluate(
     if evaluating and not run.settings.checkpoint_keep_best:
         metric = evaluate(run, stop)
     return metric
-
-
-def _is_every(steps: int | None, run: Run) -> bool:
-    """Return whether something that happens every `steps` steps, never with 0, is due."""
-    return bool(steps and run.step % steps == 0)

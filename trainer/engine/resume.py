@@ -14,7 +14,7 @@ from trainer.checkpoint.retention import Keep
 from trainer.checkpoint.saver import Saved, Saver
 from trainer.checkpoint.state import capture
 from trainer.checkpoint.store import store_at
-from trainer.checkpoint.write import Label
+from trainer.checkpoint.write import Label, add_metric
 from trainer.config.exits import Exit, Fault
 from trainer.config.identity import differences
 from trainer.config.settings import Settings
@@ -71,6 +71,8 @@ def resume(run: Run) -> None:
     if found is not None:
         check(run, found, forced=forced)
         _load(run, found)
+        if found.manifest.metric is None and run.remaining and run.evaluation_is_due:
+            run.unevaluated = found
         run.report("checkpoint", action="resumed", step=run.step, path=run.saved)
         if run.runtime.is_main:
             log.info("resumed from %s: %s steps done, %s to go", run.saved, run.step, run.remaining)
@@ -157,6 +159,22 @@ def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
             raise Fault(
                 Exit.MACHINE, f"{saved.refusal}; the newest complete one is {run.saved or 'none'}"
             )
+
+
+def record(run: Run, metric: float | None) -> bool:
+    """Write the metric of `run.unevaluated` into that checkpoint; return False if there is none.
+
+    The checkpoint of another run is not changed.
+    """
+    found = run.unevaluated
+    if metric is None or found is None or run.saver is None:
+        return metric is not None
+    if run.runtime.is_main and found.where == run.saver.store.where(found.name):
+        try:
+            add_metric(found, metric)
+        except OSError as error:
+            log.warning("checkpoint %s: its metric is not recorded: %s", found.where, error)
+    return True
 
 
 def _frozen_samples(run: Run) -> list[Tensor]:

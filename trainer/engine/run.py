@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
 from trainer import strategies, tasks
+from trainer.checkpoint.find import Found
 from trainer.checkpoint.saver import Saver
 from trainer.config.settings import Settings
 from trainer.data.loader import Loader
@@ -42,7 +43,8 @@ class Run:
     optimiser, by name. `identity`: what decides the result. `own`: the task's methods for the optimiser.
     `options`: those of the optimiser's groups when it was built. `metrics`: the names of the task's
     scores; the first is its `metric`. `saver`: None if the nodes share no folder. `save_began`: when
-    the last save began. `frozen`: a few numbers of each frozen weight at the start.
+    the last save began. `unevaluated`: the checkpoint it resumed from, if that has no metric yet and an
+    evaluation of its step is due. `frozen`: a few numbers of each frozen weight at the start.
     """
 
     settings: Settings
@@ -60,6 +62,7 @@ class Run:
     samples: int = 0
     saved: str | None = None
     saved_step: int = 0
+    unevaluated: Found | None = None
     fitness: dict[str, float] = field(default_factory=dict)
     throughput: Throughput = field(default_factory=Throughput)
     bad: set[tuple[str, int]] = field(default_factory=set)
@@ -119,6 +122,17 @@ class Run:
             return self.settings.steps
         left = self.settings.epochs * len(self.training) - samples
         return step + math.ceil(left / self.batch)
+
+    def is_every(self, steps: int | None) -> bool:
+        """Return whether something that happens every `steps` steps, never with 0, is due."""
+        return bool(steps and self.step % steps == 0)
+
+    @property
+    def evaluation_is_due(self) -> bool:
+        """Whether the step just taken is followed by an evaluation; by default it ends an epoch."""
+        if self.settings.eval_steps is not None:
+            return self.is_every(self.settings.eval_steps)
+        return self.samples % len(self.training) < min(self.batch, self.samples)
 
     @property
     def order(self) -> Order:

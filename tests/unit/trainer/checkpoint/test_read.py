@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.checkpoint.small import ALONE, found, label
+from tests.checkpoint.small import ALONE, equal, found, label, loaded, save, trained
+from trainer.checkpoint.find import complete
 from trainer.checkpoint.read import load
 from trainer.checkpoint.retention import Keep
 from trainer.checkpoint.state import capture
 from trainer.checkpoint.store import store_at
-from trainer.checkpoint.write import write
+from trainer.checkpoint.write import add_metric, write
 from trainer.config.exits import Exit, Fault
 
 
@@ -53,6 +54,18 @@ def test_what_was_frozen_gets_the_state_of_a_new_optimiser(
     assert sorted(steps) == ([0, 0, 2, 2] if same else [0, 0, 0, 0])
     if same:
         assert "lacks 6 values of the optimiser's state, such as 0.bias.exp_avg:" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "memory://added"])
+def test_a_metric_is_added_to_a_complete_checkpoint(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINER_CHECKPOINT_KEY", "a secret")
+    where = save(place, 3)
+    add_metric(complete(where), 0.5)
+    assert complete(where).manifest.metric == 0.5
+    assert equal(loaded(complete(where)), trained(3))
 
 
 def test_a_missing_state_is_damage_if_the_settings_are_the_same(checkpoint: Any) -> None:

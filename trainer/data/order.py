@@ -18,6 +18,8 @@ from torch import Tensor
 from trainer.plan.balance import balance
 from trainer.plan.batches import Batches
 
+PADDING = 64  # different samples that fill up a batch; a stream keeps as many
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -64,25 +66,34 @@ class Order:
     keyed: bool = True
     in_order: bool = False
 
-    def take(self, start: int, count: int, *, stop: int | None = None) -> Samples:
+    def take(self, start: int, count: int, *, stop: int | None = None, first: int = 0) -> Samples:
         """Return the samples at positions start .. start+count.
 
-        Positions from `stop` or `end` on are padding: the last position before, with weight 0.
+        Positions from `stop` or `end` on are padding: the last PADDING positions before, but none before
+        `first`, in turn, with weight 0. Copies of one sample would have no variance, and a BatchNorm's
+        running variance would shrink.
         """
         end = self.end if stop is None else min(self.end, stop)
         real = max(0, min(count, end - start))
-        parts = []
-        done = 0
-        while done < real:
-            parts.append(self._in_epoch(start + done, real - done))
-            done += parts[-1].shape[1]
+        parts = self._parts(start, real)
         if real < count:
-            parts.append(self._in_epoch(end - 1, 1).expand(-1, count - real))
+            first = max(first, end - PADDING)
+            turn = torch.arange(start + real - end, start + count - end) % (end - first)
+            parts.append(torch.cat(self._parts(first, end - first), dim=1)[:, turn])
         indices, *keys = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         weights = torch.ones(count) if self.tokens is None else self.tokens[indices].float()
         weights[real:] = 0
         whole = self.tokens is None and real == count
         return Samples(indices, weights, keys[0] if keys else None, whole)
+
+    def _parts(self, start: int, count: int) -> list[Tensor]:
+        """Return indices and keys of `count` positions, in a tensor for each epoch."""
+        parts = []
+        done = 0
+        while done < count:
+            parts.append(self._in_epoch(start + done, count - done))
+            done += parts[-1].shape[1]
+        return parts
 
     def _in_epoch(self, start: int, count: int) -> Tensor:
         """Return indices and keys, shape (2, n), of `count` positions, or of those left in the epoch.
@@ -144,15 +155,20 @@ def training_shares(order: Order, batches: Batches, rank: int, *, start: int) ->
     """
     share = batches.micro * batches.accumulation
     while start < order.end:
+        stop = start + batches.global_batch
+        first = 0
+        if order.in_order:  # going back before a saved state or the epoch would read it all again
+            epoch = (min(stop, order.end) - 1) // order.length
+            first = max(start, epoch * order.length)
         if order.tokens is None:
-            mine = order.take(start + rank * share, share, stop=start + batches.global_batch)
+            mine = order.take(start + rank * share, share, stop=stop, first=first)
         else:
             filled = share * batches.replicas
-            whole = order.take(start, filled, stop=start + batches.global_batch)
+            whole = order.take(start, filled, stop=stop, first=first)
             chosen = balance(whole.weights.tolist(), batches.replicas)[rank]
             mine = whole[torch.tensor(chosen)]
         yield from mine.split(batches.micro)
-        start += batches.global_batch
+        start = stop
 
 
 def evaluation_shares(

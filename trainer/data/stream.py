@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from trainer.config.exits import Exit, Fault
-from trainer.data.order import mix
+from trainer.data.order import PADDING, mix
 from trainer.distributed.generators import restored, seed
 from trainer.distributed.torch_private import forget_loader_worker
 
@@ -40,7 +40,8 @@ class Stream:
         self._dataset, self._seed = dataset, seed
         self._iterator: Iterator[Any] | None = None
         self._epoch, self._next = 0, 0
-        self._last: Any = None
+        # The last samples by position: a batch that is filled up repeats them.
+        self._recent: dict[int, Any] = {}
         self.has_state = all(
             callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict")
         )
@@ -58,12 +59,13 @@ class Stream:
 
         Raises Fault(65) when the stream ends early or raises.
         """
-        epoch, index = divmod(position, len(self))
-        if self._iterator is None or epoch != self._epoch or index < self._first_at_hand():
-            self._begin(epoch, index)
-        while self._next <= index:
-            self._read()
-        return self._last
+        if position not in self._recent:
+            epoch, index = divmod(position, len(self))
+            if self._iterator is None or epoch != self._epoch or index < self._next:
+                self._begin(epoch, index)
+            while self._next <= index:
+                self._read()
+        return self._recent[position]
 
     def state(self) -> dict[str, Any]:
         """Return the position of the next sample, and the dataset's state at that position as text."""
@@ -89,16 +91,13 @@ class Stream:
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {
             "_iterator": None,
-            "_last": None,
+            "_recent": {},
         }  # for a worker, which starts its own iteration
-
-    def _first_at_hand(self) -> int:
-        return self._next if self._last is None else self._next - 1
 
     def _begin(self, epoch: int, index: int) -> None:
         """Start an epoch, at the resumed position if that is in the epoch and not after `index`."""
         forget_loader_worker()  # a dataset that splits itself by worker would split twice
-        self._epoch, self._next, self._last = epoch, 0, None
+        self._epoch, self._next = epoch, 0
         state, position = self._first, (self._resumed or (-1, None))[0]
         if self._resumed and epoch * len(self) < position <= epoch * len(self) + index:
             self._next, state = position - epoch * len(self), self._resumed[1]
@@ -114,10 +113,12 @@ class Stream:
             raise self._fault(error) from error
 
     def _read(self) -> None:
+        position = self._epoch * len(self) + self._next
         try:
             with restored():
                 seed(mix(self._seed, self._epoch, "stream", self._next))
-                self._last = next(self._iterator)  # type: ignore[arg-type]  # _begin made it
+                assert self._iterator is not None  # noqa: S101  # _begin made it
+                self._recent[position] = next(self._iterator)
         except StopIteration:
             raise Fault(
                 Exit.DATA,
@@ -126,6 +127,7 @@ class Stream:
             ) from None
         except Exception as error:
             raise self._fault(error) from error
+        self._recent.pop(position - PADDING, None)
         self._next += 1
 
     def _fault(self, error: Exception) -> Fault:

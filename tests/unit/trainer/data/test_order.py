@@ -160,3 +160,22 @@ def test_without_keys_the_samples_are_the_same_and_only_full_shares_are_whole() 
         assert one.indices.tolist() == other.indices.tolist()
         assert one.whole == other.whole == bool((one.weights == 1).all())
     assert [one.whole for one in plain] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_padding_is_of_different_samples_and_the_same_on_any_number_of_ranks(
+    *, in_order: bool
+) -> None:
+    """Copies of one sample have no variance: a BatchNorm's running variance would shrink."""
+    order = Order(0, 148, 148, in_order=in_order)  # 20 samples for the last batch of 64
+    alone = order.take(128, 64, first=128 if in_order else 0)
+    assert alone.weights.tolist() == [1] * 20 + [0] * 44
+    assert len({*alone.indices.tolist()}) == (20 if in_order else 64)
+    for sizes in (batches(64, 1, 1), batches(4, 16, 1), batches(4, 8, 2), batches(16, 1, 4)):
+        shares = [
+            samples
+            for rank in range(sizes.replicas)
+            for samples in training_shares(order, sizes, rank, start=128)
+        ]
+        assert torch.cat([samples.indices for samples in shares]).equal(alone.indices)
+        assert all(len({*samples.indices.tolist()}) > 3 for samples in shares)

@@ -10,11 +10,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tests.parity.stream_tasks import SAMPLES, Plain, WithState
 from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
 from trainer.data.loader import Loader
-from trainer.data.order import Order, Samples
+from trainer.data.order import Order, Samples, training_shares
 from trainer.data.sets import Tensors
 from trainer.data.stream import Stream
 from trainer.data.task_contract import check_data
+from trainer.plan.sizing import size
 
 DATA = Tensors(torch.arange(SAMPLES), torch.arange(SAMPLES))
 
@@ -48,7 +50,23 @@ def test_positions_are_read_forward_and_again_from_the_start() -> None:
 def test_the_order_is_the_streams_own_and_a_position_counts_all_epochs() -> None:
     order = Order(0, 10, 30, in_order=True)
     assert order.take(7, 6).indices.tolist() == [*range(7, 13)]
-    assert order.take(28, 4).indices.tolist() == [28, 29, 29, 29]
+    assert order.take(28, 4, first=28).indices.tolist() == [28, 29, 28, 29]
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_padding_does_not_begin_a_stream_again(rank: int) -> None:
+    sizes = size(Settings(global_batch=10, micro_batch=2, mode="ddp"), 3, label=str, uneven=True)
+    order = Order(0, SAMPLES, 2 * SAMPLES - 7, in_order=True)
+    start = SAMPLES - 15  # the second batch crosses the epochs
+    before = Stream(WithState(DATA, shuffled=False), seed=0)
+    _ = before[start - 1]
+    dataset = WithState(DATA, shuffled=False)
+    stream = Stream(dataset, seed=0)
+    stream.resume(before.state())
+    for samples in training_shares(order, sizes.batches, rank, start=start):
+        for position in samples.indices.tolist():
+            assert int(stream[position][0]) == position % SAMPLES
+    assert dataset.begun == [start, 0]  # once in each epoch
 
 
 def test_what_a_sample_draws_depends_on_its_place_alone() -> None:

@@ -98,6 +98,8 @@ def test_starting_over_sets_them_aside(url: str) -> None:
     assert found(url, "never") is None
     assert store_at(url).names() == []
     assert store_at(f"{url}.1").names() == ["step-00000001"]
+    assert found(url, "never") is None
+    assert store_at(f"{url}.2").names() == []
 
 
 def test_a_url_that_nothing_knows_is_64() -> None:

@@ -1,5 +1,6 @@
 """When a run saves and which checkpoints it keeps: by steps, by the clock, by the metric, for good."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ def saved(events: list[dict[str, Any]]) -> list[int]:
     return [event["step"] for event in events if event.get("action") == "saved"]
 
 
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(path.name[-8:]) for path in folder.iterdir())
+
+
 @pytest.mark.slow
 def test_minutes_and_steps_each_ask_for_checkpoints(tmp_path: Path) -> None:
     common = {"task": "synthetic", "steps": "9", "eval_steps": "0"}
@@ -75,5 +80,23 @@ def test_the_newest_the_best_and_one_of_every_few_stay(tmp_path: Path) -> None:
     scores = {event["step"]: event["accuracy"] for event in events if event["event"] == "eval"}
     assert scores.keys() == {3, 6, 9, 12, 13}
     best = max(scores, key=lambda step: (scores[step], step))
-    there = {int(path.name[-8:]) for path in (tmp_path / "checkpoints").iterdir()}
-    assert there == {4, 8, 12, 13, best}
+    assert {*steps_in(tmp_path / "checkpoints")} == {4, 8, 12, 13, best}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["same", "another"])
+def test_a_run_from_an_early_checkpoint_keeps_its_own_and_sets_later_ones_aside(
+    where: str, tmp_path: Path
+) -> None:
+    first = {"task": "synthetic", "eval_steps": "0", "checkpoint_steps": "2"}
+    second = first | {"lr": "0.5", "checkpoint_keep": "2"}
+    run_ranks(1, tmp_path / "same", steps="12", checkpoint_keep="9", **first)
+    if where == "another":
+        shutil.copytree(tmp_path / "same", tmp_path / where)
+    early = f"force:{tmp_path}/same/checkpoints/step-00000004"
+    run_ranks(1, tmp_path / where, resume=early, steps="8", **second)
+    run = tmp_path / where
+    assert steps_in(run / "checkpoints") == [6, 8]
+    assert steps_in(run / "checkpoints.1") == [6, 8, 10, 12]
+    events = run_ranks(1, run, steps="10", **second)
+    assert [e["step"] for e in events if e.get("action") == "resumed"] == [4, 8]

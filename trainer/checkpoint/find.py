@@ -1,6 +1,7 @@
 """Find the newest undamaged checkpoint. All ranks take part."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainer.checkpoint.manifest import MANIFEST_FILE, MOST_BYTES, Damage, Manifest, decode, step_of
@@ -39,21 +40,10 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
         if isinstance(named, str):
             raise Fault(Exit.DATA, f"TRAINER_RESUME={resume}: not a complete checkpoint: {named}")
         return named
-    names: list[str] = []
-    problem = ""
-    if runtime.is_main:
-        try:
-            if resume != "never":
-                store.sweep()
-                names = store.names()
-            elif aside := store.set_aside():
-                log.info("starting over; the checkpoints of the previous run are in %s", aside)
-        except OSError as error:
-            reason = error.strerror or error
-            problem = f"checkpoints {store.where('')}: {reason}"
-    names, problem = from_main((names, problem), runtime, tuple[list[str], str])
-    if problem:
-        raise Fault(Exit.DATA, problem)
+    if resume == "never":
+        set_aside(store, after=0, runtime=runtime)
+        return None
+    names = _on_main(lambda: _swept(store), store, runtime)
     found = _newest_complete(names, store, runtime)
     if names and found is None:
         raise Fault(
@@ -64,11 +54,47 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
     return found
 
 
+def set_aside(store: Store, *, after: int, runtime: Runtime) -> None:
+    """Move the checkpoints of more than `after` steps to another folder. All ranks call it together.
+
+    A run that goes on from there saves earlier steps. Beside these they would be removed as old.
+    """
+
+    def move() -> list[str]:
+        later = [name for name in _swept(store) if (step_of(name) or 0) > after]
+        if later:
+            log.info("the checkpoints after step %s are now in %s", after, store.set_aside(later))
+        return later
+
+    _on_main(move, store, runtime)
+
+
 def newest(store: Store, *, before: int, runtime: Runtime) -> Found | None:
     """Return the newest complete checkpoint of less than `before` steps, the same on every rank."""
     names = from_main(store.names() if runtime.is_main else [], runtime, list[str])
     earlier = [name for name in names if (step_of(name) or 0) < before]
     return _newest_complete(earlier, store, runtime)
+
+
+def _swept(store: Store) -> list[str]:
+    """Return the names of the checkpoints, after removing what is left of attempts to write one."""
+    store.sweep()
+    return store.names()
+
+
+def _on_main(act: Callable[[], list[str]], store: Store, runtime: Runtime) -> list[str]:
+    """Return, on every rank, the names that `act` returns on the main one. Raises Fault(65)."""
+    names: list[str] = []
+    problem = ""
+    if runtime.is_main:
+        try:
+            names = act()
+        except OSError as error:
+            problem = f"checkpoints {store.where('')}: {error.strerror or error}"
+    names, problem = from_main((names, problem), runtime, tuple[list[str], str])
+    if problem:
+        raise Fault(Exit.DATA, problem)
+    return names
 
 
 def _newest_complete(names: list[str], store: Store, runtime: Runtime) -> Found | None:

@@ -6,7 +6,7 @@ torch; S3 needs the extra `s3`.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO, cast
 
 from fsspec.core import url_to_fs
@@ -60,7 +60,7 @@ class Remote:
     def begin(self, name: str) -> str:
         with _as_os_error():
             if self._exists(name, MANIFEST_FILE):  # a damaged checkpoint of the same step is kept
-                self._move(self._path(name), f"{self._path(name)}.replaced")
+                self._move(self._path(name), self._free_name(f"{self._path(name)}.replaced"))
             elif self._fs.exists(self._path(name)):
                 self._fs.rm(self._path(name), recursive=True)
             self._fs.makedirs(self._path(name), exist_ok=True)
@@ -85,11 +85,13 @@ class Remote:
             if not self._exists(name, MANIFEST_FILE):
                 self.discard(name)
 
-    def set_aside(self) -> str | None:
-        if not self.names():
-            return None
+    def set_aside(self, names: Iterable[str]) -> str:
         with _as_os_error():
-            return self._move(self._root, self._root)
+            aside = self._free_name(self._root)
+            for name in names:
+                for path in (*self._fs.glob(self._path(f"{name}.replaced.*")), self._path(name)):
+                    self._move(str(path), aside + str(path).removeprefix(self._root))
+        return aside
 
     def _path(self, *parts: str) -> str:
         return "/".join((self._root, *parts))
@@ -106,16 +108,18 @@ class Remote:
             paths = self._fs.ls(self._root, detail=False)
         return in_order(str(path).rstrip("/").rpartition("/")[2] for path in paths)
 
-    def _move(self, path: str, target: str) -> str:
-        """Move a folder to `target` with the first free number appended."""
+    def _free_name(self, path: str) -> str:
+        """Return `path` with the first free number appended."""
         number = 1
-        while self._fs.exists(free := f"{target}.{number}"):
+        while self._fs.exists(free := f"{path}.{number}"):
             number += 1
+        return free
+
+    def _move(self, path: str, target: str) -> None:
         files = self._fs.find(path)
         for file in files:
-            self._fs.cp_file(file, free + str(file).removeprefix(path))
+            self._fs.cp_file(file, target + str(file).removeprefix(path))
         self._fs.rm(files)
-        return free
 
 
 @contextlib.contextmanager

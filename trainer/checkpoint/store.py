@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hmac import compare_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
@@ -121,12 +121,13 @@ class Local:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails: it is being written
                 shutil.rmtree(path, ignore_errors=True)
 
-    def set_aside(self) -> str | None:
-        """Move all checkpoints to another place and return it, None when there are none."""
-        if not self.names():
-            return None
+    def set_aside(self, names: Iterable[str]) -> str:
+        """Move checkpoints, and the damaged ones they replaced, to a new folder and return it."""
         aside = _free_name(self.root)
-        self.root.rename(aside)
+        aside.mkdir()
+        for name in names:
+            for path in (*self.root.glob(f"{name}.replaced.*"), self.root / name):
+                path.rename(aside / path.name)
         return str(aside)
 
     def _unlock(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.find import Found, find, is_shared, newest
+from trainer.checkpoint.find import Found, find, is_shared, newest, set_aside
 from trainer.checkpoint.manifest import Progress
 from trainer.checkpoint.read import load
 from trainer.checkpoint.retention import Keep
@@ -70,6 +70,8 @@ def resume(run: Run) -> None:
     found = find(asked, run.saver.store, runtime=run.runtime)
     if found is not None:
         check(run, found, forced=forced)
+        if asked != "auto":  # the checkpoint may be an early one
+            set_aside(run.saver.store, after=found.manifest.progress.step, runtime=run.runtime)
         _load(run, found)
         if found.manifest.metric is None and run.remaining and run.evaluation_is_due:
             run.unevaluated = found

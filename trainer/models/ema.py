@@ -20,6 +20,7 @@ from trainer.distributed.tensors import local_part
 class Average:
     """The average of a module's parameters and of its buffers of real numbers.
 
+    A number of a buffer that is not finite, as in a mask, is taken as it is.
     `stages`: those of a pipeline, which hold parts of the module.
     """
 
@@ -58,12 +59,19 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         """Update the average with the weights after an optimiser step."""
-        for weight, average in self._now():
+        for weight, average in self._pairs:
             average.lerp_(weight, 1 - self._decay)
+        for buffer, average in self._buffers_now():
+            mixed = average.lerp(buffer, 1 - self._decay)
+            # A mask's -inf has no average: -inf less -inf is nan.
+            average.copy_(mixed.where(mixed.isfinite(), buffer))
 
     def _now(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each tensor of the module with its average."""
         yield from self._pairs
+        yield from self._buffers_now()
+
+    def _buffers_now(self) -> Iterator[tuple[Tensor, Tensor]]:
         for part, name, average in self._buffers:
             buffer = getattr(part, name)
             if isinstance(buffer, Tensor) and buffer.shape == average.shape:

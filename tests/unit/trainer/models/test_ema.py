@@ -25,6 +25,17 @@ def test_a_buffer_may_be_replaced() -> None:
     assert model.cache.tolist() == [1, 1, 1]
 
 
+def test_a_buffer_that_is_not_finite_is_taken_as_it_is() -> None:
+    model, inf = Replaces(), float("inf")
+    model.mean = torch.tensor([-inf, 0.0])  # as of a causal mask
+    average = Average(model, 0.75)
+    average.update()
+    assert average.state_dict()["mean"].tolist() == [-inf, 0]
+    model.mean = torch.tensor([4.0, -inf])
+    average.update()
+    assert average.state_dict()["mean"].tolist() == [4, -inf]
+
+
 def test_tied_weights_are_averaged_and_swapped_once() -> None:
     torch.manual_seed(0)
     first, last = nn.Linear(3, 3), nn.Linear(3, 3)

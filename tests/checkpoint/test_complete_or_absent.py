@@ -230,11 +230,13 @@ def test_what_else_a_run_registers_is_saved_and_may_be_missing(
     write(state, label(1), store_at(tmp_path), Keep(1), group=None)
     model, optimizer = trained(0)
     counter, new = Counter(0), Counter(7)
-    load(the(found(tmp_path)), model, optimizer, {"counter": counter, "new": new}, runtime=ALONE)
+    extra = {"counter": counter, "new": new}
+    lacking = load(the(found(tmp_path)), model, optimizer, extra, runtime=ALONE)
+    assert lacking == ["new"]
     assert counter.state["count"] == 5
     assert counter.state["sums"][0].tolist() == [5.0, 5.0]
     assert new.state["count"] == 7
-    assert "has no new: its initial state is used" in caplog.text
+    assert "has no new: it starts here" in caplog.text
 
 
 def test_what_only_a_pickle_could_hold_is_refused(tmp_path: Path) -> None:

@@ -223,6 +223,17 @@ def test_force_trains_what_had_no_state(then: Any, now: Any, tmp_path: Path) -> 
     assert after[2] == pytest.approx(after[0], rel=1e-4)
 
 
+def test_an_average_that_is_new_starts_from_the_checkpoints_weights(
+    finished: Any, tmp_path: Path
+) -> None:
+    folder, events = finished
+    shutil.copytree(folder, tmp_path / "again")
+    # So slow that after three steps it is still what it started from.
+    changed = BASE | {"steps": "15", "ema_decay": "0.999999", "resume": "force"}
+    more = run_ranks(1, tmp_path / "again", **changed)
+    assert more[-1]["accuracy"] == events[-1]["accuracy"]
+
+
 def test_another_code_of_ones_own_task_is_refused(start: Any, tmp_path: Path) -> None:
     code = (
         "from trainer.tasks.synthetic import Task\n\nclass Own(Task):\n    factor = {}\n"

@@ -46,12 +46,12 @@ def load(
     runtime: Runtime,
     optimizer_state: bool = True,
     other_settings: bool = False,
-) -> None:
+) -> list[str]:
     """Load a checkpoint into the run. Raises Fault(65) when it does not fit the model.
 
-    A part of `extra` that is not in the checkpoint keeps its initial state, and a message says so. If
-    `optimizer_state` is false, this also applies to the optimiser; with `other_settings`, which may
-    train more parameters, it applies to each part of the optimiser's state.
+    Returns the names of the parts of `extra` that are not in the checkpoint. They keep their initial
+    state, and a message says so. If `optimizer_state` is false, so does the optimiser; with
+    `other_settings`, which may train more parameters, so does each part of the optimiser's state.
     """
     initial = dict(optimizer.state)  # `capture` fills an empty one with the state after a step
     state = capture(module, optimizer, extra)
@@ -65,11 +65,11 @@ def load(
         kept = {k: v for k, v in state["optimizer"].items() if f"optimizer.{k}" not in saved}
         _warn_of_lacking(found, [*kept], runtime)
     fresh = _set_aside(kept, state, optimizer)
-    for name in list(state["extra"]):
-        if not any(key.startswith(f"extra.{name}.") for key in saved):
-            del state["extra"][name]
-            if runtime.is_main:
-                log.warning("checkpoint %s has no %s: its initial state is used", found.where, name)
+    lacking = [name for name in extra if not any(key.startswith(f"extra.{name}.") for key in saved)]
+    for name in lacking:
+        del state["extra"][name]
+        if runtime.is_main:
+            log.warning("checkpoint %s has no %s: it starts here", found.where, name)
     try:
         dcp.load(
             state,
@@ -89,6 +89,7 @@ def load(
         ) from error
     for parameter in fresh:
         optimizer.state[parameter] = initial.get(parameter, {})
+    return lacking
 
 
 def _warn_of_lacking(found: Found, keys: list[str], runtime: Runtime) -> None:

@@ -103,7 +103,7 @@ def _load(run: Run, found: Found) -> None:
     # If the optimiser has changed (only with TRAINER_RESUME=force), its saved state cannot be used.
     decided = ("optimizer",) if run.own.optimizer is None else ("optimizer", "code")
     changed = differences(saved=progress.identity, now=run.identity)
-    load(
+    lacking = load(
         found,
         run.strategy.module,
         run.saved_optimizer,
@@ -112,6 +112,8 @@ def _load(run: Run, found: Found) -> None:
         optimizer_state=changed.keys().isdisjoint(decided),
         other_settings=bool(changed),
     )
+    if run.average and "ema" in lacking:  # it was made of the initial weights
+        run.average.start()
     if run.own.optimizer is None:
         optim.set_options(run.saved_optimizer, run.options)
     elif run.saved_optimizer is not run.strategy.optimizer:

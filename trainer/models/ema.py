@@ -57,6 +57,12 @@ class Average:
             self._average[name] = seen[place]
 
     @torch.no_grad()
+    def start(self) -> None:
+        """Start with the weights as they are now."""
+        for weight, average in self._now():
+            average.copy_(weight)
+
+    @torch.no_grad()
     def update(self) -> None:
         """Update the average with the weights after an optimiser step."""
         for weight, average in self._pairs:

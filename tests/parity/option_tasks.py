@@ -14,6 +14,11 @@ from trainer.models.ops import cross_entropy
 from trainer.tasks import charlm_gpt, synthetic
 
 
+class Normed(synthetic.Task):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(64), super().model())
+
+
 class ShardedLoss(synthetic.Task):
     """Gives our cross-entropy sharded tensors: by samples, or by the classes that it sums over."""
 

@@ -203,6 +203,18 @@ def test_averaged_weights_are_the_same_in_every_mode(
     assert abs(evaluated(expected) / evaluated(plain) - 1) > 1e-3
 
 
+@pytest.mark.parametrize("mode", ["ddp", "fsdp", "pp"])
+def test_averaged_statistics_are_those_of_one_rank_as_in_the_checkpoint(
+    mode: str, tmp_path: Path
+) -> None:
+    settings = AVERAGED | {"task": "tests.parity.option_tasks:Normed", "mode": mode, "steps": "5"}
+    settings["mesh"] = "pp=2,dp_replicate=2" if mode == "pp" else ""
+    before = evaluated(run_ranks(4, tmp_path, **settings))
+    again = run_ranks(4, tmp_path, **settings)  # loads the checkpoint, and only evaluates
+    assert len([event for event in again if event["event"] == "eval"]) == 2
+    assert evaluated(again) == pytest.approx(before, rel=1e-12)
+
+
 def test_the_average_goes_on_over_a_resume(tmp_path: Path) -> None:
     settings = AVERAGED | {"mode": "fsdp", "schedule": "constant"}
     whole = run_ranks(2, tmp_path / "whole", **settings)
@@ -279,7 +291,7 @@ def _scale(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("task", ["ShardedLoss", "ShardedByClasses"])
-@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+@pytest.mark.parametrize("mode", ["ddp", "fsdp", "pp"])
 def test_our_operator_takes_sharded_tensors(
     mode: str, task: str, once: Once, tmp_path: Path
 ) -> None:

@@ -37,7 +37,7 @@ def evaluate(run: Run, stop: Stop) -> float | None:
     """
     began = time.monotonic()
     run.wait_for_copy()  # a save may still read the weights that will be replaced
-    run.strategy.synchronize()
+    run.synchronize()
     with run.average.in_use() if run.average else contextlib.nullcontext():
         return _evaluate(run, stop, began=began)
 

@@ -145,7 +145,7 @@ def save(run: Run, *, metric: float | None = None, last: bool = False) -> None:
             steps=run.step + run.remaining,
             identity=run.identity,
         )
-        run.strategy.synchronize()
+        run.synchronize()
         sizing = run.runtime.sizing
         label = Label(progress, sizing.mode, sizing.world_size, metric)
         run.saver.begin(

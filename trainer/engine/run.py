@@ -103,6 +103,12 @@ class Run:
             )
         self.strategy.optimizer.step()
 
+    def synchronize(self) -> None:
+        """Complete all steps; make all ranks' weights equal, and their averages. No copy may go on."""
+        self.strategy.synchronize()
+        if self.average and self.runtime.mesh:
+            strategies.broadcast_buffers(self.average, self.runtime.mesh)
+
     def wait_for_copy(self) -> None:
         """Return once a save has copied the weights, so that they may change."""
         if self.saver is not None:

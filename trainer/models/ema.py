@@ -101,6 +101,11 @@ class Average:
         for part in self._sharded:
             part.reshard()  # else it computes with the weights it gathered before
 
+    def buffers(self) -> Iterator[Tensor]:
+        """Yield the averages of buffers, which differ between ranks that see other samples."""
+        for _, _, average in self._buffers:
+            yield average
+
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self._average)
 

@@ -28,6 +28,7 @@ from trainer.distributed.precision import autocast
 from trainer.distributed.runtime import Runtime
 from trainer.distributed.tensors import by_kind, local_part, move
 from trainer.distributed.torch_private import has_gradient_hook, multiply_all
+from trainer.models.ema import Average
 
 
 def build(mode: str, model: nn.Module, context: "Context") -> "Strategy":
@@ -236,7 +237,7 @@ def global_norm(
     return total.sqrt().to(dtype)
 
 
-def broadcast_buffers(module: nn.Module, mesh: DeviceMesh) -> None:
+def broadcast_buffers(module: nn.Module | Average, mesh: DeviceMesh) -> None:
     """Copy the first rank's buffers, such as running statistics, to the ranks that see other samples."""
     for axis in DATA_AXES:
         if mesh[axis].size() > 1:

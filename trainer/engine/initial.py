@@ -162,7 +162,7 @@ def _prefix(names: Collection[str]) -> str:
 
 def _freeze(model: nn.Module, globs: Collection[str]) -> str:
     """Freeze the parameters that match; return a line for the log."""
-    named = dict(model.named_parameters())
+    named = dict(model.named_parameters(remove_duplicate=False))  # a tied weight has several names
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in named):
             raise Fault(
@@ -172,12 +172,13 @@ def _freeze(model: nn.Module, globs: Collection[str]) -> str:
             )
     for name, parameter in named.items():
         parameter.requires_grad_(parameter.requires_grad and not _matches(name, globs))
-    left = [p for p in named.values() if p.requires_grad]
+    every = list(model.parameters())
+    left = [p for p in every if p.requires_grad]
     if not left:
         raise Fault(Exit.CONFIG, f"TRAINER_FREEZE={','.join(globs)}: leaves nothing to train")
-    numbers = [sum(p.numel() for p in these) for these in (left, named.values())]
+    numbers = [sum(p.numel() for p in these) for these in (left, every)]
     return (
-        f"trained: {len(left)} of {len(named)} tensors, {numbers[0]:,} of {numbers[1]:,} parameters"
+        f"trained: {len(left)} of {len(every)} tensors, {numbers[0]:,} of {numbers[1]:,} parameters"
     )
 
 

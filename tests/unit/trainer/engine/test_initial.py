@@ -238,6 +238,19 @@ def test_frozen_parameters_are_named_by_globs(caplog: pytest.LogCaptureFixture) 
     assert "trained: 3 of 6 tensors, 20 of 35 parameters" in caplog.text
 
 
+@pytest.mark.parametrize("freeze", ["first.*", "second.*", "second.weight"])
+def test_a_tied_weight_is_frozen_by_each_of_its_names(
+    freeze: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.ModuleDict({name: nn.Linear(3, 3, bias=False) for name in ("first", "second")})
+    model["second"].weight = model["first"].weight
+    model["third"] = nn.Linear(3, 1)
+    with caplog.at_level(logging.INFO, "trainer"):
+        loaded(model, freeze=freeze)
+    assert not model["first"].weight.requires_grad
+    assert "trained: 2 of 3 tensors, 4 of 13 parameters" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("freeze", "says"),
     [

@@ -1,5 +1,6 @@
 """When a run saves and which checkpoints it keeps: by steps, by the clock, by the metric, for good."""
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ def test_what_goes_is_neither_new_nor_best_nor_the_first_of_its_stretch(
         assert step < keep.every or earlier
     # The answer is the same after a restart, and a kept checkpoint is kept again.
     assert removable({step: found[step] for step in stay}, keep) == []
+
+
+def test_a_metric_that_is_nan_is_none() -> None:
+    found = {1: math.nan, 2: 0.9, 3: 0.5, 4: math.nan, 5: 0.6}
+    assert removable(found, Keep(1, best=1)) == [1, 3, 4]
+    assert removable({1: math.nan, 2: math.nan}, Keep(1, best=1)) == [1]
 
 
 def saved(events: list[dict[str, Any]]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isnan
 
 from trainer.checkpoint.manifest import MANIFEST_FILE, Damage, decode, name_of
 from trainer.checkpoint.store import Store
@@ -37,7 +38,10 @@ def removable(metrics: Mapping[int, float | None], keep: Keep) -> list[int]:
     The result depends on nothing else, so it is the same after a restart.
     """
     steps = sorted(metrics)
-    scored = sorted(((m, step) for step, m in metrics.items() if m is not None), reverse=True)
+    # nan, the metric of a run that has failed, has no place in an order
+    scored = sorted(
+        ((m, step) for step, m in metrics.items() if m is not None and not isnan(m)), reverse=True
+    )
     kept = {*steps[-keep.last :], *(step for _, step in scored[: keep.best])}
     if keep.every:
         # the first step at or after each multiple

@@ -75,13 +75,15 @@ def resume(run: Run) -> None:
         _load(run, found)
         if found.manifest.metric is None and run.remaining and run.evaluation_is_due:
             run.unevaluated = found
-        run.report("checkpoint", action="resumed", step=run.step, path=run.saved)
-        if run.runtime.is_main:
-            log.info("resumed from %s: %s steps done, %s to go", run.saved, run.step, run.remaining)
-            if stream is not None and not stream.has_state and (used := run.samples % len(stream)):
-                log.info(
-                    "the data has no state_dict(): %s samples are read again and dropped", used
-                )
+        _report_resumed(run, stream)
+
+
+def _report_resumed(run: Run, stream: Stream | None) -> None:
+    run.report("checkpoint", action="resumed", step=run.step, path=run.saved)
+    if run.runtime.is_main:
+        log.info("resumed from %s: %s steps done, %s to go", run.saved, run.step, run.remaining)
+        if stream is not None and not stream.has_state and (used := run.samples % len(stream)):
+            log.info("the data has no state_dict(): %s samples are read again and dropped", used)
 
 
 def roll_back(run: Run, *, before: int) -> bool:

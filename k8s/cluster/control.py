@@ -42,8 +42,9 @@ def cancel(cluster: Cluster, job: Job) -> None:
     Raises Fault(64) for a job that has ended.
     """
     _check_not_ended(job, "cancel")
-    _annotate(cluster, job, datetime.now(UTC).isoformat(timespec="seconds"))
+    # Stopped first: the mark would show a job that could not be stopped as ended.
     _set_suspended(cluster, job, suspend=True)
+    _annotate(cluster, job, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def _check_not_ended(job: Job, verb: str) -> None:

@@ -77,8 +77,11 @@ def test_a_queued_job_is_stopped_by_its_workload(run: Run, cluster: Cluster) -> 
     queued = jobset(**RUNNING)
     queued["metadata"] |= {"labels": LABELS | {"kueue.x-k8s.io/queue-name": "team"}, "uid": "u1"}
     server.put(*JOBSET, queued)
-    code, _, err = run(config, "suspend", "digits")
-    assert (code, "has not made its Workload yet" in err) == (69, True)
+    for verb in ("suspend", "cancel"):
+        code, _, err = run(config, verb, "digits")
+        assert (code, "has not made its Workload yet" in err) == (69, True)
+        # what could not be stopped still runs
+        assert json.loads(run(config, "list", "--json")[1])[0]["phase"] == "running"
     kueue = ("kueue.x-k8s.io/v1beta2", "Workload")
     metadata = {"name": "w", "labels": {"kueue.x-k8s.io/job-uid": "u1"}}
     server.put(*kueue, {"metadata": metadata, "spec": {"active": True}})

@@ -215,7 +215,7 @@ def test_a_program_of_ones_own_tells_what_it_tells(event: dict[str, Any], text: 
 def test_a_job_that_has_ended_is_not_shown_as_cancelled(
     status: dict[str, Any], phase: Phase
 ) -> None:
-    """The last pod may end between the annotation and the stop."""
+    """The last pod may end while the job is being stopped."""
     cancelled = {"annotations": {CANCELLED: "2026-01-01T00:00:00Z"}}
     job = {"metadata": cancelled, "spec": {"suspend": phase is Phase.CANCELLED}, "status": status}
     assert with_notes(KINDS["job"].read(job), job).phase is phase

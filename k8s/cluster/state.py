@@ -30,7 +30,7 @@ def with_notes(state: State, root: Object) -> State:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod, which is a node of the job. `codes` are the exit codes of its containers, newest last.
+    """A pod, which is a node of the job. `codes` are the exit codes that count, the trainer's last.
 
     `container` is the name of the trainer's container, which runs `procs` ranks.
     """
@@ -110,20 +110,27 @@ def mappings(found: Any) -> Iterator[Object]:
 
 
 def container_statuses(found: Object) -> list[Object]:
-    """Return the status of each container of a pod, in the order in which they start."""
+    """Return the status of each container of a pod: init containers first, the trainer's last."""
     status = found.get("status", {})
-    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    regular = status.get("containerStatuses") or []
+    # Kubernetes sorts them by name.
+    regular = sorted(regular, key=lambda one: _is_trainers(one, found))
+    return [*(status.get("initContainerStatuses") or []), *regular]
+
+
+def _is_trainers(status: Object, found: Object) -> bool:
+    name = trainer_container(found).get("name", "")
+    return bool(status.get("name", name) == name)
 
 
 def _ends(found: Object) -> list[Object]:
-    """Return the terminations that count; that of a successful init container does not."""
-    then = found.get("status", {}).get("containerStatuses") or []
+    """Return the terminations that count: of another container than the trainer's, only a failure."""
     return [
         end
         for container in container_statuses(found)
         for name in ("lastState", "state")
         if (end := container.get(name, {}).get("terminated"))
-        and (container in then or end["exitCode"])
+        and (end["exitCode"] or _is_trainers(container, found))
     ]
 
 

@@ -11,7 +11,7 @@ from k8s.cli.tables import progress_text
 from k8s.cluster.observe.job_progress import newest_events
 from k8s.cluster.state import CANCELLED, exit_code, find_job_manifest, pod, with_notes
 from k8s.launchers import job_kinds
-from k8s.plan.job_kind import JobKind, Phase
+from k8s.plan.job_kind import JobKind, Phase, State
 from trainer.config.exits import Exit, Fault
 
 KINDS: dict[str, JobKind] = {kind.launcher: kind for kind in job_kinds()}
@@ -114,6 +114,32 @@ def test_a_failed_job_has_the_code_of_its_pods(launcher: str, code: Exit) -> Non
     status = {"phase": "Failed", "containerStatuses": [ends]}
     pods = [pod({"metadata": {"name": "p"}, "status": status}, KINDS[launcher])]
     assert exit_code(state, pods) is code
+
+
+@pytest.mark.parametrize(
+    ("trainer", "sidecar", "code", "says"),
+    [
+        (64, 0, Exit.CONFIG, "exit 64 (Error)"),
+        (64, 1, Exit.CONFIG, "exit 64 (Error)"),
+        (0, 1, Exit.CODE, "exit 0 (Error)"),
+        (None, 1, Exit.CODE, "exit 1 (Error)"),
+    ],
+)
+def test_the_trainer_speaks_for_its_pod_whatever_other_containers_are_called(
+    trainer: int | None, sidecar: int, code: Exit, says: str
+) -> None:
+    """Kubernetes sorts the states by name."""
+
+    def ended(name: str, code: int | None) -> dict[str, Any]:
+        end = {"terminated": {"exitCode": code, "reason": "Error"}}
+        return {"name": name, "state": end if code is not None else {"running": {}}}
+
+    variables = [{"name": "PET_NPROC_PER_NODE", "value": "1"}]
+    spec = {"containers": [{"name": "pytorch", "env": variables}, {"name": "side"}]}
+    status = {"containerStatuses": [ended("pytorch", trainer), ended("side", sidecar)]}
+    found = pod({"metadata": {"name": "p"}, "spec": spec, "status": status}, KINDS["pytorchjob"])
+    assert found.reason == says
+    assert exit_code(State(Phase.FAILED), [found]) is code
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,9 @@ def apply(pod: dict[str, Any], patch: PodPatch) -> dict[str, Any]:
     main = pod["spec"]["containers"][0]["name"]
     spec = _renamed(patch.spec, main)
     _check_patch(spec, main)
+    if spec.get("hostNetwork") is True:
+        # Kubernetes' default gives such a pod the machine's DNS, which has no names of other nodes.
+        spec = {"dnsPolicy": "ClusterFirstWithHostNet"} | spec
     for name, own in pod["metadata"].items():
         given = patch.metadata.get(name, {})
         for key in given:

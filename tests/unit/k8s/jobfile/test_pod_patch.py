@@ -22,7 +22,13 @@ def plain(launcher: str, **changes: Any) -> dict[str, Any]:
 
 # A patch, and how it changes a pod.
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"hostNetwork": True}, {"hostNetwork": True}),
+    ({"hostNetwork": True}, {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}),
+    (
+        {"hostNetwork": True, "dnsPolicy": "Default"},
+        {"hostNetwork": True, "dnsPolicy": "Default"},
+    ),
+    ({"hostNetwork": True, "dnsPolicy": None}, {"hostNetwork": True}),
+    ({"hostNetwork": False}, {"hostNetwork": False}),
     ({"enableServiceLinks": None}, {"enableServiceLinks": None}),
     ({"tolerations": [{"operator": "Exists"}]}, {"tolerations": [{"operator": "Exists"}]}),
     (

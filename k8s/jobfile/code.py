@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -49,10 +50,24 @@ git checkout --quiet --force --detach FETCH_HEAD
 echo "code: $(git rev-parse HEAD)"
 """
 
-_repository = matching(
-    r"https://[^\s@]+|ssh://[^\s:/]+@[^\s]+|[A-Za-z0-9_.-]+@[A-Za-z0-9.-]+:[^\s:]+",
-    "must be https://HOST/PATH, ssh://USER@HOST/PATH or USER@HOST:PATH, with no password in it",
+_ADDRESS = (
+    "must be https://HOST[:PORT]/PATH, ssh://USER@HOST[:PORT]/PATH or USER@HOST:PATH, with no password "
+    "in it"
 )
+_form = matching(
+    r"https://[^\s@]+|ssh://[^\s:/]+@[^\s]+|[A-Za-z0-9_.-]+@[A-Za-z0-9.-]+:[^\s:]+", _ADDRESS
+)
+
+
+def _repository(text: str) -> str:
+    try:
+        if urlsplit(_form(text)).port != 0:
+            return text
+    except ValueError:
+        pass
+    raise ValueError(_ADDRESS)
+
+
 _revision = matching(
     r"(?!.*\.\.)[A-Za-z0-9][-._/A-Za-z0-9]*", "must be a commit, a tag or a branch"
 )
@@ -124,6 +139,11 @@ class Code(Model):
     @property
     def ssh(self) -> bool:
         return self.git is not None and not self.git.startswith("https://")
+
+    @property
+    def port(self) -> int:
+        """The port of the repository's server."""
+        return urlsplit(self.git or "").port or (22 if self.ssh else 443)
 
     @property
     def travels(self) -> bool:

@@ -77,7 +77,7 @@ def _fetches(spec: JobSpec) -> dict[str, int]:
     """Return the keys that have the pods fetch something, each with the port that it takes."""
     found = {}
     if spec.code is not None and not spec.code.travels:
-        found["code.git"] = 22 if spec.code.ssh else 443
+        found["code.git"] = spec.code.port
     if spec.data is not None and spec.data.pull is not None:
         found["data.pull"] = 443
     return found

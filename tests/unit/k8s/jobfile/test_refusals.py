@@ -152,8 +152,10 @@ SETTINGS = [
     (["nccl.socketInterface=a b"], "nccl.socketInterface='a b': "),
     (["nccl.topology={}"], "nccl.topology.configMap: missing"),
     # code and setup
-    (["code={git: 'https://me:secret@h/a', revision: main}"], "code.git='https://me:secret@h/a': must be https://HOST/PATH"),
-    (["code={git: /srv/a, revision: main}"], "code.git='/srv/a': must be https://HOST/PATH"),
+    (["code={git: 'https://me:secret@h/a', revision: main}"], "code.git='https://me:secret@h/a': must be https://HOST[:PORT]/PATH"),
+    (["code={git: /srv/a, revision: main}"], "code.git='/srv/a': must be https://HOST[:PORT]/PATH"),
+    (["code={git: 'https://h:http/a', revision: main}"], "code.git='https://h:http/a': must be https://HOST[:PORT]/PATH"),
+    (["code={git: 'ssh://git@h:65536/a', revision: main}"], "code.git='ssh://git@h:65536/a': must be https://HOST[:PORT]/PATH"),
     (["code={git: 'git@h:a', revision: main}"], "code.secret: missing; ssh needs ssh-privatekey and known_hosts"),
     (["code={git: 'https://h/a'}"], "code.revision: missing"),
     (["code={git: 'https://h/a', revision: --upload-pack=x}"], "code.revision='--upload-pack=x': must be a commit, a tag or a branch"),

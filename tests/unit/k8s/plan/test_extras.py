@@ -65,6 +65,9 @@ def test_what_is_declared_may_be_called() -> None:
     [
         ({"code": {"git": "https://h/a", "revision": "main"}}, [443]),
         ({"code": {"git": "git@h:a", "revision": "main", "secret": "s"}}, [22]),
+        ({"code": {"git": "https://[fd00::1]:8443/a", "revision": "main"}}, [8443]),
+        ({"code": {"git": "ssh://git@h:2222/a", "revision": "main", "secret": "s"}}, [2222]),
+        ({"code": {"git": "ssh://git@h/a:1", "revision": "main", "secret": "s"}}, [22]),
         ({"data": {"pull": {"source": "s3://b/a", "size": "1Gi"}}}, [443]),
     ],
 )

@@ -166,7 +166,7 @@ OUT_OF: list[tuple[str, str, str, Rule]] = [
     (
         RANK,
         "`network.fetchFrom`, by default anything",
-        "443 with `data.pull`, 22 or 443 with `code.git`",
+        "443 with `data.pull`; with `code.git` the port of its address, by default 443 or, for ssh, 22",
         fetch,
     ),
     (BOARD, ANYTHING, "nothing", none),

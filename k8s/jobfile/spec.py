@@ -71,7 +71,7 @@ class Faults(Model):
         120,
         description="seconds between SIGTERM and SIGKILL; all but the last 10 are for saving",
     )
-    suspend: bool = Field(False, description="create the job suspended")
+    suspend: bool = Field(False, description="create the job suspended; not with scheduling.queue")
     clean_pod_policy: Literal["All", "Running", "None"] | None = Field(
         None, description="which pods a PyTorchJob deletes when it ends (default: Running)"
     )

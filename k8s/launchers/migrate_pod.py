@@ -150,6 +150,8 @@ def migrate_metadata(metadata: Values, *, launcher: str) -> tuple[Values, Values
 def job_file(values: Values) -> Values:
     """Return the values that say something."""
     always = ("resources", "faults")
+    if "queue" in values["scheduling"]:
+        values["faults"].pop("suspend", None)  # Kueue suspends each job of a queue, and starts it
     return {k: value for k, value in values.items() if k in always or value not in (None, {}, [])}
 
 

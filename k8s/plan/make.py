@@ -50,6 +50,11 @@ def make(spec: JobSpec, launcher: Launcher, payload: Payload) -> Plan:
             f"image: missing; launcher {launcher.name} needs it, e.g. image: ghcr.io/me/trainer:1.0"
         )
     launcher.refuse(spec)
+    if spec.faults.suspend and spec.scheduling.queue is not None:
+        raise config_error(
+            "faults.suspend=True: Kueue starts a queued job when there is quota; leave out one of "
+            "faults.suspend and scheduling.queue"
+        )
     own_program.check(spec, launcher)
     settings = settings_of(spec) if spec.run is None else Settings()
     procs = resources.ranks(spec.resources, spec.procs_per_node)

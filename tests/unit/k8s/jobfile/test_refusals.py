@@ -208,6 +208,7 @@ SETTINGS = [
     (["trainer.checkpointTimeout=300"], "trainer.checkpointTimeout=300: more than the 50 s that faults.gracePeriod=60 leaves to save a checkpoint, so it may be lost; set faults.gracePeriod=310"),
     (["faults.gracePeriod=10"], "faults.gracePeriod=10: the launcher needs 10 s of it"),
     (["faults.maxRestarts=-1"], "faults.maxRestarts=-1: must be at least 0"),
+    (["faults.suspend=true", "scheduling.queue=a"], "faults.suspend=True: Kueue starts a queued job when there is quota; leave out one"),
     (["faults.deadline=0"], "faults.deadline=0: must be at least 1"),
     (["faults.deadline=1h"], "faults.deadline='1h': must be a whole number"),
     # more than the API's types can hold

@@ -227,15 +227,13 @@ def test_an_app_wrapper_holds_everything(launcher: str, nodes: int) -> None:
         nodes=nodes,
         trainer={"globalBatch": 6},
         scheduling={"queue": "q"},
-        faults={"suspend": True},
     )
     (wrapper,) = render(values, launcher).objects
-    plain = render(
-        {**values, "appWrapper": False, "scheduling": {}, "faults": {}}, launcher
-    ).objects
+    plain = render({**values, "appWrapper": False, "scheduling": {}}, launcher).objects
     assert [one["template"] for one in wrapper["spec"]["components"]] == list(plain)
     assert wrapper["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
-    assert wrapper["spec"]["suspend"] is True
+    values |= {"scheduling": {}, "faults": {"suspend": True}}
+    assert render(values, launcher).objects[0]["spec"]["suspend"] is True
     codes = wrapper["metadata"]["annotations"][
         "workload.codeflare.dev.appwrapper/terminalExitCodes"
     ]

@@ -29,12 +29,16 @@ _PATH = r"[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
 dns_label = matching(
     _LABEL, f"must be at most {LONGEST} lower-case letters, digits and '-'", longest=LONGEST
 )
-# The name of an object that is not a host, such as a volume claim.
-subdomain = matching(
-    rf"{_LABEL}(\.{_LABEL})*",
-    "must be at most 253 lower-case letters, digits, '-' and '.'",
-    longest=253,
-)
+
+
+def _subdomain(longest: int) -> Callable[[str], str]:
+    message = f"must be at most {longest} lower-case letters, digits, '-' and '.'"
+    return matching(rf"{_LABEL}(\.{_LABEL})*", message, longest=longest)
+
+
+# The name of an object that is not a host, such as a volume claim; and one that is also a label's value.
+subdomain = _subdomain(253)
+subdomain_in_label = _subdomain(LONGEST)
 # A key of a ConfigMap or Secret, which is also the name of a file.
 data_key = matching(
     r"(?!\.$|\.\.)[-._a-zA-Z0-9]+",

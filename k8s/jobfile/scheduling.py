@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from k8s.base.errors import config_error
-from k8s.base.model import Count, Key, LabelValue, Model, OneOf, Positive, Subdomain
+from k8s.base.model import Count, Key, LabelSubdomain, LabelValue, Model, OneOf, Positive, Subdomain
 
 _HOST = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -52,10 +52,10 @@ class Topology(OneOf):
 class Scheduling(Model):
     """Where and when the pods run."""
 
-    queue: Subdomain | None = Field(
+    queue: LabelSubdomain | None = Field(
         None, description="Kueue's LocalQueue; on launcher volcano, Volcano's Queue"
     )
-    priority: Subdomain | None = Field(None, description="Kueue's WorkloadPriorityClass")
+    priority: LabelSubdomain | None = Field(None, description="Kueue's WorkloadPriorityClass")
     priority_class: Subdomain | None = Field(None, description="the pods' PriorityClass")
     scheduler_name: Subdomain | None = Field(None, description="the scheduler that places the pods")
     gang: bool = Field(False, description="place all pods together, or none")

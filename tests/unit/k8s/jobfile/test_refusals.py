@@ -183,7 +183,9 @@ SETTINGS = [
     (["faults.cleanPodPolicy=All"], "faults.cleanPodPolicy='All': not on launcher job"),
     # scheduling
     (["scheduling.queu=a"], "scheduling.queu: no such key; did you mean scheduling.queue?"),
-    (["scheduling.queue=A"], "scheduling.queue='A': must be at most 253 lower-case"),
+    (["scheduling.queue=A"], "scheduling.queue='A': must be at most 63 lower-case"),
+    ([f"scheduling.queue={LONG}"], "scheduling.queue='aaaaaaaaaaaa...aaaaaaaaaaaaa': must be at most 63 lower-case letters, digits, '-' and '.'"),
+    (["scheduling.queue=a", f"scheduling.priority={LONG}"], "scheduling.priority='aaaaaaaaaaaa...aaaaaaaaaaaaa': must be at most 63"),
     (["scheduling.priority=a"], "scheduling.priority: only for Kueue; set scheduling.queue"),
     (["scheduling.topology.required=a"], "scheduling.topology: only for Kueue; set scheduling.queue"),
     (["scheduling.topology={}"], "scheduling.topology: must have exactly one of required, preferred"),

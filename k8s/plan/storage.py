@@ -145,11 +145,7 @@ def volume_source(spec: JobSpec, volume: Any, key: str) -> dict[str, Any]:
     name = getattr(volume, "name", key)
     match next((kind, value) for kind in _KINDS if (value := getattr(volume, kind, None))):
         case "claim", Claim() as claim:
-            if claim.access_mode in ("ReadWriteOnce", "ReadWriteOncePod") and spec.most_nodes > 1:
-                raise config_error(
-                    f"{key}.claim.accessMode={claim.access_mode!r}: {spec.most_nodes} pods on several "
-                    "machines mount it; use ReadWriteMany, or ephemeral for a volume per pod"
-                )
+            _check_claim(spec, claim, key)
             return {"persistentVolumeClaim": {"claimName": f"{spec.name}-{name}"}}
         case "ephemeral", scratch:
             asked: dict[str, Any] = {"accessModes": ["ReadWriteOnce"]}
@@ -168,6 +164,19 @@ def volume_source(spec: JobSpec, volume: Any, key: str) -> dict[str, Any]:
             return {"csi": made}
         case kind, value:
             return _SOURCES[kind](value)
+
+
+def _check_claim(spec: JobSpec, claim: Claim, key: str) -> None:
+    if spec.app_wrapper:
+        raise config_error(
+            f"{key}.claim: an AppWrapper deletes it, with what is on it, when the job is suspended, "
+            f"preempted or fails; make a claim yourself and set {key}.pvc"
+        )
+    if claim.access_mode in ("ReadWriteOnce", "ReadWriteOncePod") and spec.most_nodes > 1:
+        raise config_error(
+            f"{key}.claim.accessMode={claim.access_mode!r}: {spec.most_nodes} pods on several machines "
+            "mount it; use ReadWriteMany, or ephemeral for a volume per pod"
+        )
 
 
 _SOURCES: dict[str, Callable[[str], dict[str, Any]]] = {

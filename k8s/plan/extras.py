@@ -18,6 +18,12 @@ from k8s.plan.model import Extra, Payload
 
 def extra_objects(spec: JobSpec, launcher: Launcher, payload: Payload) -> Iterator[Extra]:
     """Yield the objects that a job file asks for, other than the job. Raises Fault(64)."""
+    if spec.app_wrapper and spec.least_nodes != spec.most_nodes:
+        raise config_error(
+            f"appWrapper=True: its controller waits for the pods of all {spec.most_nodes} nodes, but "
+            f"{spec.least_nodes} to {spec.most_nodes} may run; set nodes to a number, or leave out "
+            "appWrapper"
+        )
     if spec.network.isolate:
         yield _network_policy(spec)
     for suffix, claim in storage.claims(spec).items():
@@ -132,6 +138,15 @@ def warnings(spec: JobSpec) -> Iterator[str]:
         yield (
             f"network.fetchFrom: not set, so the pods can connect to every address at port {ports}, "
             f"even while they train; set it to the networks of {' and '.join(fetches)}"
+        )
+    if spec.app_wrapper:
+        yield (
+            "appWrapper: its controller ends the job if a pod has failed for 24 h, since launcher job "
+            "keeps it, or is missing later than 24 h after the start; with the annotation "
+            "workload.codeflare.dev.appwrapper/retryLimit it makes the job again"
+        )
+        yield (
+            "appWrapper: its controller needs more rights than its own role has, see k8s/SECURITY.md"
         )
     if spec.nccl.presets and not spec.resources.gpu:
         yield "nccl: ignored, because there is no GPU"

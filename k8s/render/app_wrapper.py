@@ -10,6 +10,7 @@ from k8s.plan.model import Plan
 from trainer.config.exits import Action, codes_for
 
 _ANNOTATION = "workload.codeflare.dev.appwrapper/"
+_LONGEST = "24h"  # the controller allows no more
 _KEPT = "5m"  # after a failure; without it the pods, their logs and exit codes are deleted at once
 
 
@@ -18,6 +19,10 @@ def wrap(objects: tuple[dict[str, Any], ...], plan: Plan, launcher: Launcher) ->
     annotations = {
         # 0, because the job itself retries. Annotations of the job file take precedence.
         f"{_ANNOTATION}retryLimit": "0",
+        # What its controller waits for a failed or missing pod, which the job replaces.
+        f"{_ANNOTATION}admissionGracePeriodDuration": _LONGEST,
+        f"{_ANNOTATION}warmupGracePeriodDuration": _LONGEST,
+        f"{_ANNOTATION}failureGracePeriodDuration": _LONGEST,
         f"{_ANNOTATION}deletionOnFailureGracePeriodDuration": _KEPT,
         f"{_ANNOTATION}terminalExitCodes": ",".join(map(str, codes_for(Action.FAIL))),
     }

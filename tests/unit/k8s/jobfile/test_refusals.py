@@ -178,6 +178,7 @@ SETTINGS = [
     (["trainer.metricsPort=29500"], "trainer.metricsPort=29500: the rendezvous uses this port"),
     (["metrics={port: 1, interval: often}"], "metrics.interval='often': "),
     (["tensorboard={}"], "tensorboard: reads the run folder, which here only the job's pods can see; set checkpoints.pvc"),
+    (["appWrapper=true", "nodes={min: 1, max: 2}"], "appWrapper=True: its controller waits for the pods of all 2 nodes, but 1 to 2 may run; set nodes to a number"),
     (["appWrapper=true", "checkpoints.claim.size=1Gi"], "checkpoints.claim: an AppWrapper deletes it, with what is on it, when"),
     (["appWrapper=true", "volumes=[{name: a, path: /a, claim: {size: 1Gi}}]"], "volumes[0].claim: an AppWrapper deletes it"),
     (["tensorboard={}", "appWrapper=true", "checkpoints.pvc=a"], "tensorboard: never ends"),

@@ -247,6 +247,19 @@ def test_an_app_wrapper_holds_everything(launcher: str, nodes: int) -> None:
         assert "containers" in at["spec"]
 
 
+@pytest.mark.parametrize("launcher", WRAPPED)
+def test_an_app_wrapper_lets_the_job_restart(launcher: str) -> None:
+    """AppWrapper 1.2 fails a job for a failed pod after 1 minute, for a missing one after 1 or 5."""
+    (wrapper,) = render(job(appWrapper=True), launcher).objects
+    annotations = wrapper["metadata"]["annotations"]
+    for cause in ("admission", "warmup", "failure"):
+        assert annotations[f"workload.codeflare.dev.appwrapper/{cause}GracePeriodDuration"] == "24h"
+    warnings = str(planned(job(appWrapper=True), launcher).warnings)
+    assert "appWrapper: its controller ends the job if a pod" in warnings
+    assert "appWrapper: its controller needs more rights" in warnings
+    assert "appWrapper" not in str(planned(job(), launcher).warnings)
+
+
 @pytest.mark.parametrize("launcher", ["trainjob", "volcano"])
 def test_what_no_app_wrapper_takes(launcher: str) -> None:
     with pytest.raises(Fault, match=f"appWrapper=True: not on launcher {launcher}"):

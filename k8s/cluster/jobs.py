@@ -158,9 +158,14 @@ def list_jobs(cluster: Cluster) -> list[Job]:
 
 def pod_objects(cluster: Cluster, job: Job) -> list[Object]:
     """Return the job's pods as objects, without those of an earlier job of its name."""
-    labels = {"app.kubernetes.io/instance": job.name, "app.kubernetes.io/component": "trainer"}
-    found, since = objects.find(cluster, "v1", "Pod", labels), _created(job)
+    found, since = pods_of_name(cluster, job.name), _created(job)
     return [pod for pod in found if _to_second(pod["metadata"].get("creationTimestamp")) >= since]
+
+
+def pods_of_name(cluster: Cluster, name: str) -> list[Object]:
+    """Return the pods of every job of this name, also of one that was deleted."""
+    labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": "trainer"}
+    return objects.find(cluster, "v1", "Pod", labels)
 
 
 def running_containers(cluster: Cluster, job: Job) -> dict[str, Object]:

@@ -118,7 +118,6 @@ def make_room(cluster: Cluster, one: Submission) -> Submission:
     if (job := one.before) is None:
         return one
     pods = jobs.pod_objects(cluster, job)
-    graces = [pod["spec"].get("terminationGracePeriodSeconds", 30) for pod in pods]
     log.info("deleting job %s and its %d pods first", one.name, len(pods))
     jobs.delete(cluster, job)
     root = job.root_object
@@ -127,9 +126,32 @@ def make_room(cluster: Cluster, one: Submission) -> Submission:
         own = objects.get(cluster, root["apiVersion"], root["kind"], root["metadata"]["name"])
         return own or jobs.pod_objects(cluster, job)
 
-    seconds = max(graces, default=0) + _GONE
-    objects.wait_until_gone(cluster, is_there, what=f"job {one.name}", seconds=seconds)
+    objects.wait_until_gone(cluster, is_there, what=f"job {one.name}", seconds=_seconds(pods))
     return dataclasses.replace(one, before=None)
+
+
+def _seconds(pods: list[Object]) -> float:
+    """Return how long a deleted job's pods may take to go."""
+    graces = [pod["spec"].get("terminationGracePeriodSeconds", 30) for pod in pods]
+    return max(graces, default=0) + _GONE
+
+
+def _wait_for_former_pods(cluster: Cluster, one: Submission) -> None:
+    """Wait until the pods of a deleted job of this name have ended: they save to the same run folder.
+
+    Kubernetes deletes them a little after the job. Raises Fault(69).
+    """
+
+    def running() -> list[Object]:
+        ended = ("Succeeded", "Failed")
+        found = jobs.pods_of_name(cluster, one.name)
+        return [pod for pod in found if pod.get("status", {}).get("phase") not in ended]
+
+    with contextlib.suppress(Forbidden):  # submitting needs no right on pods
+        if pods := running():
+            what = f"one of {len(pods)} pods of an earlier job {one.name}"
+            log.info("waiting for %d pods of an earlier job %s", len(pods), one.name)
+            objects.wait_until_gone(cluster, running, what=what, seconds=_seconds(pods))
 
 
 def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:
@@ -151,7 +173,12 @@ def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:
 
 
 def apply(cluster: Cluster, one: Submission, *, force: bool) -> None:
-    """Copy the folder to where the pods read it, and apply every object. Call `try_out` first."""
+    """Copy the folder to where the pods read it, and apply every object. Call `try_out` first.
+
+    The pods of a deleted job of this name end first.
+    """
+    if one.before is None:
+        _wait_for_former_pods(cluster, one)
     if one.folder is not None:
         copy_code.copy(cluster, one.folder, one.file)
     # Running pods keep the secret that they started with.

@@ -179,14 +179,16 @@ def test_the_role_is_what_the_verbs_take(
     gate = Gate(server, launcher, allowed)
     server.answer = gate.answer
     place = server.path(kind.api_version, kind.kind, "digits")
-    stage(server)
 
     def does(*arguments: str, code: int = 0) -> None:
         ended, _, err = run(config, *arguments)
         assert ended == code, err
 
-    does("doctor")
     does("submit", str(rendered))
+    submitted = server.objects[place]
+    stage(server)
+    server.store(place, submitted)
+    does("doctor")
     threading.Thread(target=cancel_when_watched, args=(server, place), daemon=True).start()
     does("wait", "digits", code=143)
     for verb in (

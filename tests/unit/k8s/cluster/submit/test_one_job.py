@@ -170,6 +170,49 @@ def test_replace_waits_until_the_pods_are_gone(
     assert place in server.objects
 
 
+@pytest.mark.parametrize("phase", ["Running", "Failed"])
+def test_submit_waits_for_the_pods_of_a_deleted_job(phase: str, run: Run, cluster: Cluster) -> None:
+    """They save into the same run folder. Kubernetes deletes them a little after the job."""
+    server, config = cluster
+    server.put("v1", "Pod", pod("digits-ddp-0", 0, job="digits-ddp", phase=phase))
+    looks = 0
+
+    def answer(method: str, target: str) -> None:
+        nonlocal looks
+        looks += method == "GET" and "/pods?" in target
+        if looks == 2:
+            server.objects.pop(server.path("v1", "Pod", "digits-ddp-0"), None)
+
+    server.answer = answer
+    code, _, err = run(config, "submit", str(golden("jobset")))
+    assert code == 0, err
+    assert looks == (2 if phase == "Running" else 1)
+    assert ("waiting for 1 pods of an earlier job digits-ddp" in err) == (phase == "Running")
+    place = server.path(*JOBSET, "digits-ddp")
+    requests = [(method, path.partition("?")) for method, path in server.requests]
+    applied = [at for at, (_, (path, _, query)) in enumerate(requests) if path == place]
+    assert (
+        max(at for at, (_, (path, *_)) in enumerate(requests) if path.endswith("/pods"))
+        < applied[-1]
+    )
+
+
+def test_pods_of_a_deleted_job_that_do_not_go(
+    run: Run, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, config = cluster
+    left = pod("digits-ddp-0", 0, job="digits-ddp", phase="Running")
+    left["spec"]["terminationGracePeriodSeconds"] = 0
+    server.put("v1", "Pod", left)
+    monkeypatch.setattr(one_job, "_GONE", 0.2)
+    code, _, err = run(config, "submit", str(golden("jobset")))
+    assert (code, "1 pods of an earlier job digits-ddp was deleted but is still" in err) == (
+        69,
+        True,
+    )
+    assert len(server.objects) == 1
+
+
 def test_a_job_that_does_not_go_is_not_replaced(
     run: Run, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ job = get_job(cluster, "digits")
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -248,10 +248,28 @@ def wait(
 
 def delete(cluster: Cluster, job: Job) -> list[str]:
     """Delete a job and its companions; return what was deleted, each as KIND/NAME."""
-    labels = MANAGED | {"app.kubernetes.io/instance": job.name}
     objects.delete(cluster, job.root_object)
-    deleted = [f"{job.root_object['kind']}/{job.name}"]
-    for api_version, kind in companion_kinds(job.kind):
+    companions = _delete_companions(cluster, job.name, companion_kinds(job.kind))
+    return [f"{job.root_object['kind']}/{job.name}", *companions]
+
+
+def delete_by_name(cluster: Cluster, name: str) -> list[str]:
+    """Delete the job `name`, or what one that is gone has left. Raises Fault(64) if there is neither."""
+    try:
+        job = get_job(cluster, name)
+    except Fault as fault:
+        every = {one: None for kind in launchers.job_kinds() for one in companion_kinds(kind)}
+        left = _delete_companions(cluster, name, every) if fault.code == Exit.CONFIG else []
+        if not left:
+            raise
+        return left
+    return delete(cluster, job)
+
+
+def _delete_companions(cluster: Cluster, name: str, kinds: Iterable[Api]) -> list[str]:
+    labels = MANAGED | {"app.kubernetes.io/instance": name}
+    deleted = []
+    for api_version, kind in kinds:
         try:
             companions = objects.find(cluster, api_version, kind, labels)
         except (NotServed, Forbidden):

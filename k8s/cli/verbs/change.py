@@ -122,7 +122,7 @@ def sync(
 def delete(context: typer.Context, name: Name) -> None:
     """Delete a job and everything that was rendered with it; its volumes stay."""
     cluster = context.obj()
-    for deleted in jobs.delete(cluster, jobs.get_job(cluster, name)):
+    for deleted in jobs.delete_by_name(cluster, name):
         log.info("deleted %s", deleted)
 
 

@@ -47,6 +47,24 @@ def test_suspend_resume_delete_list_and_gc(run: Run, cluster: Cluster) -> None:
     assert "no muster job 'digits'" in err
 
 
+def test_delete_finds_what_a_job_that_is_gone_has_left(run: Run, cluster: Cluster) -> None:
+    """As after faults.ttl or `kubectl delete`."""
+    server, config = cluster
+    others = LABELS | {"app.kubernetes.io/instance": "other"}
+    server.put("v1", "Service", {"metadata": {"name": "digits", "labels": LABELS}})
+    server.put("apps/v1", "Deployment", {"metadata": {"name": "digits-board", "labels": LABELS}})
+    server.put("v1", "Service", {"metadata": {"name": "other", "labels": others}})
+    code, _, err = run(config, "delete", "digits")
+    assert (code, "deleted Service/digits" in err, "deleted Deployment/digits-board" in err) == (
+        0,
+        True,
+        True,
+    )
+    assert {*server.objects} == {server.path("v1", "Service", "other")}
+    code, _, err = run(config, "delete", "digits")
+    assert (code, "no muster job 'digits'" in err) == (64, True)
+
+
 def test_cancel_ends_a_job_and_keeps_it(run: Run, cluster: Cluster, tmp_path: Path) -> None:
     server, config = cluster
     fill(server, **RUNNING)

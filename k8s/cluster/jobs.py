@@ -168,6 +168,13 @@ def pods_of_name(cluster: Cluster, name: str) -> list[Object]:
     return objects.find(cluster, "v1", "Pod", labels)
 
 
+def running_pods(cluster: Cluster, name: str) -> list[Object]:
+    """Return those of `pods_of_name` that have not ended."""
+    ended = ("Succeeded", "Failed")
+    found = pods_of_name(cluster, name)
+    return [pod for pod in found if pod.get("status", {}).get("phase") not in ended]
+
+
 def running_containers(cluster: Cluster, job: Job) -> dict[str, Object]:
     """Return the trainer's container of each running pod of the job, by the pod's name.
 
@@ -254,13 +261,17 @@ def delete(cluster: Cluster, job: Job) -> list[str]:
 
 
 def delete_by_name(cluster: Cluster, name: str) -> list[str]:
-    """Delete the job `name`, or what one that is gone has left. Raises Fault(64) if there is neither."""
+    """Delete the job `name`, or what one that is gone has left. Raises Fault(64) if there is neither.
+
+    While pods run there may be a job that this user may not read.
+    """
     try:
         job = get_job(cluster, name)
     except Fault as fault:
+        if fault.code != Exit.CONFIG or running_pods(cluster, name):
+            raise
         every = {one: None for kind in launchers.job_kinds() for one in companion_kinds(kind)}
-        left = _delete_companions(cluster, name, every) if fault.code == Exit.CONFIG else []
-        if not left:
+        if not (left := _delete_companions(cluster, name, every)):
             raise
         return left
     return delete(cluster, job)

@@ -143,9 +143,7 @@ def _wait_for_former_pods(cluster: Cluster, one: Submission) -> None:
     """
 
     def running() -> list[Object]:
-        ended = ("Succeeded", "Failed")
-        found = jobs.pods_of_name(cluster, one.name)
-        return [pod for pod in found if pod.get("status", {}).get("phase") not in ended]
+        return jobs.running_pods(cluster, one.name)
 
     with contextlib.suppress(Forbidden):  # submitting needs no right on pods
         if pods := running():

@@ -16,6 +16,7 @@ from tests.cluster_objects import (
     fill,
     golden,
     jobset,
+    pod,
     refuse,
     submit,
 )
@@ -54,6 +55,10 @@ def test_delete_finds_what_a_job_that_is_gone_has_left(run: Run, cluster: Cluste
     server.put("v1", "Service", {"metadata": {"name": "digits", "labels": LABELS}})
     server.put("apps/v1", "Deployment", {"metadata": {"name": "digits-board", "labels": LABELS}})
     server.put("v1", "Service", {"metadata": {"name": "other", "labels": others}})
+    server.put("v1", "Pod", pod("digits-0-a", 0, phase="Running"))  # of a job that may not be read
+    assert run(config, "delete", "digits")[0] == 64
+    assert server.path("v1", "Service", "digits") in server.objects
+    del server.objects[server.path("v1", "Pod", "digits-0-a")]
     code, _, err = run(config, "delete", "digits")
     assert (code, "deleted Service/digits" in err, "deleted Deployment/digits-board" in err) == (
         0,

@@ -64,7 +64,7 @@ def load(
     elif other_settings:
         kept = {k: v for k, v in state["optimizer"].items() if f"optimizer.{k}" not in saved}
         _warn_of_lacking(found, [*kept], runtime)
-    fresh = _set_aside(kept, state, optimizer)
+    fresh = _take_out(kept, state, optimizer)
     lacking = [name for name in extra if not any(key.startswith(f"extra.{name}.") for key in saved)]
     for name in lacking:
         del state["extra"][name]
@@ -106,7 +106,7 @@ def _warn_of_lacking(found: Found, keys: list[str], runtime: Runtime) -> None:
         )
 
 
-def _set_aside(kept: State, state: State, optimizer: Optimizer) -> list[Tensor]:
+def _take_out(kept: State, state: State, optimizer: Optimizer) -> list[Tensor]:
     """Remove `kept` from the state that is loaded; return the parameters whose state it has."""
     for key in kept:
         del state["optimizer"][key]

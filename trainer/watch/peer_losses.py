@@ -29,7 +29,7 @@ def count(folder: Path, *, allowed: float, reason: str) -> Fault:
         return Fault(Exit.PEER, reason)
     return Fault(
         Exit.CODE,
-        f"{reason}; {losses} lost peers in a row without a new checkpoint, more than "
+        f"{reason}; lost peers in a row without a new checkpoint: {losses}, more than "
         f"TRAINER_PEER_LOSSES={allowed:.0f}: this counts as a failure",
     )
 

@@ -291,7 +291,7 @@ def _scale(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("task", ["ShardedLoss", "ShardedByClasses"])
-@pytest.mark.parametrize("mode", ["ddp", "fsdp", "pp"])
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_our_operator_takes_sharded_tensors(
     mode: str, task: str, once: Once, tmp_path: Path
 ) -> None:

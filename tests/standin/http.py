@@ -10,6 +10,7 @@ import json
 import ssl
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,6 +71,11 @@ class _Http(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
     api: Server
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the error, unless the client has closed the connection."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -132,11 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
-        try:
-            for part in parts:
-                self.wfile.write(part)
-        except OSError:
-            pass  # the client has closed the connection
+        for part in parts:
+            self.wfile.write(part)
 
     def log_message(self, *_: object) -> None:
         pass

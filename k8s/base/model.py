@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from k8s.base import names, quantity
+from k8s.base.yaml_text import Real, Whole
 
 
 class Model(BaseModel):
@@ -47,10 +48,15 @@ class OneOf(Model):
 
 
 def number_as_text(value: Any) -> Any:
-    """Return a number, such as a quantity or an argument, as text; other values as they are."""
+    """Return a number, such as a quantity or an argument, as it is written; other values as they are."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
+        return str(as_written(value))
     return value
+
+
+def as_written(value: Any) -> Any:
+    """Return a number as text if Python would write it in another way; other values as they are."""
+    return value.text if isinstance(value, (Whole, Real)) else value
 
 
 def _cores(text: str) -> str:
@@ -63,6 +69,10 @@ def _size(text: str) -> str:
     return text
 
 
+Word = Annotated[
+    str, BeforeValidator(number_as_text), WithJsonSchema({"type": ["string", "number"]})
+]
+Scalar = Annotated[str | bool | int | float | None, BeforeValidator(as_written)]
 _QUANTITY_SCHEMA = WithJsonSchema(
     {
         "type": ["string", "number"],
@@ -71,6 +81,9 @@ _QUANTITY_SCHEMA = WithJsonSchema(
 )
 Cores = Annotated[str, AfterValidator(_cores), BeforeValidator(number_as_text), _QUANTITY_SCHEMA]
 Size = Annotated[str, AfterValidator(_size), BeforeValidator(number_as_text), _QUANTITY_SCHEMA]
+Word = Annotated[
+    str, BeforeValidator(number_as_text), WithJsonSchema({"type": ["string", "number"]})
+]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Key = Annotated[str, AfterValidator(names.qualified)]

@@ -5,6 +5,7 @@ python -c "from k8s.base.yaml_text import dump; print(dump([{'a': 'no'}]))"
 
 import contextlib
 import json
+import math
 import os
 import re
 import reprlib
@@ -38,6 +39,22 @@ def _text(dumper: yaml.CSafeDumper, value: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
+class Whole(int):
+    """A whole number that is written in another way than Python writes it, such as 0123."""
+
+    text: str
+
+
+class Real(float):
+    """A number that is written in another way than Python writes it, such as 3.10."""
+
+    text: str
+
+
+_Dumper.add_representer(Whole, yaml.CSafeDumper.represent_int)
+_Dumper.add_representer(Real, yaml.CSafeDumper.represent_float)
+
+
 class _Loader(yaml.CSafeLoader):
     """Reads YAML as Kubernetes' tools do: a date is text, and a duplicate key is an error."""
 
@@ -49,10 +66,14 @@ class _Loader(yaml.CSafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  # PyYAML's signature
         """Make a node's value. For `0x_` or `!!bool maybe` PyYAML raises other errors than YAMLError."""
         try:
-            return super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):
             problem = f"{reprlib.repr(node.value)} is not a valid {node.tag.rpartition(':')[2]}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+        if type(value) in (int, float) and str(value) != node.value and math.isfinite(value):
+            value = Whole(value) if type(value) is int else Real(value)
+            value.text = node.value
+        return value
 
     def construct_mapping(
         self,

@@ -8,9 +8,9 @@ import re
 import typing
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from k8s.base.model import OneOf, Positive, number_as_text
+from k8s.base.model import OneOf, Positive, Word
 from k8s.base.names import matching
 from trainer.config.exits import Exit
 
@@ -86,9 +86,6 @@ def _program(words: list[str]) -> list[str]:
     return words
 
 
-_Word = Annotated[
-    str, BeforeValidator(number_as_text), WithJsonSchema({"type": ["string", "number"]})
-]
 _Metric = Literal["step", "loss", "samples_per_second", "checkpoint"]
 _Set = Literal["transformers", "lightning", "torchtitan", "key=value"]
 _Patterns = Annotated[
@@ -113,10 +110,10 @@ class Run(OneOf):
     module: Annotated[str, AfterValidator(_module)] | None = Field(
         None, description="a Python module, as for python -m"
     )
-    command: Annotated[list[_Word], AfterValidator(_program)] | None = Field(
+    command: Annotated[list[Word], AfterValidator(_program)] | None = Field(
         None, description="any program and its arguments, without a shell"
     )
-    args: list[_Word] = Field([], description="arguments of the script, module or command")
+    args: list[Word] = Field([], description="arguments of the script, module or command")
     stall: Positive | None = Field(
         None,
         description="if no rank of a node writes output or uses processor time for so many seconds, "

@@ -11,7 +11,17 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from k8s.base import names
-from k8s.base.model import Count, DnsLabel, Image, Key, LabelValue, Model, Positive, Subdomain
+from k8s.base.model import (
+    Count,
+    DnsLabel,
+    Image,
+    Key,
+    LabelValue,
+    Model,
+    Positive,
+    Scalar,
+    Subdomain,
+)
 from k8s.jobfile.code import Code
 from k8s.jobfile.env import EnvFrom, EnvVar, check_environment
 from k8s.jobfile.nccl import Nccl
@@ -154,7 +164,7 @@ class JobSpec(Model):
     )
     resources: Resources = _section(Resources, "what one node has")
     nccl: Nccl = _section(Nccl, "how GPUs of different nodes communicate")
-    trainer: dict[str, str | bool | int | float | None] = Field(
+    trainer: dict[str, Scalar] = Field(
         {}, description="what is trained and how: the TRAINER_* settings in lower camel case"
     )
     run: Run | None = Field(

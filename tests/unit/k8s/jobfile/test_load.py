@@ -8,6 +8,7 @@ import yaml
 
 from k8s.jobfile import load
 from tests.conftest import ROOT
+from tests.rendering import job, planned, pods, render
 from trainer.config.exits import Exit, Fault
 
 
@@ -85,6 +86,26 @@ def test_origins(tmp_path: Path) -> None:
 
 def test_a_date_is_text(tmp_path: Path) -> None:
     assert read(tmp_path, "{name: 2026-01-01}").values == {"name": "2026-01-01"}
+
+
+@pytest.mark.parametrize(
+    "text", ["3.10", "12:30:00", "0123", "1_000", "0x1F", "1.0e+3", "+5", ".5"]
+)
+def test_a_number_reaches_the_program_as_it_is_written(tmp_path: Path, text: str) -> None:
+    sets = (f"run={{command: [python, {text}], args: [{text}]}}",)
+    assert planned(read(tmp_path, yaml.dump(job()), sets=sets).values).program[2:] == (text, text)
+    sets = ("trainer.task=a.b:C", f"trainer.taskVersion={text}")
+    own = planned(read(tmp_path, yaml.dump(job()), sets=sets).values)
+    assert own.container.environment["TRAINER_TASK_VERSION"] == text
+
+
+def test_a_number_stays_a_number_where_one_is_wanted(tmp_path: Path) -> None:
+    volume = "{name: keys, secret: {secretName: keys, defaultMode: 0400}}"
+    sets = ("nodes=02", "trainer.steps=10_000", f"podPatch.spec.volumes=[{volume}]")
+    rendered = render(read(tmp_path, yaml.dump(job()), sets=sets).values, "job")
+    assert rendered.plan.container.environment["TRAINER_STEPS"] == "10000"
+    [found] = [one for one in pods(rendered)[0]["spec"]["volumes"] if one["name"] == "keys"]
+    assert found["secret"]["defaultMode"] == 0o400
 
 
 def test_anchors_and_merge_keys_work(tmp_path: Path) -> None:

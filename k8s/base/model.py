@@ -81,9 +81,6 @@ _QUANTITY_SCHEMA = WithJsonSchema(
 )
 Cores = Annotated[str, AfterValidator(_cores), BeforeValidator(number_as_text), _QUANTITY_SCHEMA]
 Size = Annotated[str, AfterValidator(_size), BeforeValidator(number_as_text), _QUANTITY_SCHEMA]
-Word = Annotated[
-    str, BeforeValidator(number_as_text), WithJsonSchema({"type": ["string", "number"]})
-]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Key = Annotated[str, AfterValidator(names.qualified)]

@@ -18,6 +18,7 @@ from k8s.cluster import jobs, state, wrapped_job
 from k8s.cluster.client import objects
 from k8s.cluster.client.api import Cluster, Forbidden, Object
 from k8s.cluster.jobs import Job
+from k8s.cluster.state import mappings
 from k8s.cluster.submit import copy_code, rendezvous_secret
 from k8s.cluster.submit.copy_code import Folder
 
@@ -167,7 +168,25 @@ def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:
                     "first, or choose another name"
                 )
     for manifest in every:
-        objects.apply(cluster, manifest, dry_run=True, force=force)
+        tried = objects.apply(cluster, manifest, dry_run=True, force=force)
+        if one.before is not None and (pods := _pods(tried)):
+            where = f"metadata.name={manifest['metadata']['name']}"
+            before = objects.find(cluster, manifest["apiVersion"], manifest["kind"], fields=where)
+            # A pod that restarts would differ from the others. Most kinds refuse this themselves.
+            if before and _pods(before[0]) != pods:
+                raise config_error(
+                    f"job {one.name} is {one.before.state.phase} with other settings or code; submit "
+                    "with --replace, which ends it first"
+                )
+
+
+def _pods(manifest: Object) -> list[Object]:
+    """Return the trainer's pods' specs in a manifest."""
+    of_trainer = (
+        manifest["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "trainer"
+    )
+    every = mappings(manifest.get("spec")) if of_trainer else ()
+    return [found for found in every if "containers" in found]
 
 
 def apply(cluster: Cluster, one: Submission, *, force: bool) -> None:

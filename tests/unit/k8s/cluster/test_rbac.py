@@ -185,6 +185,7 @@ def test_the_role_is_what_the_verbs_take(
         assert ended == code, err
 
     does("submit", str(rendered))
+    does("submit", str(rendered))  # compares the pods
     submitted = server.objects[place]
     stage(server)
     server.store(place, submitted)

@@ -21,7 +21,9 @@ from tests.cluster_objects import (
     jobset,
     pod,
     refuse,
+    submit,
 )
+from tests.rendering import job, render
 
 
 def test_submit_tries_first_and_then_applies(run: Run, cluster: Cluster) -> None:
@@ -95,6 +97,24 @@ def test_a_job_that_has_ended_is_not_submitted_over(run: Run, cluster: Cluster) 
     assert (
         "job digits-ddp already exists and has ended (succeeded); run `python -m k8s delete" in err
     )
+
+
+@pytest.mark.parametrize("launcher", ["job", "jobset", "pytorchjob", "trainjob", "volcano"])
+def test_the_pods_of_a_running_job_stay_as_they_are(
+    launcher: str, run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Only some kinds refuse it themselves. In others a restarted pod would get other settings."""
+    server, config = cluster
+    submit(run, cluster, tmp_path, launcher, nodes=2)
+    before = dict(server.objects)
+    other = tmp_path / "other.yaml"
+    other.write_text(render(job(nodes=2, trainer={"lr": 0.5}), launcher).text, encoding="utf-8")
+    code, _, err = run(config, "submit", str(other))
+    assert (code, "other settings or code; submit with --replace" in err) == (64, True), err
+    assert server.objects == before
+    submit(run, cluster, tmp_path, launcher, nodes=2)  # itself, again
+    assert run(config, "submit", str(other), "--replace")[0] == 0
+    assert "TRAINER_LR" in str(server.objects)
 
 
 def test_a_job_of_another_launcher_has_the_name(run: Run, cluster: Cluster) -> None:

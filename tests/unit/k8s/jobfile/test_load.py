@@ -94,8 +94,8 @@ def test_a_date_is_text(tmp_path: Path) -> None:
 def test_a_number_reaches_the_program_as_it_is_written(tmp_path: Path, text: str) -> None:
     sets = (f"run={{command: [python, {text}], args: [{text}]}}",)
     assert planned(read(tmp_path, yaml.dump(job()), sets=sets).values).program[2:] == (text, text)
-    sets = ("trainer.task=a.b:C", f"trainer.taskVersion={text}")
-    own = planned(read(tmp_path, yaml.dump(job()), sets=sets).values)
+    settings = ("trainer.task=a.b:C", f"trainer.taskVersion={text}")
+    own = planned(read(tmp_path, yaml.dump(job()), sets=settings).values)
     assert own.container.environment["TRAINER_TASK_VERSION"] == text
 
 

@@ -32,7 +32,8 @@ def with_notes(state: State, root: Object) -> State:
 class Pod:
     """A pod, which is a node of the job. `codes` are the exit codes that count, the trainer's last.
 
-    `container` is the name of the trainer's container, which runs `procs` ranks.
+    `container` is the name of the trainer's container, which runs `procs` ranks, or of the init
+    container that failed before it.
     """
 
     name: str
@@ -62,6 +63,11 @@ def pod(found: Object, kind: JobKind) -> Pod:
     """Return the state of a pod from its object."""
     status = found.get("status", {})
     container = trainer_container(found)
+    failed = [
+        one.get("name", "")
+        for one in status.get("initContainerStatuses") or []
+        if one.get("state", {}).get("terminated", {}).get("exitCode")
+    ]
     deleted = "deletionTimestamp" in found["metadata"]
     return Pod(
         name=found["metadata"]["name"],
@@ -73,7 +79,7 @@ def pod(found: Object, kind: JobKind) -> Pod:
         codes=tuple(e["exitCode"] for e in _ends(found)),
         procs=_procs(container),
         uid=found["metadata"].get("uid", found["metadata"]["name"]),
-        container=container.get("name", ""),
+        container=next(iter(failed), container.get("name", "")),
     )
 
 

@@ -139,16 +139,20 @@ def _of_pod(
     for container, end, is_previous in ends[-1:]:
         query = {"tailLines": _TAIL, "timestamps": "true"}
         query |= {"previous": "true"} if is_previous else {}
+        lines: list[str] = []
         try:
-            text = logs.text(cluster, name, container.get("name", ""), query) if is_log_read else ""
-            own += read_log(text.splitlines(), source=f"log of pod {name}", place=place)
+            if is_log_read:
+                lines = logs.text(cluster, name, container.get("name", ""), query).splitlines()
+            own += read_log(lines, source=f"log of pod {name}", place=place)
         except Fault as fault:
             unread.append(str(fault))
         # An exit code says less than any other sign.
         if not own or end.get("reason") not in ("Error", "Completed", None):
             says = f"exit {end['exitCode']} ({end.get('reason', '')}) {end.get('message', '')}"
             at = as_seconds(end.get("finishedAt"))
-            own.append(Sign(says.strip(), f"status of pod {name}", place, at))
+            source = f"status of pod {name}, container {container.get('name', '')}"
+            detail = tuple(line.partition(" ")[2] for line in lines)
+            own.append(Sign(says.strip(), source, place, at, detail))
     yield from own
 
 

@@ -256,6 +256,23 @@ def test_of_a_container_that_ended_twice_the_newer_end_counts(run: Run, cluster:
     assert ask(run, config)["cause"].endswith("(host memory)")
 
 
+def test_a_failing_setup_is_shown_with_what_it_wrote(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    end = {"exitCode": 127, "reason": "Error", "finishedAt": "2026-01-01T00:00:03Z"}
+    status = waiting("PodInitializing") | {
+        "phase": "Failed",
+        "initContainerStatuses": [{"name": "setup", "state": {"terminated": end}}],
+    }
+    fill(server, status, [])
+    server.logs[POD] = "installing\nbash: line 1: pipp: command not found\n"
+    found = ask(run, config)
+    assert "pipp: command not found" in found["evidence"]
+    assert "container setup" in found["evidence"]
+    assert run(config, "logs", "digits", "--node", "1")[1].startswith("[node 1] installing\n")
+    asked = {path.partition("container=")[2].split("&")[0] for _, path in server.requests} - {""}
+    assert asked == {"setup"}
+
+
 # Settings that the launcher refuses before the first rank starts and before there is a run folder.
 REFUSED = {
     "batch or mesh": {"TRAINER_MODE": "hsdp", "TRAINER_MESH": "dp_shard=3"},

@@ -13,7 +13,7 @@ from k8s import launchers
 from k8s.base.errors import config_error
 from k8s.cluster import state, wrapped_job
 from k8s.cluster.client import objects
-from k8s.cluster.client.api import Cluster, Forbidden, Object
+from k8s.cluster.client.api import Cluster, Forbidden, Missing, Object
 from k8s.cluster.client.objects import NotServed
 from k8s.cluster.client.watch import changes
 from k8s.cluster.state import Pod
@@ -63,7 +63,7 @@ class Job:
 
 
 def get_job(cluster: Cluster, name: str) -> Job:
-    """Return the job `name`, of any launcher. Raises Fault(64) when there is none."""
+    """Return the job `name`, of any launcher. Raises Missing (64) when there is none."""
     hidden: Fault | None = None
     for kind in served_kinds(cluster):
         try:
@@ -79,7 +79,7 @@ def get_job(cluster: Cluster, name: str) -> Job:
         if wrapper is not None and is_managed(wrapper):
             return job_from(cluster, wrapper)
     seen = f" among the kinds that you may read ({hidden})" if hidden else ""
-    raise config_error(f"{cluster.where}: no muster job {name!r} here{seen}; see `list`")
+    raise Missing(Exit.CONFIG, f"{cluster.where}: no muster job {name!r} here{seen}; see `list`")
 
 
 def served_kinds(cluster: Cluster) -> Iterator[JobKind]:
@@ -261,14 +261,14 @@ def delete(cluster: Cluster, job: Job) -> list[str]:
 
 
 def delete_by_name(cluster: Cluster, name: str) -> list[str]:
-    """Delete the job `name`, or what one that is gone has left. Raises Fault(64) if there is neither.
+    """Delete the job `name`, or what one that is gone has left. Raises Missing (64) if there is neither.
 
     While pods run there may be a job that this user may not read.
     """
     try:
         job = get_job(cluster, name)
-    except Fault as fault:
-        if fault.code != Exit.CONFIG or running_pods(cluster, name):
+    except Missing:
+        if running_pods(cluster, name):
             raise
         every = {one: None for kind in launchers.job_kinds() for one in companion_kinds(kind)}
         if not (left := _delete_companions(cluster, name, every)):

@@ -73,7 +73,9 @@ def _run(asked: argparse.Namespace) -> int:
             job for found in _map(partial(_render_to_files, asked=asked), groups) for job in found
         ]
         _check_names([(name, path) for name, path, _ in made])
-        files.write(asked.output, [file for _, _, content in made for file in content])
+        wanted = [file for _, _, content in made for file in content]
+        _check_targets(asked.output, [place for place, _ in wanted], asked.jobs)
+        files.write(asked.output, wanted)
         return Exit.DONE
     jobs = [job for paths in groups for job in _render(paths, asked)]
     _check_names([(job.rendered[0].plan.name, job.path) for job in jobs])
@@ -193,6 +195,14 @@ def _check_names(named: list[tuple[str, str]]) -> None:
     for name, path in named:
         if first.setdefault(name, path) != path:
             raise config_error(f"{path}: name={name!r}: already the name in {first[name]}")
+
+
+def _check_targets(folder: Path, places: list[str], paths: list[str]) -> None:
+    """Refuse to write over a job file, whose name may be that of a launcher, e.g. job.yaml."""
+    given = {Path(path).resolve(): path for path in paths}
+    for place in places:
+        if path := given.get((folder / place).resolve()):
+            raise config_error(f"-o {folder}: would overwrite {path}; choose another folder")
 
 
 def _output(jobs: list[Job], asked: argparse.Namespace) -> int:

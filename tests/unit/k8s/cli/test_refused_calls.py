@@ -62,6 +62,15 @@ def test_a_command_line_that_cannot_work(
     assert says in refused(arguments, tmp_path, capsys, out=False)
 
 
+def test_a_job_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(EXAMPLE.read_bytes())
+    arguments = [str(path), "--launcher", "local", "--launcher", "job", "-o", str(tmp_path)]
+    assert f"would overwrite {path}; choose" in refused(arguments, tmp_path, capsys, out=False)
+    assert path.read_bytes() == EXAMPLE.read_bytes()
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_one_launcher_refused_is_all_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

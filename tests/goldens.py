@@ -41,9 +41,9 @@ JOBS["own-script"] = OWN_SCRIPT
 def stand_ins() -> Iterator[None]:
     """Replace files that travel by short texts, so that not every change of code changes goldens."""
 
-    def packed(folder: Path, *, label: str, via: str) -> Archive:
+    def packed(folder: Path, *, label: str, via: str, output: Path | None = None) -> Archive:
         return replace(
-            pack(folder, label=label, via=via),
+            pack(folder, label=label, via=via, output=output),
             content=b"the code\n",
             commit="c0ffee" * 6 + "-dirty",
         )

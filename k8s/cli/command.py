@@ -146,7 +146,8 @@ def _render_cell(cell: Cell, asked: argparse.Namespace) -> list[Rendered]:
     job = cell.job
     try:
         spec = validate(job.values)
-        payload = make_payload(spec, job.folder_of("code.path"))
+        output = asked.output or (asked.diff and asked.diff.parent)
+        payload = make_payload(spec, job.folder_of("code.path"), output)
         if asked.all:
             rendered = _render_all(spec, job, payload)
         else:

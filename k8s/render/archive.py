@@ -44,11 +44,19 @@ class Archive:
     commit: str | None
 
 
-def pack(folder: Path, *, label: str, via: str = "configMap") -> Archive:
-    """Pack a folder, within the limit of `via`. Raises Fault(64), its text beginning with `label`."""
+def pack(
+    folder: Path, *, label: str, via: str = "configMap", output: Path | None = None
+) -> Archive:
+    """Pack a folder, within the limit of `via`. Raises Fault(64), its text beginning with `label`.
+
+    What is below `output`, where renderings are written, stays: else each would contain the one before.
+    """
     folder = folder.resolve()
+    written = output and output.resolve()
     try:
         found = sorted(set(_list(folder)), key=os.fsencode)
+        if written and not folder.is_relative_to(written):
+            found = [path for path in found if not (folder / path).is_relative_to(written)]
         kept = [path for path in found if not _looks_like_a_key(path)]
         if not kept:
             raise config_error(f"{label}: has no files to pack; see .gitignore")

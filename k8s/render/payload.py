@@ -17,15 +17,18 @@ from k8s.render.archive import Archive, pack
 _CLIENT_SIDE = 180 * 1024
 
 
-def make_payload(spec: JobSpec, base: Path) -> Payload:
-    """Pack what a job carries; `base` is what code.path is relative to. Raises Fault(64)."""
+def make_payload(spec: JobSpec, base: Path, output: Path | None = None) -> Payload:
+    """Pack what a job carries; `base` is what code.path is relative to. Raises Fault(64).
+
+    `output` is the folder of the renderings, which does not travel.
+    """
     launcher = Carried("launch", "launch.pyz", launch_zip.build()) if spec.run is not None else None
     if spec.code is None or not spec.code.travels:
         return Payload(launcher)
     path = spec.code.path or "."
     label = f"code.path={path!r}"
     folder = _folder(path, base, label)
-    packed = pack(folder, label=label, via=spec.code.via)
+    packed = pack(folder, label=label, via=spec.code.via, output=output)
     if spec.run is not None and spec.run.script is not None:
         _check_script(spec.run.script, packed, folder, label)
     warnings = [

@@ -141,3 +141,18 @@ def test_a_folder_that_is_too_large_is_refused_in_one_line(
     assert line.endswith(
         "the largest: large (1,000 KiB), train.py (0 KiB), package/part.py (0 KiB)"
     )
+
+
+def test_the_folder_of_the_renderings_does_not_travel(folder: Path, tmp_path: Path) -> None:
+    path = str(write_job(tmp_path))
+    options = ["--launcher", "docker", "--launcher", "job", "-o", "build"]
+    assert command.main([path, *options]) == 0
+    first = (folder / "build" / "code.tar.gz").read_bytes()
+    (folder / "build" / "a-job").mkdir()  # such as an earlier run on this machine
+    (folder / "build" / "a-job" / "part.py").write_text("")
+    assert command.main([path, *options]) == 0
+    assert (folder / "build" / "code.tar.gz").read_bytes() == first
+    assert command.main([path, "--diff", "build/job.yaml"]) == 0
+    # A folder that travels within that of the renderings is left whole.
+    assert command.main([path, "-o", ".."]) == 64  # it has job.yaml
+    assert command.main([path, "-o", "..", "--launcher", "docker"]) == 0

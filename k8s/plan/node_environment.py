@@ -40,9 +40,11 @@ def build_environment(
         environment["OMP_NUM_THREADS"] = str(threads)
     _check_port(spec, environment, launcher)
     for one in spec.env:
-        environment.pop(one.name, None)
+        before = environment.pop(one.name, None)
         if one.value is not None:
-            environment[one.name] = one.value
+            # The code comes first, as it does before an image's own PYTHONPATH.
+            both = one.name == "PYTHONPATH" and before
+            environment[one.name] = f"{before}:{one.value}" if both else one.value
     return environment
 
 

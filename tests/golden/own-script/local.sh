@@ -12,8 +12,6 @@ if [ ! -e "$here"/launch.pyz ]; then
     exit 64
 fi
 export TRAINER_OUT
-folder=$(cd k8s/jobs/own_script && pwd)
-export PYTHONPATH="$folder${PYTHONPATH:+:$PYTHONPATH}"
 # One launcher for all nodes: it finds a free port itself.
 unset PET_NODE_RANK PET_MASTER_ADDR PET_MASTER_PORT PET_RDZV_BACKEND PET_LOCAL_ADDR
 export PET_NNODES=1
@@ -21,6 +19,8 @@ export PET_NPROC_PER_NODE=2
 export PET_SHUTDOWN_TIMEOUT=110
 export MUSTER_EXIT_CODES=3=72
 export MUSTER_PATTERNS='{"step": "\\bstep=([0-9]+)", "loss": "\\bloss=([-+]?(?:[0-9]+\\.?[0-9]*|\\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf)", "samples_per_second": "\\bsamples_per_second=([-+]?(?:[0-9]+\\.?[0-9]*|\\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf)", "checkpoint": "\\bcheckpoint=(\\S+)"}'
+folder=$(cd k8s/jobs/own_script && pwd)
+export PYTHONPATH="$folder${PYTHONPATH:+:$PYTHONPATH}"
 export PET_MAX_RESTARTS=3
 python=${PYTHON:-python3}
 # A path from here leads elsewhere from the folder.

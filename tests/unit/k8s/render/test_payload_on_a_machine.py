@@ -4,12 +4,19 @@ import io
 import tarfile
 from pathlib import Path
 
+import pytest
 import yaml
 
 from k8s.cli import command
 from k8s.render import launch_zip
 from tests.rendering import (
+    CLUSTER,
     LAUNCHERS,
+    environment_in_pod,
+    environment_in_script,
+    job,
+    pods,
+    render,
     run_script,
 )
 from tests.unit.k8s.render.own_program import WORDS, own, write_job
@@ -82,3 +89,18 @@ def test_what_travels_is_written_beside_a_machines_files_alone(folder: Path) -> 
     assert Path("out/launch.pyz").stat().st_mode & 0o777 == 0o644
     assert command.main([*arguments[:-1], "other", "--launcher", "job"]) == 0
     assert [path.name for path in Path("other").iterdir()] == ["job.yaml"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_search_path_of_the_job_file_comes_after_the_code(
+    launcher: str, folder: Path, tmp_path: Path
+) -> None:
+    """Else a task's own module is not found."""
+    values = job(code={"path": "."}, env=[{"name": "PYTHONPATH", "value": "/opt/lib"}])
+    if launcher in CLUSTER:
+        environment = environment_in_pod(pods(render(values, launcher))[0])
+    else:
+        (folder / "code.tar.gz").write_text("")
+        environment = environment_in_script(values, launcher, folder)
+    code = str(folder) if launcher == "local" else "/code/.packages:/code"
+    assert environment["PYTHONPATH"] == f"{code}:/opt/lib"

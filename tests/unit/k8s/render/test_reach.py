@@ -253,3 +253,10 @@ def test_without_isolation_there_is_no_policy(launcher: str) -> None:
         checkpoints={"pvc": "runs"},
     )
     assert "NetworkPolicy" not in render(values, launcher).text
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_volcano_makes_no_policy_of_its_own(isolate: bool) -> None:  # noqa: FBT001
+    """Its svc plugin's one admits the job's own pods only, so no metrics could be scraped."""
+    made = render(job(network={"isolate": isolate}), "volcano").objects[-1]
+    assert "--disable-network-policy=true" in made["spec"]["plugins"]["svc"]

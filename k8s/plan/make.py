@@ -169,12 +169,12 @@ def _container(spec: JobSpec, environment: dict[str, str]) -> Container:
 
 
 def _check_data(settings: Settings, launcher: Launcher, data: str | None) -> None:
-    """Raise Fault(64) when the pods of a built-in task would look for data that no key gives them.
+    """Raise Fault(64) when a built-in task in a pod or container would look for data that no key mounts.
 
-    On this machine the variable TRAINER_DATA may still give it.
+    For processes on this machine the variable TRAINER_DATA may still give it.
     """
     needs = settings.task in task_names() and find_task(settings.task).needs_data
-    if needs and data is None and launcher.runs_in is RunsIn.POD:
+    if needs and data is None and launcher.runs_in is not RunsIn.PROCESS:
         raise config_error(
             f"trainer.task={settings.task!r}: needs its data set; set data to the volume that "
             "has it, e.g. data: {pvc: my-claim}"

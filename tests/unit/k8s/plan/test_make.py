@@ -283,3 +283,11 @@ def test_what_a_built_in_task_cannot_do_is_refused_before_there_is_a_pod(
         planned(values)
     assert caught.value.code == Exit.CONFIG
     assert refusal in str(caught.value)
+
+
+@pytest.mark.parametrize("launcher", ["docker", "compose"])
+def test_a_container_without_the_data_that_its_task_needs_is_refused(launcher: str) -> None:
+    """Its script mounts the caller's TRAINER_DATA only where the job file has a data set."""
+    with pytest.raises(Fault, match="task='mnist': needs its data set; set data"):
+        planned(job(trainer={"task": "mnist"}), launcher)
+    assert planned(job(trainer={"task": "mnist"}), "local")

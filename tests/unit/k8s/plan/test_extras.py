@@ -161,6 +161,16 @@ def test_tensorboard_is_that_of_the_jobs_own_image_unless_another_is_named() -> 
         assert container.get("imagePullPolicy") == (None if tensorboard else "Always")
 
 
+def test_tensorboard_may_read_a_bucket_as_the_job_does() -> None:
+    bucket = {"csi": {"driver": "gcsfuse.csi.storage.gke.io", "attributes": {"bucketName": "runs"}}}
+    wanted = {"gke-gcsfuse/volumes": "true"}
+    values = alone(checkpoints=bucket, tensorboard={}, annotations=wanted, serviceAccount="reader")
+    rendered = render(values, "job")
+    for pod in (only(rendered, "Deployment")["spec"]["template"], *pods(rendered)):
+        assert pod["metadata"]["annotations"].items() >= wanted.items()
+        assert pod["spec"]["serviceAccountName"] == "reader"
+
+
 @pytest.mark.parametrize("checkpoints", [None, {"emptyDir": "1Gi"}, {"hostPath": "/c"}])
 def test_tensorboard_needs_a_volume_that_it_can_see(checkpoints: Any) -> None:
     values = alone(tensorboard={}) | ({"checkpoints": checkpoints} if checkpoints else {})

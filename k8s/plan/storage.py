@@ -192,9 +192,12 @@ _KINDS = {*_SOURCES, "claim", "ephemeral", "csi"}
 def warnings(spec: JobSpec) -> Iterator[str]:
     """Yield warnings about the volumes."""
     kept = spec.checkpoints
-    url = "://" in str(spec.trainer.get("checkpoints"))
-    if not url and (kept is None or kept.empty_dir is not None):
-        yield "checkpoints: kept only in the pod; a replaced pod starts again at step 0"
+    where = str(spec.trainer.get("checkpoints") or OUT)
+    if "://" not in where and not any(
+        _is_within(PurePosixPath(where), path) for path in _kept_folders(spec)
+    ):
+        key = "trainer.checkpoints" if spec.trainer.get("checkpoints") else "checkpoints"
+        yield f"{key}: kept only in the pod; a replaced pod starts again at step 0"
     volumes: list[tuple[str, Any]] = [("data", spec.data), ("checkpoints", kept)]
     volumes += [(f"volumes[{index}]", one) for index, one in enumerate(spec.volumes)]
     for key, volume in volumes:
@@ -210,3 +213,10 @@ def warnings(spec: JobSpec) -> Iterator[str]:
             "checkpoints.claim: deleted with the job's other objects, and the checkpoints with it; to "
             "keep them, name your own claim in checkpoints.pvc"
         )
+
+
+def _kept_folders(spec: JobSpec) -> list[str]:
+    """Return the folders of a pod whose content outlives it."""
+    found = [one.path for one in spec.volumes if one.empty_dir is None and one.ephemeral is None]
+    kept = spec.checkpoints
+    return found if kept is None or kept.empty_dir is not None else [*found, OUT]

@@ -170,6 +170,10 @@ def test_settings(key: str, written: Any, variable: str, text: str | None) -> No
     [
         ({}, "checkpoints: kept only in the pod"),
         ({"checkpoints": {"emptyDir": "1Gi"}}, "checkpoints: kept only in the pod"),
+        (
+            {"checkpoints": {"pvc": "c"}, "trainer": {"checkpoints": "/elsewhere"}},
+            "trainer.checkpoints: kept only in the pod",
+        ),
         ({"checkpoints": {"hostPath": "/c"}}, "checkpoints.hostPath: each machine has its own"),
         ({"data": {"hostPath": "/d"}}, "data.hostPath: each machine has its own"),
         ({"checkpoints": {"pvc": "c"}, "nodes": 2}, "must be ReadWriteMany"),
@@ -185,8 +189,10 @@ def test_warning(values: dict[str, Any], says: str) -> None:
     assert says in "\n".join(planned(job(**values)).warnings)
 
 
-def test_no_warning_of_checkpoints_in_a_bucket() -> None:
-    kept = job(trainer={"checkpoints": "s3://bucket/run"})
+@pytest.mark.parametrize("place", ["s3://bucket/run", "/scratch/run"])
+def test_no_warning_of_checkpoints_in_a_bucket_or_on_a_volume(place: str) -> None:
+    scratch = {"name": "scratch", "path": "/scratch", "pvc": "c"}
+    kept = job(trainer={"checkpoints": place}, volumes=[scratch])
     assert "kept only in the pod" not in "\n".join(planned(kept).warnings)
 
 

@@ -153,6 +153,7 @@ def check_together(options: argparse.Namespace) -> None:
         "--each: makes several files; add -o DIR": options.each and not somewhere,
         "--split: makes several files; add -o DIR": options.split and not options.output,
         "--diff: compares one job with one file; leave out --each": options.diff and options.each,
+        "--owner: is empty; give the uid of a job in the cluster": options.owner == "",
     }
     for message, is_wrong in wrong.items():
         if is_wrong:

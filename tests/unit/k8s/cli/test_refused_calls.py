@@ -30,6 +30,7 @@ from tests.rendering import EXAMPLE, ROOT, refused, without
         ([str(EXAMPLE), "--diff", "none"], "--diff none: No such file or directory"),
         ([str(EXAMPLE), "--each"], "--each: makes several files; add -o DIR"),
         ([str(EXAMPLE), "--split"], "--split: makes several files; add -o DIR"),
+        ([str(EXAMPLE), "--owner", ""], "--owner: is empty; give the uid of a job"),
         (
             [str(EXAMPLE), "--each", "--diff", "a", "-o", "b"],
             "--diff: compares one job with one file",

@@ -42,7 +42,8 @@ def _reason(plan: Plan) -> str:
         return "torch is not installed here"
     settings = plan.settings
     # What the model depends on. Most jobs of a matrix differ in other settings, so they try it once.
-    made_of = (settings.task, settings.model, settings.precision, str(settings.own), data)
+    model = (settings.model, settings.precision, str(settings.own), data)
+    made_of = (plan.payload.folder, settings.task, *model)
     if made_of not in _tried:
         _tried[made_of] = _try(plan)
     return _tried[made_of]

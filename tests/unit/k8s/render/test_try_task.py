@@ -132,6 +132,19 @@ def test_it_has_a_bound(
     assert time.monotonic() - began < 60
 
 
+def test_tasks_of_one_name_in_two_folders_are_both_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = []
+    for name, init in (("good", "pass"), ("bad", "raise ValueError(1)")):
+        (tmp_path / name).mkdir()
+        values = job(name=name, **own(tmp_path / name, init=init))
+        paths.append(str(tmp_path / name / "job.yaml"))
+        Path(paths[-1]).write_text(yaml.safe_dump(values))
+    assert command.main([*paths, "--each", "--check"]) == 64
+    assert "bad/job.yaml: trainer.task='mine:Task'" in capsys.readouterr().err
+
+
 def test_a_program_and_a_job_of_this_machine_are_not_tried(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def estimate(plan: Plan) -> Estimate | str:
             f"{plan.size.min_nodes}:{plan.size.nodes}" if plan.size.elastic else "",
             plan.container.environment.get("OMP_NUM_THREADS", "1"),
             device if plan.resources.gpu else None,
+            plan.payload.folder,
         )
     except Fault as fault:
         return f"not known, {fault}; {remedy}"
@@ -68,7 +69,12 @@ def estimate(plan: Plan) -> Estimate | str:
 
 @cache  # for several launchers of a job
 def dry_run_of_job(
-    settings: Settings, world_size: int, nodes: str, threads: str, gpu_bytes: int | None
+    settings: Settings,
+    world_size: int,
+    nodes: str,
+    threads: str,
+    gpu_bytes: int | None,
+    folder: str,
 ) -> DryRun:
     return dry_run(
         settings,
@@ -77,6 +83,7 @@ def dry_run_of_job(
         device_bytes=gpu_bytes,
         # The GPUs of this machine, if any, are not the job's.
         environment={"OMP_NUM_THREADS": threads, "PET_NNODES": nodes, "CUDA_VISIBLE_DEVICES": ""},
+        folder=folder or None,
     )
 
 

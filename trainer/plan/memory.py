@@ -60,16 +60,18 @@ def dry_run(
     seconds: float,
     device_bytes: int | None = None,
     environment: Mapping[str, str] | None = None,
+    folder: str | None = None,
 ) -> DryRun:
     """Simulate a step of `world_size` ranks in a separate process, without allocating its memory.
 
     `device_bytes` is used if TRAINER_DEVICE_MEMORY is not set. `environment` is added to this process's
-    environment. Raises Fault with one line when there is no result within `seconds`.
+    environment; `folder` is where it runs. Raises Fault with one line when there is no result within
+    `seconds`.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as out:
         changes: dict[str, Any] = {
             "dry_run": world_size,
-            "out": Path(folder),
+            "out": Path(out),
             "log": "json",
             "metrics_port": None,
             "tensorboard": False,
@@ -83,6 +85,7 @@ def dry_run(
             seconds=seconds,
             what="the dry run",
             environment=environment,
+            folder=folder,
         )
     if done.returncode != 0:
         last = next(filter(str.strip, reversed(done.stderr.splitlines())), "no message")

@@ -1,12 +1,17 @@
 """The plan's figures: resources of all nodes, GPU-hours, and the memory of a rank."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from k8s import launchers
 from k8s.cli import estimate, report
 from k8s.cli.estimate import Estimate
+from k8s.jobfile.validate import validate
+from k8s.render import manifests
+from k8s.render.payload import make_payload
 from tests.rendering import job, planned, render
 from trainer.config.exits import Exit, Fault
 from trainer.plan.memory import DryRun, Need
@@ -143,6 +148,24 @@ def test_any_task_that_can_be_imported_has_figures(task: str) -> None:
     whole, sharded = need("ddp"), need("fsdp")
     assert sharded.parameters < whole.parameters / 8
     assert whole.activations == pytest.approx(sharded.activations, rel=0.1)
+
+
+@pytest.mark.slow
+def test_the_task_is_that_of_the_folder_that_travels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not one of its name in the current folder."""
+    for name, text in (
+        ("here", "raise OSError"),
+        ("there", "from trainer.tasks.digits import Task"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(text)
+    monkeypatch.chdir(tmp_path / "here")
+    spec = validate(job(code={"path": "."}, trainer={"task": "mine:Task"}))
+    rendered = manifests.render(spec, launchers.find("job"), make_payload(spec, tmp_path / "there"))
+    found = estimate.estimate(rendered.plan)
+    assert isinstance(found, Estimate), found
 
 
 def test_for_programs() -> None:

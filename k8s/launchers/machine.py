@@ -30,6 +30,12 @@ def warnings_of_a_machine(spec: JobSpec) -> list[str]:
     if spec.volumes:
         names = ", ".join(one.name for one in spec.volumes)
         warnings.append(f"volumes: not on this machine; the trainer runs without {names}")
+    given = {
+        "nccl": spec.nccl.model_fields_set,
+        "metrics": spec.metrics,
+        "tensorboard": spec.tensorboard,
+    }
+    warnings += [f"{key}: ignored on this machine" for key, value in given.items() if value]
     if spec.pod_patch.spec:
         warnings.append("podPatch: ignored, because there is no pod on this machine")
     if spec.env_from:

@@ -148,7 +148,7 @@ def warnings(spec: JobSpec) -> Iterator[str]:
         yield (
             "appWrapper: its controller needs more rights than its own role has, see k8s/SECURITY.md"
         )
-    if spec.nccl.presets and not spec.resources.gpu:
+    if spec.nccl.model_fields_set and not spec.resources.gpu:
         yield "nccl: ignored, because there is no GPU"
     if spec.disruption_budget:
         yield "disruptionBudget: draining a machine waits until the job has ended"

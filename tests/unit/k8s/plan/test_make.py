@@ -183,6 +183,7 @@ def test_settings(key: str, written: Any, variable: str, text: str | None) -> No
         ({"image": "r.example:5000/b"}, "may change at any time"),
         ({"image": "a/b:latest"}, "image: a/b:latest may change at any time"),
         ({"nodes": 2}, "faults.deadline: not set"),
+        ({"nccl": {"socketInterface": "eth1"}}, "nccl: ignored, because there is no GPU"),
     ],
 )
 def test_warning(values: dict[str, Any], says: str) -> None:
@@ -215,12 +216,16 @@ def test_warning_of_a_gang(launcher: str, scheduling: dict[str, Any], says: str)
 def test_a_machine_warns_of_what_it_has_not(launcher: str) -> None:
     values = job(nodes=2, data={"pvc": "d"}, checkpoints={"pvc": "c"})
     values["envFrom"] = [{"secretRef": {"name": "a"}}]
+    values |= {"nccl": {"presets": ["debug"]}, "metrics": {"port": 9400}, "tensorboard": {}}
     words = "\n".join(planned(values, launcher).warnings)
     for key in (
         "envFrom: not on",
         "nodes: the ranks of all 2",
         "data.pvc: not on",
         "checkpoints.pvc: not on",
+        "nccl: ignored on this machine",
+        "metrics: ignored on this machine",
+        "tensorboard: ignored on this machine",
     ):
         assert key in words
 

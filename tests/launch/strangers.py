@@ -84,7 +84,8 @@ def joins_and_leaves(to: Address) -> None:
 def forged_events(to: Address) -> None:
     """What only the server sends."""
     _send(to, encode("peer_lost", reason="\x1b[2J all is lost", silent=False))
-    _send(to, encode("peer_finished", reason="done"), encode("finished"))
+    _send(to, encode("peer_finished", reason="done", stopped=False, over=True))
+    _send(to, encode("finished"))
 
 
 def escape_sequences(to: Address) -> None:

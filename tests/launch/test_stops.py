@@ -136,18 +136,58 @@ def test_a_program_may_start_our_trainer(start: Any) -> None:
     assert (code, "trainer: rank 0 TRAINER_MODE='none'" in error) == (70, True), error
 
 
+def nodes_of(start: Any, out: Path, programs: list[str], **added: str) -> list[Any]:
+    """Start a node for each program."""
+    place = {"PET_NNODES": str(len(programs)), "PET_NPROC_PER_NODE": "1", "TRAINER_OUT": str(out)}
+    place |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())} | added
+    command = ("-m", "trainer.launch", "--", sys.executable, "-c")
+    return [
+        start(*command, f"import os, time; {program}", PET_NODE_RANK=str(number), **place)
+        for number, program in enumerate(programs)
+    ]
+
+
 def test_a_node_may_work_long_after_the_others_have_ended(start: Any, tmp_path: Path) -> None:
     # Longer than our trainer's ranks may, and than node 0 waits for these.
-    ends = "import os, sys, time; time.sleep(32 * (os.environ['RANK'] == '2')); print('has ended')"
-    port = str(free_port())
-
-    place = {"PET_NNODES": "3", "PET_NPROC_PER_NODE": "1", "TRAINER_OUT": str(tmp_path / "run")}
-    place |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
-    command = ("-m", "trainer.launch", "--", sys.executable, "-c", ends)
-    nodes = [start(*command, PET_NODE_RANK=str(number), **place) for number in range(3)]
-    for node in nodes:
+    ends = "time.sleep(32 * (os.environ['RANK'] == '2')); print('has ended')"
+    for node in nodes_of(start, tmp_path / "run", [ends] * 3):
         assert node.process.wait(90) == 0, node.read(node.stderr)
         assert "has ended" in node.read(node.out)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_node_does_not_run_on_after_another_was_stopped(
+    start: Any, tmp_path: Path, stopped: int
+) -> None:
+    waits = "print('ready', flush=True); time.sleep(60)"
+    nodes = nodes_of(start, tmp_path / "run", [waits] * 2, PET_SHUTDOWN_TIMEOUT="2")
+    other = nodes.pop(1 - stopped)
+    other.wait_for("ready")
+    assert stop(nodes[0], ranks=1) == 143
+    assert other.process.wait(20) == 69
+    assert " was stopped" in other.read(other.stderr)
+
+
+@pytest.mark.parametrize(
+    ("fails", "lost", "codes"),
+    [
+        ("time.sleep(2); os._exit(5)", 2, [69, 0, 70]),
+        ("time.sleep(2); os.kill(os.getppid(), 9)", 0, [-9, 0, 69]),
+        (
+            "time.sleep(2); os._exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')",
+            0,
+            [69, 0, 69],
+        ),
+    ],
+)
+def test_a_node_that_is_lost_after_another_has_ended_is_not_waited_for(
+    start: Any, tmp_path: Path, fails: str, lost: int, codes: list[int]
+) -> None:
+    programs = ["time.sleep(60)", "pass", "time.sleep(60)"]
+    programs[lost] = fails
+    restarts = str(int("RESTART" in fails))  # in place: without node 1 there is no next round
+    nodes = nodes_of(start, tmp_path / "run", programs, PET_MAX_RESTARTS=restarts)
+    assert [node.process.wait(30) for node in nodes] == codes
 
 
 @pytest.mark.parametrize("closed", ["1", "2", "0 1 2"])

@@ -200,22 +200,22 @@ class Supervisor:
 
     def _watch(self, *, can_restart: bool) -> Exit | NextRound:
         """Watch the ranks until they have ended, or must end; return what follows. Raises Fault."""
-        client = self._client
-        stall = Stall(self._options.stall)
+        client, stall = self._client, Stall(self._options.stall)
+        grace = self._contract.shutdown_timeout
         while True:
             failed = any(self._ranks.poll().values())
             if code_sync.is_due(os.environ, failed=failed) and not self._signals:
-                self._ranks.end(grace=self._contract.shutdown_timeout, turn=self._turn)
+                self._ranks.end(grace=grace, turn=self._turn)
                 return NextRound()
             if failed:
                 return self._end_after_failure(can_restart=can_restart)
             if self._ranks.have_succeeded:  # many programs end with 0 after SIGTERM, too
                 return Exit.DONE if self._program.is_trainer or not self._signals else Exit.STOPPED
-            event = client.membership_changed
-            if event and not self._signals:
+            if (event := client.membership_changed) and not self._signals:
                 return self._end_for_next_round(event)
             reported, together = self._ranks.has_reported_failure, self._program.is_trainer
-            if event := overdue(client, has_reported_failure=reported, end_together=together):
+            event = overdue(client, grace, has_reported_failure=reported, end_together=together)
+            if event:
                 self._ranks.end(grace=0, turn=self._turn)
                 if self._ranks.has_reported_failure:
                     return self._report(self._ranks.failures(self._ranks.poll()))

@@ -227,7 +227,8 @@ class RendezvousClient:
                 how = "is gone" if connection.closed else f"has been silent for {silence:.1f} s"
                 reason = f"node 0 at {self._contract.endpoint} {how}"
                 with self._changed:
-                    if not self._is_over():
+                    finished = self.peer_finished
+                    if not (self._left or self.peer_lost or (finished and finished.over)):
                         is_silent = not connection.closed
                         self.peer_lost = MembershipEvent(reason, True, now, is_silent)
                     self._changed.notify_all()
@@ -252,7 +253,9 @@ class RendezvousClient:
             case "peer_lost":
                 self.peer_lost = MembershipEvent(reason, True, now, message["silent"])
             case "peer_finished":
-                self.peer_finished = MembershipEvent(reason, False, now)
+                before, over = self.peer_finished, message["over"]
+                stopped = message["stopped"] or bool(before and before.stopped)
+                self.peer_finished = MembershipEvent(reason, False, now, stopped=stopped, over=over)
         self._changed.notify_all()
 
     def _is_over(self) -> bool:

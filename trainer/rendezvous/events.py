@@ -28,3 +28,5 @@ class MembershipEvent:
     lost: bool
     since: float  # monotonic
     silent: bool = False  # the peer stopped answering, with its connection still open
+    stopped: bool = False  # the peer was asked to end, and the ranks here should end, too
+    over: bool = False  # the server may now end without having failed

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 
 class State(enum.Enum):
-    """WAITING for nodes, RUNNING a round, ENDING one; FINISHED and BROKEN are final."""
+    """WAITING for nodes, RUNNING a round, ENDING or STOPPING one; FINISHED and BROKEN are final."""
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
-    ENDING = enum.auto()  # a node has finished, or has left a job of fixed size
+    ENDING = enum.auto()  # a node has finished; the ranks of the others may still need each other
+    STOPPING = enum.auto()  # a node of a job of fixed size was stopped; the others end, too
     FINISHED = enum.auto()  # the server's own ranks have finished
     BROKEN = enum.auto()  # a job of fixed size has lost a node
 
@@ -68,7 +69,7 @@ class Membership:
     def join(self, node: Node, *, now: float) -> str:
         """Let a node join and return "", or return why not. The ranks of a running round then stop."""
         rules = self._rules
-        if self.state in (State.ENDING, State.FINISHED, State.BROKEN):
+        if self.state not in (State.WAITING, State.RUNNING):
             return "the run is ending"
         if self.full or (not rules.elastic and node.number in self._numbers):
             return "an earlier attempt of this job still runs here"
@@ -84,12 +85,17 @@ class Membership:
         return ""
 
     def ready(self, node: Node, *, clean: bool, port: int) -> None:
-        """Note that a node's ranks can start. If it was in a round, all others go to the next one."""
+        """Note that a node's ranks can start. If it was in a round, all others go to the next one.
+
+        Without a node that has finished there is no next one.
+        """
         self._not_ready -= not node.ready
         node.ready, node.port = True, port
         if node.in_round:
             node.in_round = False
             self._change(f"the ranks of {node.name} ended", lost=not clean)
+        if self.state is State.ENDING:
+            self._break(f"the ranks of {node.name} ended", silent=False)
 
     def leave(self, node: Node, *, done: bool) -> None:
         """Remove a node that has finished the run, or was stopped.
@@ -101,22 +107,25 @@ class Membership:
         ends = node.in_round and (done or not self._rules.elastic)
         if node.own and done:
             self.state = State.FINISHED
-        elif ends and self.state in (State.WAITING, State.RUNNING):
-            self.state = State.ENDING
         elif not ends:
             self._change(f"{node.name} left", lost=False)
             return
+        elif self.state in (State.WAITING, State.RUNNING, State.ENDING):
+            self.state = State.ENDING if done else State.STOPPING
         others = [other for other in self.nodes if not (done and other.own)]
-        self._send(others, "peer_finished", reason=f"{node.name} has ended its part")
+        how = "has ended its part" if done else "was stopped"
+        over = self.state is not State.ENDING
+        self._send(
+            others, "peer_finished", reason=f"{node.name} {how}", stopped=not done, over=over
+        )
 
     def lose(self, node: Node, reason: str, *, silent: bool) -> None:
         """Remove a node whose connection has ended or is silent."""
         self._remove(node)
         if self._rules.elastic:
             self._change(reason, lost=True)
-        elif self.state is State.RUNNING:
-            self.state = State.BROKEN
-            self._send(self.nodes, "peer_lost", reason=reason, silent=silent)
+        elif self.state in (State.RUNNING, State.ENDING):
+            self._break(reason, silent=silent)
 
     def start_if_ready(self, now: float) -> float:
         """Start a round if enough nodes are ready; return after how many seconds to call this again."""
@@ -149,6 +158,11 @@ class Membership:
             )
             first_rank += node.ranks
         return float("inf")
+
+    def _break(self, reason: str, *, silent: bool) -> None:
+        """Tell all nodes that there will be no next round."""
+        self.state = State.BROKEN
+        self._send(self.nodes, "peer_lost", reason=reason, silent=silent)
 
     def _change(self, reason: str, *, lost: bool) -> None:
         """Tell the nodes of a running round to stop their ranks and get ready for the next round."""

@@ -81,7 +81,7 @@ FROM_SERVER: Schema = {
     },
     "membership_changed": {"reason": _text, "lost": _flag},
     "peer_lost": {"reason": _text, "silent": _flag},
-    "peer_finished": {"reason": _text},
+    "peer_finished": {"reason": _text, "stopped": _flag, "over": _flag},
 }
 
 

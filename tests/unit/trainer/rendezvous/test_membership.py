@@ -14,7 +14,7 @@ from trainer.rendezvous.membership import Membership, Node, Rules, State
 
 NODES = 5
 LAST_CALL = 5.0
-FINAL = (State.ENDING, State.FINISHED, State.BROKEN)
+FINAL = (State.ENDING, State.STOPPING, State.FINISHED, State.BROKEN)
 
 
 class Machine(RuleBasedStateMachine):
@@ -75,7 +75,10 @@ class Machine(RuleBasedStateMachine):
     def ready(self, index: int, clean: bool) -> None:  # noqa: FBT001
         node = self.of(index)
         self.running.pop(node, None)
+        ending = self.membership.state is State.ENDING
         self.membership.ready(node, clean=clean, port=1 + node.number)
+        if ending:
+            assert {*self.present} <= self.sent_the_end, "a node waits for a round that never comes"
 
     @precondition(lambda self: self.present)
     @rule()
@@ -118,7 +121,8 @@ class Machine(RuleBasedStateMachine):
         if others:
             node = others[index % len(others)]
             self.running.pop(node, None)
-            broken = not self.allowed.elastic and self.membership.state is State.RUNNING
+            needs = (State.RUNNING, State.ENDING)  # states in which ranks may need each other
+            broken = not self.allowed.elastic and self.membership.state in needs
             self.membership.lose(node, f"{node.name} is gone", silent=silent)
             if broken:
                 assert self.membership.state is State.BROKEN
@@ -188,7 +192,9 @@ class Machine(RuleBasedStateMachine):
             if self.state in (State.FINISHED, State.BROKEN):
                 assert now in (self.state, State.FINISHED)
             if self.state is State.ENDING:
-                assert now in (State.ENDING, State.FINISHED)
+                assert now in FINAL
+            if self.state is State.STOPPING:
+                assert now in (State.STOPPING, State.FINISHED)
             self.state = now
 
     @invariant()

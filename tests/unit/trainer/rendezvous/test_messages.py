@@ -27,7 +27,7 @@ SERVER: dict[str, dict[str, Any]] = {
     },
     "membership_changed": {"reason": "node 1 (::1) joined", "lost": False},
     "peer_lost": {"reason": "node 1 is gone", "silent": True},
-    "peer_finished": {"reason": "node 1 has ended its part"},
+    "peer_finished": {"reason": "node 1 has ended its part", "stopped": False, "over": False},
 }  # fmt: skip
 BOTH = [(NODE, FROM_NODE), (SERVER, FROM_SERVER)]
 

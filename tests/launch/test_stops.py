@@ -79,6 +79,30 @@ def test_what_saves_at_sigterm_has_saved_and_ends_with_143(
     assert (tmp_path / "run/checkpoints/saved").exists()
 
 
+ASKED_BEFORE = """
+if rank == 1:
+    print("ready", flush=True)
+    sys.exit(143)
+def once(*_):
+    asked.append(True)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    print("ready", flush=True)
+signal.signal(signal.SIGTERM, once)
+while not asked:
+    time.sleep(0.02)
+save(1)
+sys.exit(143)
+"""
+
+
+def test_a_rank_that_was_asked_to_end_gets_no_second_sigterm(start: Any, tmp_path: Path) -> None:
+    variables = {"PET_NPROC_PER_NODE": "2", "TRAINER_OUT": str(tmp_path / "run")}
+    command = ("--", sys.executable, "-c", WAITS + ASKED_BEFORE)
+    started = start("-m", "trainer.launch", *command, **variables)
+    assert stop(started, ranks=2) == 143, started.read(started.stderr)
+    assert (tmp_path / "run/checkpoints/saved").exists()
+
+
 def test_a_rank_that_is_killed_because_it_is_late_says_so(start: Any, tmp_path: Path) -> None:
     script = tmp_path / "stays.py"
     script.write_text(f"{WAITS}\nwait(); time.sleep(60)", encoding="utf-8")

@@ -203,7 +203,12 @@ class Ranks:
         }
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the running ranks. Not their process groups: they still need their loader workers."""
+        """Signal the running ranks. Not their process groups: they still need their loader workers.
+
+        SIGTERM only once: after a second one a handler may no longer save.
+        """
+        if number == signal.SIGTERM and self._asked:
+            return
         self._asked |= number == signal.SIGTERM
         for local, process in enumerate(self._processes):
             if local not in self._codes:
@@ -229,9 +234,7 @@ class Ranks:
     ) -> None:
         """Ask the ranks to end, kill them after `grace` seconds; call `turn` meanwhile."""
         self.signal_groups(signal.SIGCONT)  # a suspended rank would not notice the signal
-        # After a second SIGTERM a handler may no longer save.
-        if number != signal.SIGTERM or not self._asked:
-            self.send(number)
+        self.send(number)
         for limit in (grace, _KILL_TIMEOUT):
             deadline = time.monotonic() + limit
             while self.running and time.monotonic() < deadline:

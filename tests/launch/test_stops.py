@@ -42,6 +42,16 @@ if rank == 0:
 sys.exit(143)
 """,
     "it ends with 0": "wait(); save(0)",
+    "it still needs its workers": """
+import subprocess
+worker = subprocess.Popen(["sleep", "60"])
+wait()
+time.sleep(0.5)
+if worker.poll() is None:
+    save(0)
+worker.kill()
+sys.exit(143)
+""",
     "it has caught an error": """
 if rank == 0:
     try:
@@ -77,6 +87,26 @@ def test_what_saves_at_sigterm_has_saved_and_ends_with_143(
     started = start("-m", "trainer.launch", "--", *command, **variables)
     assert stop(started, ranks=2) == 143, started.read(started.stderr)
     assert (tmp_path / "run/checkpoints/saved").exists()
+
+
+def test_timeout_in_a_shell_gets_sigterm_too(start: Any, tmp_path: Path) -> None:
+    script = tmp_path / "saves.py"
+    script.write_text(f"{WAITS}\nwait(); save(0)", encoding="utf-8")
+    command = ("--", "sh", "-c", f"timeout 60 {sys.executable} {script}; echo done")
+    started = start("-m", "trainer.launch", *command, TRAINER_OUT=str(tmp_path / "run"))
+    assert stop(started, ranks=1) == 143, started.read(started.stderr)
+    assert (tmp_path / "run/checkpoints/saved").exists()
+
+
+def test_a_process_for_which_nobody_waits_does_not_hold_up_the_end(start: Any) -> None:
+    # As in a container whose process 1 is `sleep infinity`.
+    keeps = (
+        "import ctypes, signal, subprocess, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); "
+        "launcher = subprocess.Popen([sys.executable, *sys.argv[1:]]); "
+        "signal.signal(signal.SIGTERM, lambda *_: launcher.terminate()); sys.exit(launcher.wait())"
+    )
+    command = ("-m", "trainer.launch", "--", "sh", "-c", "echo ready; sleep 60; echo done")
+    assert stop(start("-c", keeps, *command, PYTHONPATH=str(ROOT)), ranks=1) == 143
 
 
 ASKED_BEFORE = """

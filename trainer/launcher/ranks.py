@@ -21,6 +21,7 @@ from trainer.config.exits import Exit
 from trainer.launcher.failures import Failure, read_failure
 from trainer.launcher.output.rank_output import RankOutput
 from trainer.launcher.output.run_events import RunEvents
+from trainer.launcher.sessions import processes
 from trainer.rendezvous.events import Round
 
 _KILL_TIMEOUT = 30.0  # seconds; a process that waits for a device cannot be killed at once
@@ -67,7 +68,7 @@ class Ranks:
         self._own_codes: dict[int, int] = {}  # the program's own, before `exit_codes` was applied
         self._ended_at: dict[int, float] = {}
         self._asked = False  # to end, by SIGTERM
-        self._passed_on: set[int] = set()  # ranks whose processes have got it, too
+        self._passed_on: set[int] = set()  # processes of ended ranks that have got it, too
 
     @classmethod
     def start(
@@ -113,18 +114,17 @@ class Ranks:
         return self._codes
 
     def _has_left(self, pid: int) -> bool:
-        """Return whether processes that a rank started still run; they get SIGTERM, too.
+        """Return whether processes that a rank started still run; those without parent get SIGTERM, too.
 
-        A shell ends at SIGTERM without a word to the program that it waits for.
+        A shell ends at SIGTERM without a word to the program that it waits for. That program still
+        needs its loader workers.
         """
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(-pid, os.WNOHANG)  # as process 1 of a container we inherit them
-        try:
-            os.killpg(pid, 0 if pid in self._passed_on else signal.SIGTERM)
-        except OSError:
-            return False
-        self._passed_on.add(pid)
-        return True
+        left = {one.pid: one.parent for one in processes({pid}) if not one.has_ended}
+        for orphan in {one for one, parent in left.items() if parent not in left} - self._passed_on:
+            self._passed_on.add(orphan)
+            with contextlib.suppress(OSError):
+                os.kill(orphan, signal.SIGTERM)
+        return bool(left)
 
     @property
     def processes(self) -> list[int]:
@@ -221,9 +221,12 @@ class Ranks:
 
     def signal_groups(self, number: signal.Signals) -> None:
         """Signal the ranks and the processes they have started."""
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+        for pid in self.processes:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, number)
+        for one in processes(self.processes):  # those in other groups
+            with contextlib.suppress(OSError):
+                os.kill(one.pid, number)
 
     def end(
         self,

@@ -7,11 +7,10 @@ Processor time is that of a rank and all processes it has started (Linux). A ran
 collective of NCCL uses processor time, so it is not found here, but by torch's own time-out.
 """
 
-import contextlib
-import os
 import time
 from collections.abc import Collection
-from pathlib import Path
+
+from trainer.launcher.sessions import processes
 
 _BUSY = 0.01  # of a core; threads that only wait for something use less
 _CHECKS = 20  # within the limit
@@ -34,20 +33,8 @@ class Stall:
         passed = now - self._checked
         if self._limit and passed >= self._interval:
             self._checked = now
-            used = _processor_time(leaders)
+            used = sum(one.seconds for one in processes(leaders))
             if output != self._seen_output or abs(used - self._seen_time) > _BUSY * passed:
                 self._worked = now
             self._seen_output, self._seen_time = output, used
         return 0 < self._limit <= now - self._worked
-
-
-def _processor_time(leaders: Collection[int]) -> float:
-    """Return the processor time in seconds of all processes of these sessions."""
-    ticks = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # See proc(5); a name may contain spaces and brackets.
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) in leaders:
-                ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")

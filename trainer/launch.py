@@ -17,6 +17,7 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
 import logging
 import os
 import signal
+from contextlib import suppress
 from types import FrameType
 
 from trainer.config.exits import PROFILE_SIGNAL, STOP_SIGNALS, Exit, Fault
@@ -53,18 +54,25 @@ def main() -> int:
 
         return run(server, name=name, command=command)
     except Fault as fault:
-        _log.error("%s (exit %d)", fault, fault.code)
-        return fault.code
+        return _failed(fault.code, str(fault))
     except (OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "start new thread" not in str(error):
             raise
-        _log.error(
-            "cannot start a process, a thread or a temporary file: %s; look at ulimit -u -n, the "
-            "container's limit of processes, and TMPDIR (exit %d)",
-            error,
+        return _failed(
             Exit.MACHINE,
+            f"cannot start a process, a thread or a temporary file: {error}; look at ulimit -u -n, the "
+            "container's limit of processes, and TMPDIR",
         )
-        return Exit.MACHINE
+
+
+def _failed(code: Exit, reason: str) -> int:
+    """Log why the ranks cannot run, and return the exit code for the controller."""
+    from trainer.launcher.node import reported, retry_offset  # noqa: PLC0415  # as above
+
+    _log.error("%s (exit %d)", reason, code)
+    with suppress(Fault):  # it may itself be the reason
+        return reported(code, retry_offset())
+    return code
 
 
 def _stop_before_start(number: int, _: FrameType | None) -> None:

@@ -39,7 +39,7 @@ _log = logging.getLogger("launch")
 def run(server: ForkServer | None, *, name: str, command: Sequence[str]) -> int:
     """Run the ranks of a command, or of our trainer by `server`; return the exit code. Raises Fault."""
     with closing(server) if server else nullcontext():
-        offset = whole(os.environ, "MUSTER_RETRY_EXIT_OFFSET", most=128, wanted="0 to 128")
+        offset = retry_offset()
         secret = secret_from(os.environ)
         contract, options, program = _trainer(server) if server else _command(name, command)
         meeting = Meeting(contract, options.rules(contract), secret=secret)
@@ -105,6 +105,11 @@ def _command(name: str, command: Sequence[str]) -> tuple[Contract, Options, Prog
 
     start = partial(start_command, command)
     return contract, options, Program(start, variables, False, None, reason, events)
+
+
+def retry_offset() -> int:
+    """Return the number that is added to some exit codes. Raises Fault(64)."""
+    return whole(os.environ, "MUSTER_RETRY_EXIT_OFFSET", most=128, wanted="0 to 128")
 
 
 def reported(code: Exit, retry_offset: int) -> int:

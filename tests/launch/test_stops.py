@@ -222,6 +222,41 @@ def test_a_node_does_not_run_on_after_another_was_stopped(
     assert " was stopped" in other.read(other.stderr)
 
 
+AGREES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+stop = torch.zeros(1)
+signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))
+for step in range(100):
+    asked = stop.clone()
+    dist.all_reduce(asked)
+    if asked:
+        break
+    if step == 2:
+        print("ready", flush=True)
+    time.sleep(0.05)
+else:
+    print("has trained", flush=True)
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_ranks_that_agree_to_stop_and_end_with_0_are_not_done(
+    start: Any, tmp_path: Path, *, elastic: bool
+) -> None:
+    added = {"PET_NNODES": "1:2", "PET_RDZV_BACKEND": "c10d"} if elastic else {}
+    added |= {"PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"} if elastic else {}
+    nodes = nodes_of(start, tmp_path / "run", [f"import signal, sys\n{AGREES}"] * 2, **added)
+    for node in nodes:
+        node.wait_for("ready")
+    first, second = sorted(nodes, key=lambda node: "[rank 1]" in node.read(node.out))
+    assert stop(second, ranks=1) == 143
+    assert first.process.wait(60) == (0 if elastic else 143), first.read(first.stderr)
+    assert ("has trained" in first.read(first.out)) == elastic
+
+
 @pytest.mark.parametrize(
     ("fails", "lost", "codes"),
     [

@@ -56,6 +56,14 @@ class Program:
     events: RunEvents | None = None  # None: the program writes them itself
 
 
+@dataclass(frozen=True)
+class NextRound:
+    """The ranks will start again. `clean`: they could save. `counted`: it counts in PET_MAX_RESTARTS."""
+
+    clean: bool = True
+    counted: bool = False
+
+
 class Ranks:
     """This node's ranks in a round. An object without ranks is one whose ranks have all ended."""
 

@@ -14,7 +14,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -27,7 +27,7 @@ from trainer.launcher.output.rank_output import RankOutput
 from trainer.launcher.peers import overdue
 from trainer.launcher.program import code_sync
 from trainer.launcher.program.options import Options
-from trainer.launcher.ranks import Process, Program, Ranks
+from trainer.launcher.ranks import NextRound, Process, Program, Ranks
 from trainer.launcher.stall import Stall
 from trainer.rendezvous.client import RendezvousClient
 from trainer.rendezvous.events import MembershipEvent, Round
@@ -49,14 +49,6 @@ _FINAL = {*codes_for(Action.FAIL), int(Exit.STOPPED), -signal.SIGTERM}
 _RESUMABLE = {int(Exit.STOPPED), int(Exit.PEER), -signal.SIGTERM}
 
 _log = logging.getLogger("launch")
-
-
-@dataclass(frozen=True)
-class NextRound:
-    """The ranks will start again. `clean`: they could save. `counted`: it counts in PET_MAX_RESTARTS."""
-
-    clean: bool = True
-    counted: bool = False
 
 
 class Supervisor:
@@ -209,8 +201,8 @@ class Supervisor:
                 return NextRound()
             if failed:
                 return self._end_after_failure(can_restart=can_restart)
-            if self._ranks.have_succeeded:  # many programs end with 0 after SIGTERM, too
-                return Exit.DONE if self._program.is_trainer or not self._signals else Exit.STOPPED
+            if self._ranks.have_succeeded:
+                return self._end_after_success()
             if (event := client.membership_changed) and not self._signals:
                 return self._end_for_next_round(event)
             reported, together = self._ranks.has_reported_failure, self._program.is_trainer
@@ -229,6 +221,12 @@ class Supervisor:
                     "(run.stall, MUSTER_STALL)",
                 )
             self._turn()
+
+    def _end_after_success(self) -> Exit | NextRound:
+        """Decide whether the ranks are done: many programs end with 0 after SIGTERM to any node, too."""
+        if self._program.is_trainer or not (self._signals or self._client.peer_stops):
+            return Exit.DONE
+        return NextRound() if self._contract.elastic and not self._signals else Exit.STOPPED
 
     def _end_after_failure(self, *, can_restart: bool) -> Exit | NextRound:
         """End the other ranks, one of which may be the cause, and decide whether all start again."""
@@ -293,6 +291,7 @@ class Supervisor:
         self._renew_health()
         if self._signals and self._kill_at == float("inf"):
             self._kill_at = time.monotonic() + self._contract.shutdown_timeout
+            self._client.say_that_it_stops()
             self._ranks.send(signal.SIGTERM)
         kills = {signal.SIGINT} if self._program.is_trainer else {signal.SIGINT, signal.SIGTERM}
         if is_late := time.monotonic() >= self._kill_at:

@@ -62,6 +62,9 @@ class RendezvousClient:
         self._left = False
         self.joined = False
         self.failure: Fault | None = None  # why this node will not join
+        self.peer_stops = (
+            False  # a node was asked to end in this round, and its ranks may tell ours
+        )
         self.membership_changed: MembershipEvent | None = None  # stop, and go to the next round
         self.peer_lost: MembershipEvent | None = None  # there will be no next round
         self.peer_finished: MembershipEvent | None = None  # this node is expected to end soon, too
@@ -129,6 +132,11 @@ class RendezvousClient:
                 self._changed.wait_for(self._is_over, timeout=_TURN)
             self._raise_if_over(turn)
         return True
+
+    def say_that_it_stops(self) -> None:
+        """Tell the other nodes that the ranks here are about to get SIGTERM."""
+        with self._changed:
+            self._send("stopping")
 
     def leave(self, ending: Exit) -> None:
         """Disconnect: with `leave` if the ranks have finished or were stopped, else as a lost node."""
@@ -247,9 +255,11 @@ class RendezvousClient:
             case "start":
                 number = message.pop("round")
                 self._round = Round(number=number, address=self._address, **message)
-                self.membership_changed = None
+                self.membership_changed, self.peer_stops = None, False
             case "membership_changed":
                 self.membership_changed = MembershipEvent(reason, message["lost"], now)
+            case "peer_stopping":
+                self.peer_stops = True
             case "peer_lost":
                 self.peer_lost = MembershipEvent(reason, True, now, message["silent"])
             case "peer_finished":

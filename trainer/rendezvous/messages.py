@@ -62,6 +62,7 @@ FROM_NODE: Schema = {
     },
     "ready": {"clean": _flag, "port": _PORT},
     "heartbeat": {},
+    "stopping": {},
     "leave": {"done": _flag},
 }
 
@@ -81,6 +82,7 @@ FROM_SERVER: Schema = {
     },
     "membership_changed": {"reason": _text, "lost": _flag},
     "peer_lost": {"reason": _text, "silent": _flag},
+    "peer_stopping": {},
     "peer_finished": {"reason": _text, "stopped": _flag, "over": _flag},
 }
 

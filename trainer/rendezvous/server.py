@@ -186,6 +186,8 @@ class RendezvousServer:
         match message["kind"]:
             case "ready":
                 self._membership.ready(node, clean=message["clean"], port=message["port"])
+            case "stopping":
+                self._send([other for other in self._peers if other is not node], "peer_stopping")
             case "leave":
                 del self._peers[node]
                 peer.node = None

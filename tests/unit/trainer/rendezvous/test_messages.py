@@ -14,6 +14,7 @@ NODE: dict[str, dict[str, Any]] = {
     "join": {"number": 3, "ranks": 8, "nonce": NONCE, "proof": PROOF},
     "ready": {"clean": True, "port": 0},
     "heartbeat": {},
+    "stopping": {},
     "leave": {"done": False},
 }
 SERVER: dict[str, dict[str, Any]] = {
@@ -27,6 +28,7 @@ SERVER: dict[str, dict[str, Any]] = {
     },
     "membership_changed": {"reason": "node 1 (::1) joined", "lost": False},
     "peer_lost": {"reason": "node 1 is gone", "silent": True},
+    "peer_stopping": {},
     "peer_finished": {"reason": "node 1 has ended its part", "stopped": False, "over": False},
 }  # fmt: skip
 BOTH = [(NODE, FROM_NODE), (SERVER, FROM_SERVER)]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.ranks import run_ranks
 from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
 from trainer.data.sets import Tensors
 from trainer.tasks import synthetic
 
@@ -53,7 +54,7 @@ def _begin(size: int, file: str, *, copied: bool) -> None:
         os.environ["COPIED"] = "yes"
         from trainer.engine import loop
 
-        loop.once_per_machine = lambda build, _: build()  # type: ignore[assignment]
+        loop.once_per_machine = lambda build, _, **__: build()
 
 
 def resident_bytes(folder: Path, size: int, *, copied: bool = False) -> int:
@@ -152,4 +153,30 @@ def test_one_rank_of_every_machine_reads_and_its_fault_is_that_of_all(
         return
     alone = run_ranks(1, tmp_path / "alone", task="synthetic", **(DDP | {"mode": "single"}))
     losses = [[e["loss"] for e in run if e["event"] == "step"] for run in (events, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+class Weighted(synthetic.Task):
+    """Counts its classes in data(), for the loss: by a new attribute, and by one that is filled."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._rare: dict[int, float] = {}
+
+    def data(self, *, train: bool) -> Tensors:
+        data = super().data(train=train)
+        if train:
+            self._weights = torch.arange(1.0, 11)
+            self._rare[0] = 5.0
+        return data
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().loss(outputs, targets) * self._weights[targets] * self._rare.get(0, 1.0)
+
+
+def test_what_data_sets_in_the_task_is_set_on_every_rank(tmp_path: Path) -> None:
+    task = {"task": "tests.parity.test_shared:Weighted"}
+    two = run_ranks(2, tmp_path / "two", **task, **DDP)
+    one = run_ranks(1, tmp_path / "one", **task, **(DDP | {"mode": "single"}))
+    losses = [[e["loss"] for e in run if e["event"] == "step"] for run in (two, one)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -3,7 +3,7 @@
 The memory is a memfd (Linux): it is freed when the last process that maps it ends, even if it is killed,
 and the size of /dev/shm does not limit it. It is copy-on-write: a rank that writes changes its own copy.
 
-    training = once_per_machine(partial(task.data, train=True), runtime)
+    training = once_per_machine(partial(task.data, train=True), runtime, task=task)
 """
 
 import fcntl
@@ -49,11 +49,12 @@ class _Offer:
     fault: tuple[Exit, str] | None = None
 
 
-def once_per_machine(build: Callable[[], Data], runtime: Runtime) -> Data:
+def once_per_machine(build: Callable[[], Data], runtime: Runtime, *, task: object) -> Data:
     """Return what `build` returns. If the data is in memory, only local rank 0 calls `build`.
 
-    All ranks call it together. The other ranks wait, at most `TRAINER_COLLECTIVE_TIMEOUT`, and raise
-    the fault of local rank 0.
+    The other ranks' tasks then get the attributes that `build` has set in its task, such as the weights
+    of the classes. All ranks call it together. The other ranks wait, at most
+    `TRAINER_COLLECTIVE_TIMEOUT`, and raise the fault of local rank 0.
     """
     if runtime.control is None:
         return build()
@@ -65,16 +66,19 @@ def once_per_machine(build: Callable[[], Data], runtime: Runtime) -> Data:
     try:
         if runtime.local_rank == 0:
             try:
+                before = _attributes(task)
                 data = build()
-                mine, memory = _offer(data, node)
+                mine = _Offer(node)
+                if isinstance(data, InMemory) and hasattr(os, "memfd_create"):
+                    mine, memory = _offer((data, _changed(task, before)), node)
                 if mine.descriptor >= 0:
-                    data = _map(mine)
+                    data = _take(mine, task)
             except Exception as error:  # noqa: BLE001  # the other ranks wait for an answer
                 failed, fault = error, as_fault(error)
                 mine = _Offer(node, fault=(fault.code, str(fault)))
         (offer,) = [o for o in from_all(mine, runtime, _Offer | None) if o and o.node == node]
         if data is None and offer.fault is None and offer.descriptor >= 0:
-            data = _map(offer)
+            data = _take(offer, task)
         from_all(None, runtime, None)  # the memory stays open until all ranks have mapped it
     finally:
         if memory >= 0:
@@ -85,14 +89,38 @@ def once_per_machine(build: Callable[[], Data], runtime: Runtime) -> Data:
     return build() if data is None else data
 
 
-def _offer(data: Data, node: str) -> tuple[_Offer, int]:
+def _attributes(task: object) -> dict[str, tuple[Any, int]]:
+    """Return the task's attributes, each with its size, which changes when something is put into it."""
+    return {
+        name: (value, len(value) if isinstance(value, dict | list | set) else 0)
+        for name, value in getattr(task, "__dict__", {}).items()
+    }
+
+
+def _changed(task: object, before: dict[str, tuple[Any, int]]) -> dict[str, Any]:
+    """Return the attributes that have been set, or have another size, since `before`."""
+    return {
+        name: value
+        for name, (value, size) in _attributes(task).items()
+        if name not in before or before[name][0] is not value or before[name][1] != size
+    }
+
+
+def _take(offer: _Offer, task: object) -> Data:
+    """Return the data that is offered, and set the attributes in the task."""
+    data: Data
+    data, changed = _map(offer)
+    for name, value in changed.items():  # a task may have no __dict__
+        setattr(task, name, value)
+    return data
+
+
+def _offer(content: Any, node: str) -> tuple[_Offer, int]:
     """Return the message to the other ranks, and the memory's file descriptor (-1: none)."""
-    if not isinstance(data, InMemory) or not hasattr(os, "memfd_create"):
-        return _Offer(node), -1
     elements: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
     try:
-        _Pickler(pickled, protocol=5, buffer_callback=elements.append).dump(data)
+        _Pickler(pickled, protocol=5, buffer_callback=elements.append).dump(content)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         log.warning(
             "data: every rank holds its own copy, because the data cannot be pickled: %s", error
@@ -112,7 +140,7 @@ def _offer(data: Data, node: str) -> tuple[_Offer, int]:
     return _Offer(node, os.getpid(), memory), memory
 
 
-def _map(offer: _Offer) -> Data:
+def _map(offer: _Offer) -> Any:
     with open_regular(Path(f"/proc/{offer.pid}/fd/{offer.descriptor}")) as file:
         # Any rank of the group can send an offer. A pickle is read only from memory that a process of
         # this user on this machine has made for this purpose, and that is sealed against changes.
@@ -127,8 +155,7 @@ def _map(offer: _Offer) -> Data:
     index = int.from_bytes(memory[-_WORD:], "big")
     places = json.loads(memory[index:-_WORD])
     pickled, *elements = (memoryview(memory)[start:end] for start, end in places)
-    data: Data = pickle.loads(pickled, buffers=elements)  # noqa: S301  # of this machine's rank 0
-    return data
+    return pickle.loads(pickled, buffers=elements)  # noqa: S301  # of this machine's rank 0
 
 
 def _sealed(descriptor: int) -> bool:

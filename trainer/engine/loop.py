@@ -94,8 +94,8 @@ def _prepare(
     settings: Settings, runtime: Runtime, report: Report, task: tasks.Task, saver: Saver
 ) -> Run:
     """Load the data, check the machines, build the model, and wrap it for the mode."""
-    training = once_per_machine(partial(tasks.data, task, settings, train=True), runtime)
-    test = once_per_machine(partial(tasks.data, task, settings, train=False), runtime)
+    training = once_per_machine(partial(tasks.data, task, settings, train=True), runtime, task=task)
+    test = once_per_machine(partial(tasks.data, task, settings, train=False), runtime, task=task)
     if not (len(training) and len(test)):
         raise Fault(
             Exit.DATA,

@@ -58,6 +58,12 @@ class Tensors:
     inputs: Tensor
     targets: Tensor
 
+    def __post_init__(self) -> None:
+        if (inputs := len(self.inputs)) != (targets := len(self.targets)):
+            raise ValueError(
+                f"Tensors of {inputs} inputs and {targets} targets; wanted: one for each"
+            )
+
     def __len__(self) -> int:
         return len(self.targets)
 

@@ -103,6 +103,7 @@ CASES = {
     "LengthIsNegative": "the len() of data(train=True) raised ValueError: __len__() should return",
     "DataTakesNothing": "data(train=True) raised TypeError: ",
     "DataRaises": "data(train=True) raised AttributeError: 'Tensor' object has no attribute 'lnog'",
+    "TargetsAreFewer": "data(train=True) raised ValueError: Tensors of 8 inputs and 7 targets; wanted:",
     "SamplesAreWords": "the inputs of the training samples hold no tensor and no number",
     "SamplesAreForAnotherModel": "the model, on training samples, raised TypeError: ",
     "BatchRaises": "reading training samples raised IndexError: index is out of bounds",

@@ -73,6 +73,11 @@ class DataRaises(Right):
         return Tensors(torch.rand(8, 2), torch.zeros(8).lnog())  # type: ignore[attr-defined]
 
 
+class TargetsAreFewer(Right):
+    def data(self, *, train: bool) -> Any:
+        return Tensors(torch.rand(8, 2), torch.zeros(7).long())
+
+
 class Rows(Dataset[Any]):
     def __init__(self, row: Any) -> None:
         self.row = row

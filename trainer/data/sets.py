@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 from trainer.distributed.tensors import on_device
 
@@ -83,6 +85,23 @@ def tokens_of(data: Data) -> Tensor | None:
     get batches with about the same number of tokens.
     """
     return getattr(data, "tokens", None)
+
+
+def pass_on(part: Subset[Any]) -> None:
+    """Give a part of a data set the `collate`, `transform_batch` and `tokens` of the whole.
+
+    torch's random_split() returns parts that have none of them.
+    """
+    whole: Any = part.dataset
+    if isinstance(whole, Subset):
+        pass_on(whole)
+    found = {name: getattr(whole, name, None) for name in ("collate", "transform_batch")}
+    tokens = tokens_of(whole)
+    if isinstance(tokens, Tensor) and tokens.shape == (len(whole),):
+        found["tokens"] = tokens[torch.tensor(part.indices)]
+    for name, value in found.items():
+        if value is not None and not hasattr(part, name):
+            setattr(part, name, value)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.own_settings import own_settings
 from trainer.config.settings import Settings
-from trainer.data.sets import Data
+from trainer.data.sets import Data, pass_on
 from trainer.data.stream import Stream
 from trainer.data.task_contract import blamed_on, check_data, check_methods
 from trainer.distributed.generators import seed
@@ -96,5 +96,7 @@ def data(task: Task, settings: Settings, *, train: bool) -> Data:
     seed(settings.seed)
     with blamed_on(settings.task, f"data(train={train})"):
         made = task.data(train=train)
+        if isinstance(made, Subset):
+            pass_on(made)
     check_data(made, settings.task, train=train)
     return Stream(made, seed=settings.seed) if isinstance(made, IterableDataset) else made

@@ -13,7 +13,9 @@ import torch
 from torch.utils.data import Subset
 
 import tests.ranks
+from trainer import tasks
 from trainer.config.exits import Exit, Fault
+from trainer.config.settings import Settings
 from trainer.data.loader import Loader
 from trainer.data.order import Order, Samples, training_shares
 from trainer.data.sets import Tensors
@@ -211,6 +213,25 @@ def test_a_sample_of_any_nesting_is_given_whole_to_model_and_loss(workers: int) 
     assert numbers.tolist() == [1, 1, 0]
     assert batch.inputs["name"] == ["1", "1", "0"]
     assert batch.weights.tolist() == [1, 0, 1], "the second is a copy of one that can be read"
+
+
+class Parts:
+    """A task whose sets are parts of a part of one data set."""
+
+    def data(self, *, train: bool) -> Any:
+        whole: Any = Padded()
+        whole.tokens = torch.arange(1, 11)
+        part: Subset[Any] = Subset(whole, [9, 8, 1, 0])
+        return Subset(part, [2, 3] if train else [0, 1])
+
+
+@WORKERS
+def test_parts_of_a_data_set_have_its_collate_and_its_tokens(workers: int) -> None:
+    data: Any = tasks.data(Parts(), Settings(task="own:Parts"), train=True)  # type: ignore[arg-type]
+    assert data.tokens.tolist() == [2, 1]
+    loader = Loader(data, device=CPU, workers=workers)
+    (batch,) = loader(iter([Samples(torch.tensor([0, 1]), torch.ones(2))]))
+    assert batch.inputs["words"].tolist() == [[0, 1], [0, -1]]
 
 
 @WORKERS

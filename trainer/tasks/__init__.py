@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, Subset
 from trainer.config.exits import Exit, Fault
 from trainer.config.own_settings import own_settings
 from trainer.config.settings import Settings
-from trainer.data.sets import Data, pass_on
+from trainer.data.sets import Data, InMemory, pass_on
 from trainer.data.stream import Stream
 from trainer.data.task_contract import blamed_on, check_data, check_methods
 from trainer.distributed.generators import seed
@@ -96,6 +96,9 @@ def data(task: Task, settings: Settings, *, train: bool) -> Data:
     seed(settings.seed)
     with blamed_on(settings.task, f"data(train={train})"):
         made = task.data(train=train)
+        if hasattr(made, "__getitems__") and isinstance(made, InMemory):
+            # A Dataset of Hugging Face's datasets, whose batch() is not ours. A Subset has none.
+            made = Subset(made, range(len(made)))  # type: ignore[arg-type]
         if isinstance(made, Subset):
             pass_on(made)
     check_data(made, settings.task, train=train)

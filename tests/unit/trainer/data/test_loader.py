@@ -234,6 +234,28 @@ def test_parts_of_a_data_set_have_its_collate_and_its_tokens(workers: int) -> No
     assert batch.inputs["words"].tolist() == [[0, 1], [0, -1]]
 
 
+class Rows(Squares):
+    """A data set of Hugging Face's package datasets, as far as the trainer sees it."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [self[index] for index in indices]
+
+    def batch(self, batch_size: int, drop_last_batch: bool = False) -> Any:  # noqa: FBT001, FBT002
+        raise NotImplementedError
+
+
+class OfRows(Parts):
+    def data(self, **_: bool) -> Any:
+        return Rows()
+
+
+def test_a_data_set_with_a_batch_method_of_its_own_is_read_sample_by_sample() -> None:
+    data = tasks.data(OfRows(), Settings(task="own:OfRows"), train=True)  # type: ignore[arg-type]
+    (batch,) = Loader(data, device=CPU)(iter([Samples(torch.tensor([3, 0]), torch.ones(2))]))
+    assert batch.inputs.tolist() == [[3.0], [0.0]]
+    assert batch.targets.tolist() == [9, 0]
+
+
 @WORKERS
 def test_samples_of_unequal_shape_need_a_collate(workers: int) -> None:
     loader = Loader(Sentences(), device=CPU, workers=workers)

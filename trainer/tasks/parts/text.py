@@ -38,15 +38,16 @@ class TextTask(NextToken):
         The last tenth of the text is the test set. Raises Fault(65) when the text is too short.
         """
         place = self._settings.data
-        text = torch.frombuffer(bytearray(_read(place)), dtype=torch.uint8).long()
-        count = (len(text) - 1) // LENGTH
+        content = _read(place)
+        count = (len(content) - 1) // LENGTH
         test = int(count * _TEST_SHARE)
         if test == 0:
             raise Fault(
                 Exit.DATA,
-                f"task {self._settings.task}: {place} has {len(text)} bytes; training and test set "
+                f"task {self._settings.task}: {place} has {len(content)} bytes; training and test set "
                 f"need at least {int(LENGTH / _TEST_SHARE) + 1}",
             )
+        text = torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
         inputs = text[: count * LENGTH].view(count, LENGTH)
         targets = text[1 : count * LENGTH + 1].view(count, LENGTH)
         chosen = slice(0, count - test) if train else slice(count - test, count)

@@ -103,7 +103,8 @@ def test_a_folder_is_read_in_one_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "No such file"), (b"short", "has 5 bytes")]
+    ("content", "message"),
+    [(None, "No such file"), (b"", "text has 0 bytes"), (b"short", "has 5 bytes")],
 )
 def test_missing_or_too_little_text_is_65(
     content: bytes | None, message: str, tmp_path: Path

@@ -272,6 +272,8 @@ def test_a_tokenizers_file_makes_text_of_the_samples_of_tokens(tmp_path: Path) -
             "TRAINER_DATA=/none: task huggingface needs train.jsonl or train.txt",
         ),
         ({"data": "wrong"}, 65, "wrong/train.jsonl, line 1: not JSON"),
+        ({"data": "latin"}, 65, "latin/train.jsonl, line 1: not JSON: 'utf-8' codec can't decode"),
+        ({"data": "latin-text"}, 65, "latin-text/train.txt: not UTF-8: 'utf-8' codec can't decode"),
         (
             {"data": "lacking"},
             65,
@@ -294,9 +296,14 @@ def test_a_tokenizers_file_makes_text_of_the_samples_of_tokens(tmp_path: Path) -
 def test_what_is_wrong_is_refused_in_a_line(
     settings: dict[str, str], code: int, says: str, folder: Path
 ) -> None:
-    for name, line in (("wrong", "{"), ("lacking", '{"words": 3}')):
+    for name, file, line in (
+        ("wrong", "train.jsonl", "{"),
+        ("lacking", "train.jsonl", '{"words": 3}'),
+        ("latin", "train.jsonl", '{"text": "caf\xe9"}'),
+        ("latin-text", "train.txt", "caf\xe9"),
+    ):
         (folder / name).mkdir(exist_ok=True)
-        (folder / name / "train.jsonl").write_text(line)
+        (folder / name / file).write_text(line, encoding="latin-1")
     common = {"data": str(folder), "model": f"{folder}/gpt2.json"}
     done = python(folder, "-m", "trainer.check", "huggingface", **(common | settings))
     assert done.returncode == code, done.stderr

@@ -181,7 +181,11 @@ class Task:
 
     def _windows(self, path: Path) -> list[Sample]:
         """Return a text as consecutive windows of tokens."""
-        tokens: list[int] = self._tokenizer(path.read_text(encoding="utf-8"))["input_ids"]
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise Fault(Exit.DATA, f"{path}: not UTF-8: {error}") from error
+        tokens: list[int] = self._tokenizer(text)["input_ids"]
         length = self._own.length
         windows = [tokens[start : start + length] for start in range(0, len(tokens), length)]
         return [{"input_ids": one, "labels": one} for one in windows]
@@ -256,7 +260,7 @@ def _named(setting: str, name: str) -> Iterator[None]:
 
 def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of a file of JSON lines, each with its file and line. Raises Fault(65)."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:  # json decodes a line, so that an error names it
         for number, text in enumerate(file, start=1):
             where = f"{path}, line {number}"
             try:

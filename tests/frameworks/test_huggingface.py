@@ -275,6 +275,12 @@ def test_a_tokenizers_file_makes_text_of_the_samples_of_tokens(tmp_path: Path) -
         ({"data": "latin"}, 65, "latin/train.jsonl, line 1: not JSON: 'utf-8' codec can't decode"),
         ({"data": "latin-text"}, 65, "latin-text/train.txt: not UTF-8: 'utf-8' codec can't decode"),
         (
+            {"data": "outside"},
+            65,
+            "a sample has 2 tokens, numbers up to 99; the model knows 14 ",
+        ),
+        ({"data": "long"}, 65, "the model knows 14 tokens, and at most 32 in a sample; is TRAINER"),
+        (
             {"data": "lacking"},
             65,
             "lacking/train.jsonl, line 1: has words; wanted: text or input_ids",
@@ -299,6 +305,10 @@ def test_what_is_wrong_is_refused_in_a_line(
     for name, file, line in (
         ("wrong", "train.jsonl", "{"),
         ("lacking", "train.jsonl", '{"words": 3}'),
+        ("outside", "train.jsonl", '{"input_ids": [1, 99]}'),
+        ("outside", "val.jsonl", '{"input_ids": [1, 2]}'),
+        ("long", "train.jsonl", json.dumps({"input_ids": [1] * 33})),
+        ("long", "val.jsonl", '{"input_ids": [1, 2]}'),
         ("latin", "train.jsonl", '{"text": "caf\xe9"}'),
         ("latin-text", "train.txt", "caf\xe9"),
     ):

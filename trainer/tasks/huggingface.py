@@ -208,7 +208,17 @@ class _Logits(nn.Module):
         config: Any = self.model.config
         needs_labels = config.is_encoder_decoder
         inputs = {k: v for k, v in sample.items() if k != "labels" or needs_labels}
-        logits: Tensor = self.model(**inputs).logits
+        try:
+            logits: Tensor = self.model(**inputs).logits
+        except IndexError as error:
+            ids, has = inputs["input_ids"], config.get_text_config()
+            raise Fault(
+                Exit.DATA,
+                f"TRAINER_DATA: a sample has {ids.shape[1]} tokens, numbers up to {int(ids.max())}; "
+                f"the model knows {has.vocab_size} tokens, and at most "
+                f"{getattr(has, 'max_position_embeddings', 'any number')} in a sample; is "
+                "TRAINER_TASK_LENGTH or TRAINER_TASK_TOKENIZER that of another model?",
+            ) from error
         return logits
 
 

@@ -107,3 +107,13 @@ def test_a_run_from_an_early_checkpoint_keeps_its_own_and_sets_later_ones_aside(
     assert steps_in(run / "checkpoints.1") == [6, 8, 10, 12]
     events = run_ranks(1, run, steps="10", **second)
     assert [e["step"] for e in events if e.get("action") == "resumed"] == [4, 8]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_does_not_fit_sets_none_aside(tmp_path: Path) -> None:
+    common = {"steps": "4", "eval_steps": "0", "checkpoint_steps": "2"}
+    run_ranks(1, tmp_path / "other", task="synthetic", **common)
+    run_ranks(1, tmp_path / "run", task="digits", **common)
+    early = f"force:{tmp_path}/other/checkpoints/step-00000002"
+    run_ranks(1, tmp_path / "run", task="digits", resume=early, code=65, **common)
+    assert steps_in(tmp_path / "run" / "checkpoints") == [2, 4]

@@ -70,9 +70,9 @@ def resume(run: Run) -> None:
     found = find(asked, run.saver.store, runtime=run.runtime)
     if found is not None:
         check(run, found, forced=forced)
+        _load(run, found)
         if asked != "auto":  # the checkpoint may be an early one
             set_aside(run.saver.store, after=found.manifest.progress.step, runtime=run.runtime)
-        _load(run, found)
         if found.manifest.metric is None and run.remaining and run.evaluation_is_due:
             run.unevaluated = found
         _report_resumed(run, stream)

@@ -168,7 +168,7 @@ def test_starting_over_sets_the_old_ones_aside(tmp_path: Path) -> None:
         save(folder, 5)
         assert found(folder, "never") is None
         assert found(folder) is None
-        assert (tmp_path / f"checkpoints.{number}" / "step-00000005").exists()
+        assert (folder / f"aside.{number}" / "step-00000005").exists()
 
 
 @pytest.mark.parametrize(

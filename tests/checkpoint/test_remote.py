@@ -97,9 +97,20 @@ def test_starting_over_sets_them_aside(url: str) -> None:
     save(url, 1)
     assert found(url, "never") is None
     assert store_at(url).names() == []
-    assert store_at(f"{url}.1").names() == ["step-00000001"]
+    assert store_at(f"{url}/aside.1").names() == ["step-00000001"]
     assert found(url, "never") is None
-    assert store_at(f"{url}.2").names() == []
+    assert store_at(f"{url}/aside.2").names() == []
+
+
+def test_those_of_a_whole_bucket_stay_in_it(bucket: str, caplog: pytest.LogCaptureFixture) -> None:
+    import fsspec
+
+    fsspec.filesystem("s3").mkdir("whole")
+    save("s3://whole", 1)
+    with caplog.at_level("INFO", "trainer"):
+        assert found("s3://whole", "never") is None
+    assert store_at("s3://whole/aside.1").names() == ["step-00000001"]
+    assert "are now in s3://whole/aside.1" in caplog.text
 
 
 def test_a_url_that_nothing_knows_is_64() -> None:

@@ -23,6 +23,7 @@ from trainer.config.exits import Exit, Fault
 
 FORMAT = 2  # 2: progress has steps and identity
 MANIFEST_FILE = "muster.json"
+ASIDE = "aside"  # the folder of checkpoints that were set aside, with a number
 MOST_BYTES = 256 << 20  # of a manifest: a thousand tensors in chunks of 10,000 ranks need less
 DTYPES = {
     str(kind).removeprefix("torch."): kind

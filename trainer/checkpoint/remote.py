@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 
 from fsspec.core import url_to_fs
 
-from trainer.checkpoint.manifest import MANIFEST_FILE, in_order
+from trainer.checkpoint.manifest import ASIDE, MANIFEST_FILE, in_order
 from trainer.config.exits import Exit, Fault
 
 # Errors of these packages are raised unchanged; those of a storage library become OSError.
@@ -87,11 +87,11 @@ class Remote:
 
     def set_aside(self, names: Iterable[str]) -> str:
         with _as_os_error():
-            aside = self._free_name(self._root)
+            aside = self._free_name(self._path(ASIDE))  # beside the root may be another bucket
             for name in names:
                 for path in (*self._fs.glob(self._path(f"{name}.replaced.*")), self._path(name)):
                     self._move(str(path), aside + str(path).removeprefix(self._root))
-        return aside
+        return self.where(aside.removeprefix(f"{self._root}/"))
 
     def _path(self, *parts: str) -> str:
         return "/".join((self._root, *parts))

@@ -14,7 +14,7 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
-from trainer.checkpoint.manifest import MANIFEST_FILE, File, in_order, key_from, keyed
+from trainer.checkpoint.manifest import ASIDE, MANIFEST_FILE, File, in_order, key_from, keyed
 from trainer.config.environment import KEY
 from trainer.regular import open_regular
 
@@ -123,7 +123,7 @@ class Local:
 
     def set_aside(self, names: Iterable[str]) -> str:
         """Move checkpoints, and the damaged ones they replaced, to a new folder and return it."""
-        aside = _free_name(self.root)
+        aside = _free_name(self.root / ASIDE)  # beside the root may be another file system
         aside.mkdir()
         for name in names:
             for path in (*self.root.glob(f"{name}.replaced.*"), self.root / name):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.faults.tasks import planted
 from tests.ranks import run_ranks
+from trainer.checkpoint.find import complete
 from trainer.checkpoint.retention import Keep, removable
 
 metrics = st.dictionaries(st.integers(1, 200), st.one_of(st.none(), st.floats(0, 1)), min_size=1)
@@ -117,3 +118,17 @@ def test_a_checkpoint_that_does_not_fit_sets_none_aside(tmp_path: Path) -> None:
     early = f"force:{tmp_path}/other/checkpoints/step-00000002"
     run_ranks(1, tmp_path / "run", task="digits", resume=early, code=65, **common)
     assert steps_in(tmp_path / "run" / "checkpoints") == [2, 4]
+
+
+@pytest.mark.slow
+def test_a_finished_run_that_is_evaluated_again_has_the_metric_in_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    common = {"task": "synthetic", "steps": "4", "checkpoint_steps": "2", "eval_steps": "0"}
+    run_ranks(1, tmp_path, **common)  # as after a stop request in the last evaluation
+    last = str(tmp_path / "checkpoints" / "step-00000004")
+    assert complete(last).manifest.metric is None
+    events = run_ranks(2, tmp_path, checkpoint_keep_best="1", **common)
+    scores = [event["accuracy"] for event in events if event["event"] == "eval"]
+    assert scores == [scores[0]] * 2
+    assert complete(last).manifest.metric == scores[0]

@@ -177,7 +177,8 @@ def _settings(run: Run) -> dict[str, str]:
 def _train(run: Run, stop: Stop, *, done: Callable[[], None]) -> Exit:
     """Take the steps, save and evaluate at the end, call `done`, and report the summary."""
     # What came after the checkpoint comes first: a stop request may have ended the evaluation.
-    stopped = run.unevaluated is not None and not record(run, evaluate(run, stop))
+    first = run.unevaluated is not None and run.remaining > 0
+    stopped = first and not record(run, evaluate(run, stop))
     began = time.monotonic()
     first_sample = run.samples
     guard = NonfiniteGuard(run)
@@ -188,6 +189,7 @@ def _train(run: Run, stop: Stop, *, done: Callable[[], None]) -> Exit:
             stopped = _take_steps(run, guard, stop, profile_step)
     seconds = time.monotonic() - began
     metric = _save_and_evaluate(run, stop, saving=True, evaluating=not stopped, last=True)
+    record(run, metric)
     done()
     if metric is None:
         run.report("fault", kind="stopped", signal=stop.name, step=run.step, checkpoint=run.saved)

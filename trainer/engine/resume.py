@@ -73,7 +73,7 @@ def resume(run: Run) -> None:
         _load(run, found)
         if asked != "auto":  # the checkpoint may be an early one
             set_aside(run.saver.store, after=found.manifest.progress.step, runtime=run.runtime)
-        if found.manifest.metric is None and run.remaining and run.evaluation_is_due:
+        if found.manifest.metric is None and (run.evaluation_is_due or not run.remaining):
             run.unevaluated = found
         _report_resumed(run, stream)
 
@@ -180,6 +180,7 @@ def record(run: Run, metric: float | None) -> bool:
             add_metric(found, metric)
         except OSError as error:
             log.warning("checkpoint %s: its metric is not recorded: %s", found.where, error)
+    run.unevaluated = None
     return True
 
 

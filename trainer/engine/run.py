@@ -43,8 +43,8 @@ class Run:
     optimiser, by name. `identity`: what decides the result. `own`: the task's methods for the optimiser.
     `options`: those of the optimiser's groups when it was built. `metrics`: the names of the task's
     scores; the first is its `metric`. `saver`: None if the nodes share no folder. `save_began`: when
-    the last save began. `unevaluated`: the checkpoint it resumed from, if that has no metric yet and an
-    evaluation of its step is due. `frozen`: a few numbers of each frozen weight at the start.
+    the last save began. `unevaluated`: the checkpoint it resumed from, while that has no metric yet and
+    an evaluation of its step is due. `frozen`: a few numbers of each frozen weight at the start.
     """
 
     settings: Settings

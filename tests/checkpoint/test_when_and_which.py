@@ -1,7 +1,9 @@
 """When a run saves and which checkpoints it keeps: by steps, by the clock, by the metric, for good."""
 
 import math
+import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,19 @@ def test_a_finished_run_that_is_evaluated_again_has_the_metric_in_its_checkpoint
     scores = [event["accuracy"] for event in events if event["event"] == "eval"]
     assert scores == [scores[0]] * 2
     assert complete(last).manifest.metric == scores[0]
+
+
+def in_a_folder_of_its_own(folder: Path) -> None:
+    (own := folder / os.environ["RANK"]).mkdir()
+    os.chdir(own)
+
+
+@pytest.mark.slow
+def test_a_named_checkpoint_is_read_though_the_nodes_share_no_folder(tmp_path: Path) -> None:
+    common = {"task": "synthetic", "eval_steps": "0", "steps": "4"}
+    run_ranks(1, tmp_path / "first", checkpoint_steps="2", **common)
+    named = f"{tmp_path}/first/checkpoints/step-00000002"
+    separate = partial(in_a_folder_of_its_own, tmp_path)
+    events = run_ranks(2, tmp_path / "run", separate, checkpoints="of-node", resume=named, **common)
+    assert [event["step"] for event in events if event["event"] == "step"] == [3, 4]
+    assert [event["action"] for event in events if event["event"] == "checkpoint"] == ["resumed"]

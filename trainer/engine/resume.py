@@ -50,15 +50,6 @@ def resume(run: Run) -> None:
     run.frozen = _frozen_samples(run)
     if run.saver is None:
         return
-    if not is_shared(run.saver.store, runtime=run.runtime):
-        if run.runtime.is_main:
-            log.warning(
-                "checkpoints %s is not the same folder on all nodes: none will be written, and a "
-                "restart begins at step 0; mount a shared volume as TRAINER_OUT",
-                run.saver.store.where(""),
-            )
-        run.saver = None
-        return
     stream = run.training if isinstance(run.training, Stream) else None
     if stream is not None and stream.has_state:
         run.extra["stream"] = run.training_batches
@@ -67,12 +58,23 @@ def resume(run: Run) -> None:
     first, _, rest = asked.partition(":")
     if forced := first == "force":
         asked = rest or "auto"
-    found = find(asked, run.saver.store, runtime=run.runtime)
+    store = run.saver.store
+    if not is_shared(store, runtime=run.runtime):
+        run.saver = None
+        if run.runtime.is_main:
+            log.warning(
+                "checkpoints %s is not the same folder on all nodes: none will be written, and a "
+                "restart repeats every step; mount a shared volume as TRAINER_OUT",
+                store.where(""),
+            )
+        if asked in ("auto", "never"):
+            return
+    found = find(asked, store, runtime=run.runtime)
     if found is not None:
         check(run, found, forced=forced)
         _load(run, found)
-        if asked != "auto":  # the checkpoint may be an early one
-            set_aside(run.saver.store, after=found.manifest.progress.step, runtime=run.runtime)
+        if asked != "auto" and run.saver is not None:  # the checkpoint may be an early one
+            set_aside(store, after=found.manifest.progress.step, runtime=run.runtime)
         if found.manifest.metric is None and (run.evaluation_is_due or not run.remaining):
             run.unevaluated = found
         _report_resumed(run, stream)

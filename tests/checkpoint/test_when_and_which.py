@@ -106,7 +106,7 @@ def test_a_run_from_an_early_checkpoint_keeps_its_own_and_sets_later_ones_aside(
     early = f"force:{tmp_path}/same/checkpoints/step-00000004"
     run_ranks(1, tmp_path / where, resume=early, steps="8", **second)
     run = tmp_path / where
-    assert steps_in(run / "checkpoints") == [6, 8]
+    assert steps_in(run / "checkpoints") == ([4, 6, 8] if where == "same" else [6, 8])
     assert steps_in(run / "checkpoints" / "aside.1") == [6, 8, 10, 12]
     events = run_ranks(1, run, steps="10", **second)
     assert [e["step"] for e in events if e.get("action") == "resumed"] == [4, 8]
@@ -150,3 +150,16 @@ def test_a_named_checkpoint_is_read_though_the_nodes_share_no_folder(tmp_path: P
     events = run_ranks(2, tmp_path / "run", separate, checkpoints="of-node", resume=named, **common)
     assert [event["step"] for event in events if event["event"] == "step"] == [3, 4]
     assert [event["action"] for event in events if event["event"] == "checkpoint"] == ["resumed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("force", ["", "force:"])
+def test_a_restart_of_a_run_from_a_named_checkpoint_still_has_it(
+    force: str, tmp_path: Path
+) -> None:
+    common = {"task": "synthetic", "eval_steps": "0", "checkpoint_steps": "2", "steps": "8"}
+    run_ranks(1, tmp_path, checkpoint_keep="3", **common)
+    named = f"{force}{tmp_path}/checkpoints/step-00000004"
+    for _ in range(2):
+        run_ranks(1, tmp_path, checkpoint_keep="1", resume=named, **common)
+        assert steps_in(tmp_path / "checkpoints") == [4, 8]

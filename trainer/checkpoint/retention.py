@@ -11,11 +11,15 @@ from trainer.config.exits import Fault
 
 @dataclass(frozen=True)
 class Keep:
-    """Keep the newest `last`, the best `best`, and the first of every `every` steps (0: none)."""
+    """Keep the newest `last`, the best `best`, and the first of every `every` steps (0: none).
+
+    `named`: path or URL of one that is kept, because TRAINER_RESUME names it for each start.
+    """
 
     last: int
     every: int = 0
     best: int = 0
+    named: str = ""
 
 
 def remove_old(store: Store, keep: Keep) -> None:
@@ -28,8 +32,9 @@ def remove_old(store: Store, keep: Keep) -> None:
         except (Damage, Fault, OSError):  # Fault: a newer format
             continue
         metrics[manifest.progress.step] = manifest.metric
-    for step in removable(metrics, keep):
-        store.remove(name_of(step))
+    for name in map(name_of, removable(metrics, keep)):
+        if store.where(name) != keep.named:
+            store.remove(name)
 
 
 def removable(metrics: Mapping[int, float | None], keep: Keep) -> list[int]:

@@ -34,7 +34,10 @@ def saving_to(settings: Settings, runtime: Runtime) -> Saver:
     return Saver(
         store_at(settings.checkpoints or settings.run_folder / "checkpoints"),
         Keep(
-            settings.checkpoint_keep, settings.checkpoint_keep_every, settings.checkpoint_keep_best
+            settings.checkpoint_keep,
+            settings.checkpoint_keep_every,
+            settings.checkpoint_keep_best,
+            settings.resume.removeprefix("force:").rstrip("/"),
         ),
         runtime=runtime,
         timeout=settings.checkpoint_timeout,

@@ -190,7 +190,7 @@ _KINDS = {*_SOURCES, "claim", "ephemeral", "csi"}
 
 
 def warnings(spec: JobSpec) -> Iterator[str]:
-    """Yield warnings about the volumes."""
+    """Yield warnings about the volumes and checkpoints."""
     kept = spec.checkpoints
     where = str(spec.trainer.get("checkpoints") or OUT)
     if "://" not in where and not any(
@@ -198,6 +198,10 @@ def warnings(spec: JobSpec) -> Iterator[str]:
     ):
         key = "trainer.checkpoints" if spec.trainer.get("checkpoints") else "checkpoints"
         yield f"{key}: kept only in the pod; a replaced pod starts again at step 0"
+    resume = str(spec.trainer.get("resume") or "auto")
+    if resume not in ("auto", "force"):
+        start = "step 0" if resume == "never" else "that checkpoint"
+        yield f"trainer.resume={resume!r}: after each restart the run begins again from {start}"
     volumes: list[tuple[str, Any]] = [("data", spec.data), ("checkpoints", kept)]
     volumes += [(f"volumes[{index}]", one) for index, one in enumerate(spec.volumes)]
     for key, volume in volumes:

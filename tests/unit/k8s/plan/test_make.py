@@ -170,6 +170,8 @@ def test_settings(key: str, written: Any, variable: str, text: str | None) -> No
     [
         ({}, "checkpoints: kept only in the pod"),
         ({"checkpoints": {"emptyDir": "1Gi"}}, "checkpoints: kept only in the pod"),
+        ({"trainer": {"resume": "never"}}, "trainer.resume='never': after each restart"),
+        ({"trainer": {"resume": "force:/out/a"}}, "begins again from that checkpoint"),
         (
             {"checkpoints": {"pvc": "c"}, "trainer": {"checkpoints": "/elsewhere"}},
             "trainer.checkpoints: kept only in the pod",

@@ -3,6 +3,7 @@
 write([read(folder)], Path("report.html"))
 """
 
+import contextlib
 import functools
 import os
 from collections.abc import Sequence
@@ -35,7 +36,8 @@ def write(runs: Sequence[History], path: Path) -> None:
         new.write_text(text, encoding="utf-8")
         new.replace(path)
     except OSError as error:
-        new.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only file system
+            new.unlink()
         raise Fault(
             Exit.MACHINE, f"{path}: {error.strerror}; choose another file with -o"
         ) from None

@@ -8,6 +8,7 @@ node, TRAINER_TENSORBOARD writes curves, TRAINER_TRACKER sends them to an experi
 """
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -42,7 +43,11 @@ def reporting(
 
         def report(event: str, **fields: Any) -> None:
             nonlocal wanted
-            record = {"event": event, "time": time.time(), **fields}
+            kept = {
+                name: _finite(one) if isinstance(one, dict | list | tuple) else one
+                for name, one in fields.items()
+            }
+            record = {"event": event, "time": time.time(), **kept}
             with lock:
                 if wanted is not None and event not in wanted:
                     return
@@ -52,6 +57,15 @@ def reporting(
                     sink(record)
 
         yield report
+
+
+def _finite(value: Any) -> Any:
+    """Return a list or dict with None for NaN and infinity, which JSON lacks and a sample may hold."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # Imports are inside because only some runs need them.

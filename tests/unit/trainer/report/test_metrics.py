@@ -1,4 +1,4 @@
-"""`reporting`: the end of a run is its last event, even if the watchdog's thread reports later."""
+"""`reporting`: the last event is the end, even if the watchdog's thread reports later; NaN is null."""
 
 from pathlib import Path
 
@@ -31,3 +31,12 @@ def test_after_the_end_only_an_error_and_its_cause_are_reported(
             report("usage", step=2, ranks=[])
     reported = [event["event"] for event in events(tmp_path)]
     assert reported == ["usage", *said]
+
+
+def test_what_is_not_finite_is_null_wherever_it_is(tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    with reporting(Settings(out=str(tmp_path), log="json"), ALONE) as report:
+        report("sample", step=1, best=inf, guesses=[0.5, nan], by_class={"cat": (nan, 1)})
+    (event,) = events(tmp_path)
+    assert (event["best"], event["guesses"]) == (None, [0.5, None])
+    assert event["by_class"] == {"cat": [None, 1]}

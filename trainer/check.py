@@ -45,7 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
         return Exit.CONFIG if stop.code else Exit.DONE
     try:
         for line in check(task):
-            print(f"ok  {line}", flush=True)
+            try:
+                print(f"ok  {line}", flush=True)
+            except BrokenPipeError:  # `| head`; what is left is checked too, for the exit code
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Fault as fault:
         print(f"check: {fault} (exit {fault.code})", file=sys.stderr)
         return fault.code

@@ -7,6 +7,7 @@ python -m trainer.runs runs --state failed --task digits
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,10 +38,10 @@ def main() -> int:
         for row in (row_of(run, asked.folder) for run in found)
         if all(value in (None, row[name]) for name, value in wanted.items())
     ]
-    if asked.json:
-        print(json.dumps(rows))
-    else:
-        _print(rows)
+    try:
+        print(json.dumps(rows) if asked.json else _table(rows), flush=True)
+    except BrokenPipeError:  # `| head`; Python would fail again at the final flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return Exit.DONE
 
 
@@ -80,7 +81,7 @@ def row_of(run: History, above: Path) -> dict[str, Any]:
     }
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
+def _table(rows: list[dict[str, Any]]) -> str:
     from rich.console import Console  # noqa: PLC0415  # a fifth of the rest's time
     from rich.table import Table  # noqa: PLC0415
 
@@ -90,7 +91,10 @@ def _print(rows: list[dict[str, Any]]) -> None:
         texts = [row["run"], row["task"] or "", row["mode"] or "", row["state"], result]
         texts += [f"{row['step']:,}", duration(row["seconds"]), f"{row['goodput']:.1%}"]
         table.add_row(*(printable(str(text)) for text in [*texts, row["attempts"]]))
-    Console(width=None if sys.stdout.isatty() else 160, markup=False).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
+    with console.capture() as captured:  # printed by rich, a closed pipe would end with 1
+        console.print(table)
+    return captured.get().rstrip("\n")
 
 
 def _parse() -> argparse.Namespace:

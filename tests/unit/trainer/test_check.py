@@ -1,5 +1,6 @@
 """python -m trainer.check: a line for each check that passes, up to the first that fails."""
 
+import os
 from typing import Any
 
 import pytest
@@ -105,3 +106,15 @@ def test_a_wrong_one_is_reported_in_a_line(
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+def test_a_reader_who_has_gone_does_not_change_the_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task, code in (("Right", Exit.DONE), ("LossIsAMean", Exit.CONFIG)):
+        read, write = os.pipe()
+        os.close(read)  # as `| head` does
+        with os.fdopen(write, "w") as closed, monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", closed)
+            assert main([f"{WRONG}:{task}"]) == code
+        assert "Traceback" not in capsys.readouterr().err

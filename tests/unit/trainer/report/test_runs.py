@@ -1,6 +1,7 @@
 """`python -m trainer.runs`: which folders are runs, what is shown for each, and the filters."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,18 @@ def test_a_table_for_people_and_a_refusal(
     (folder / "empty").mkdir()
     monkeypatch.setattr("sys.argv", ["runs", str(folder / "empty")])
     assert main() == 65
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_a_reader_who_has_gone_is_no_error(
+    folder: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.pipe()
+    os.close(read)  # as `| head` does
+    with os.fdopen(write, "w") as closed, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", closed)
+        patch.setattr("sys.argv", ["runs", str(folder), *options])
+        assert main() == 0
 
 
 def test_a_folder_that_cannot_be_read_hides_no_other(

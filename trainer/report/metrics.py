@@ -88,9 +88,13 @@ def _sinks(
         from trainer.report.trackers.process import tracked  # noqa: PLC0415
 
         yield tracked(settings)
+    yield shown(settings)
+
+
+def shown(settings: Settings) -> contextlib.AbstractContextManager[_Sink]:
+    """Return what shows events on standard output."""
     if settings.log == "rich" or (settings.log == "auto" and sys.stdout.isatty()):
         from trainer.report.terminal import Display  # noqa: PLC0415
 
-        yield contextlib.closing(Display())
-    else:
-        yield contextlib.nullcontext(lambda event: print(as_line(event), flush=True))
+        return contextlib.closing(Display())
+    return contextlib.nullcontext(lambda event: print(as_line(event), flush=True))

@@ -9,6 +9,7 @@ its mode by it (`trainer/plan/auto.py`), and `render.py --plan` shows its result
 
 import logging
 import os
+import time
 from dataclasses import asdict, replace
 
 import torch
@@ -17,11 +18,10 @@ from trainer.config.contract import is_elastic
 from trainer.config.environment import variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
-from trainer.distributed.runtime import Runtime
 from trainer.plan import auto
 from trainer.plan.memory import Need
 from trainer.plan.sizing import Sizing, by_memory, size
-from trainer.report.metrics import reporting
+from trainer.report.metrics import shown
 from trainer.tools.fake_step import needs_of_ranks
 
 log = logging.getLogger("trainer")
@@ -34,7 +34,7 @@ _ADVICE = (
 
 
 def run(settings: Settings, world_size: int) -> Exit:
-    """Report what each rank would need, once for every stage of a pipeline.
+    """Print what each rank would need, once for every stage of a pipeline.
 
     Raises Fault as the real run would.
     """
@@ -48,16 +48,11 @@ def run(settings: Settings, world_size: int) -> Exit:
         sizing, needs = _choose_by_memory(settings, sizing, memory)
     else:
         needs = needs_of_ranks(settings, sizing)
-    here = Runtime(0, 0, torch.device("cpu"), "fake", sizing, None, None, 0)
-    with reporting(settings, here) as report:
+    about = {"mode": sizing.mode, "reason": sizing.reason, "world_size": world_size}
+    # The run folder stays as it is: a run that begins there later would count the time since as its own.
+    with shown(settings) as show:
         for need in needs:
-            report(
-                "dry_run",
-                mode=sizing.mode,
-                reason=sizing.reason,
-                world_size=world_size,
-                **asdict(need),
-            )
+            show({"event": "dry_run", "time": time.time(), **about, **asdict(need)})
             log.info(_summary(need, memory))
     return Exit.DONE
 

@@ -16,6 +16,21 @@ MESSAGES: dict[str, list[tuple[str, str]]] = {
         ),
         ("checkpoint", "RuntimeError: Invalid magic number; corrupt file?"),
     ],
+    "c10/cuda/CUDAFunctions.cpp, CUDAHooks.cpp; torch/distributed/distributed_c10d.py": [
+        ("no devices", "RuntimeError: No CUDA GPUs are available"),
+        (
+            "no devices",
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+        ),
+        (
+            "missing ranks",
+            (
+                "DistStoreError: Timed out initializing process group in store based barrier on rank 0, "
+                "for key: store_based_barrier_key:1 (world_size=2, num_workers_joined=1, "
+                "timeout=0:00:05 error=timed out)"
+            ),
+        ),
+    ],
     "torch/distributed/checkpoint/default_planner.py": [
         ("checkpoint", "RuntimeError: Missing key in checkpoint state_dict: model.2.weight."),
     ],

@@ -106,6 +106,20 @@ class Clamped(synthetic.Task):
         return _Clamped(*super().model().children())
 
 
+class _ClampedLinear(nn.Linear):
+    def forward(self, values: Tensor) -> Tensor:
+        if self.training:
+            self.weight.data.clamp_(-0.05, 0.05)
+        return super().forward(values)
+
+
+class ClampedFirst(synthetic.Task):
+    """The same in a model that can be cut into stages."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(_ClampedLinear(64, 64), super().model())
+
+
 class _Counts(nn.Sequential):
     count = 0
 

@@ -90,6 +90,15 @@ def test_what_cannot_be_is_refused_by_name(
     assert message in events[-1]["message"]
 
 
+def test_a_change_that_a_sharded_stage_would_lose_ends_the_job(start: Any) -> None:
+    """The ranks of the other stage lose a peer."""
+    settings = {"TRAINER_MODE": "pp", "TRAINER_MESH": "pp=2,dp_shard=2", "TRAINER_STEPS": "2"}
+    settings |= {"TRAINER_TASK": "tests.parity.odd_models:ClampedFirst"}
+    ended = start("-m", "trainer.launch", PET_NPROC_PER_NODE="4", **settings).end()
+    assert ended.code == 64
+    assert CHANGES + "weight, which mode pp gathers" in ended.stderr
+
+
 OTHER = "its model, split as tensor_plan() says, gives other outputs than forward() for the same"
 
 

@@ -134,7 +134,8 @@ def _refuse_changes(module: nn.Module, path: str, settings: Settings) -> None:
         }
 
     def begin(*_: object) -> None:
-        before.update(digests() if module.training else {})
+        # Not module.training: a stage is not in the model, whose eval() does not reach it.
+        before.update(digests() if torch.is_grad_enabled() else {})
 
     def end(*_: object) -> None:
         for name, found in digests().items() if before else ():

@@ -75,6 +75,27 @@ class _Noisy(SGD):
         return loss
 
 
+class _Numbered(SGD):
+    """Has a number in its state, as SparseAdam has, and a dict, as Shampoo has."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        (group,) = self.param_groups
+        for parameter in (one for one in group["params"] if one.grad is not None):
+            state = self.state[parameter]
+            state["count"] = state.get("count", 0) + 1
+            means = state.setdefault("means", {"square": torch.zeros_like(parameter)})
+            means["square"].lerp_(parameter.grad.square(), 1 / state["count"])
+            parameter.addcdiv_(parameter.grad, means["square"].sqrt() + 1, value=-group["lr"])
+        return loss
+
+
+class Numbered(synthetic.Task):
+    def optimizer(self, groups: Any) -> Optimizer:
+        return _Numbered(groups)
+
+
 class Noisy(synthetic.Task):
     def optimizer(self, groups: Any) -> Optimizer:
         return _Noisy(groups)

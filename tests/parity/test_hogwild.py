@@ -12,7 +12,7 @@ import torch
 
 from tests.parity.compare import curve, differences, worst
 from tests.parity.conftest import Once
-from tests.parity.table import TOLERANCE, Case, reference
+from tests.parity.table import COMMON, TOLERANCE, Case, reference
 from tests.ranks import run_ranks, weights
 
 
@@ -30,6 +30,16 @@ def test_one_process_equals_single(task: str, once: Once, tmp_path: Path) -> Non
     for name in late:
         one, other = curve(expected[1], name), curve(events, name)
         assert worst(one[:-1], other[1:]) < TOLERANCE[case.precision]
+
+
+@pytest.mark.slow
+def test_an_optimizer_may_have_numbers_and_dicts_in_its_state(once: Once, tmp_path: Path) -> None:
+    common = COMMON | {"task": "tests.parity.own_tasks:Numbered", "precision": "fp64"}
+    common |= {"checkpoint_steps": "7"}  # before it the states of the processes are averaged
+    folder, _ = once(mode="single", **common)
+    run_ranks(1, tmp_path, mode="hogwild", processes="1", **common)
+    one, other = weights(folder), weights(tmp_path)
+    assert all(torch.allclose(one[name], other[name], rtol=1e-10) for name in one)
 
 
 def _copy_slowly() -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -264,12 +265,20 @@ def _update(
 
 def _mean(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the mean of optimiser states. A parameter that had no gradient yet has no state."""
-    by_parameter: dict[int, list[dict[str, Tensor]]] = {}
+    by_parameter: dict[int, list[dict[str, Any]]] = {}
     for state in states:
         for parameter, values in state["state"].items():
             by_parameter.setdefault(parameter, []).append(values)
-    mean = {
-        parameter: {name: torch.stack([one[name] for one in values]).mean(0) for name in values[0]}
-        for parameter, values in by_parameter.items()
-    }
+    mean = {parameter: _mean_of(values) for parameter, values in by_parameter.items()}
     return {"state": mean, "param_groups": states[0]["param_groups"]}
+
+
+def _mean_of(values: Sequence[Any]) -> Any:
+    """Return the mean of tensors or numbers, and of each in dicts, in the type of the first one."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {name: _mean_of([one[name] for one in values]) for name in first}
+    if isinstance(first, Tensor):
+        kind = torch.promote_types(first.dtype, torch.float32)
+        return torch.stack([*values]).to(kind).mean(0).to(first.dtype)
+    return type(first)(fmean(values))

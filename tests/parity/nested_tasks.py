@@ -73,3 +73,34 @@ class _Dicts:
         inputs, targets = self._data.batch(torch.tensor([index]))
         left, right = inputs[0].chunk(2)
         return {"vector": Halves(left, right), "mask": 1, "label": [targets["label"][0][0]]}
+
+
+class _SumsRows(nn.Linear):
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows.sum(dim=1))
+
+
+class Padded(synthetic.Task):
+    """Samples have one to three rows; a batch has as many as its longest sample."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), _SumsRows(128, 10))
+
+    def data(self, *, train: bool) -> Any:
+        return _Rows(super().data(train=train))
+
+
+class _Rows:
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        rows = self._data.inputs[index].expand(1 + index % 3, 64)
+        return rows, self._data.targets[index]
+
+    def collate(self, samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        rows, targets = zip(*samples, strict=True)
+        return nn.utils.rnn.pad_sequence([*rows], batch_first=True), torch.stack(targets)

@@ -58,6 +58,12 @@ REFUSED = [
                 CHANGES + "average",
             ),
             (
+                2,
+                "nested_tasks:Padded",
+                {"mode": "pp"},
+                "the model gets inputs of shape (4, 3, 64); stages pass at most 4 samples of shape (1, ",
+            ),
+            (
                 1,
                 "odd_models:UsesALayerTwice",
                 {"mode": "mp"},

@@ -161,14 +161,15 @@ class _Pipeline:
 
         It sends and receives by itself, because torch's zbv schedule cannot run without a backward pass
         (torch 2.15). A smaller batch is padded, because stages pass tensors of one shape. Raises
-        Fault(64) for inputs of another shape, which only a task's `sample` may have.
+        Fault(64) for inputs of another shape, as of a task's `sample` or of batches padded by `collate`.
         """
         most, *shape = self._borders[0].shape
         if not 0 < (count := len(inputs)) <= most or list(inputs.shape[1:]) != shape:
             raise Fault(
                 Exit.CONFIG,
-                f"task {self._context.settings.task}: sample() calls the model with inputs of shape "
-                f"{tuple(inputs.shape)}; stages pass at most {most} samples of shape {tuple(shape)}",
+                f"task {self._context.settings.task}: the model gets inputs of shape "
+                f"{tuple(inputs.shape)}; stages pass at most {most} samples of shape {tuple(shape)}, so "
+                "all batches, and what sample() gives, need this shape",
             )
         if count < most:
             inputs = torch.cat([inputs, inputs[-1:].expand(most - count, *shape)])

@@ -106,6 +106,22 @@ class CountsSteps(Grouped):
         return _Counting([{**group, "count": 0} for group in groups], lr=self.settings.lr)
 
 
+class _WithSpare(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(64, 64)
+        self.spare = nn.Linear(4, 4)  # no forward pass uses it
+
+
+class NeverUsed(synthetic.Task):
+    """Adam has no state of a parameter that gets no gradient."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(_WithSpare(), super().model())
+
+    def optimizer(self, groups: Any) -> Optimizer:
+        return Adam(groups)
+
+
 class BiasesStay(Grouped):
     def parameter_groups(self, parameters: Mapping[str, nn.Parameter]) -> Any:
         biases = [p for name, p in parameters.items() if name.endswith("bias")]

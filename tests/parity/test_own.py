@@ -211,6 +211,7 @@ def test_perplexity_is_over_all_tokens_and_no_mean_of_batches(
             for task in ("Grouped", "Updated", "TensorRate", "CountsSteps")
             for mode, ranks in (("single", 1), ("ddp-zero1", 2), ("fsdp", 2), ("pp", 2))
         ),
+        *(("NeverUsed", mode, ranks) for mode, ranks in (("single", 1), ("fsdp", 2), ("pp", 2))),
         ("Followed", "single", 1),
         ("Followed", "ddp", 2),
     ],

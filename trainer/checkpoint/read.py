@@ -4,7 +4,7 @@ DCP decides which slices of which chunks a rank needs, so any mode and world siz
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import Any, BinaryIO, cast
 
@@ -51,7 +51,8 @@ def load(
 
     Returns the names of the parts of `extra` that are not in the checkpoint. They keep their initial
     state, and a message says so. If `optimizer_state` is false, so does the optimiser; with
-    `other_settings`, which may train more parameters, so does each part of the optimiser's state.
+    `other_settings`, which may train more parameters, so does each part of the optimiser's state; else
+    that of a parameter without any state there, which had no gradient yet.
     """
     initial = dict(optimizer.state)  # `capture` fills an empty one with the state after a step
     state = capture(module, optimizer, extra)
@@ -61,8 +62,13 @@ def load(
         kept = dict(state["optimizer"])
         if runtime.is_main:
             log.warning("checkpoint %s has another optimiser's state: not loaded", found.where)
-    elif other_settings:
-        kept = {k: v for k, v in state["optimizer"].items() if f"optimizer.{k}" not in saved}
+    else:
+        lacked = [key for key in state["optimizer"] if f"optimizer.{key}" not in saved]
+        kept = {
+            key: state["optimizer"][key]
+            for key in lacked
+            if other_settings or not _has_others(f"optimizer.{key}", saved)
+        }
         _warn_of_lacking(found, [*kept], runtime)
     fresh = _take_out(kept, state, optimizer)
     lacking = [name for name in extra if not any(key.startswith(f"extra.{name}.") for key in saved)]
@@ -90,6 +96,12 @@ def load(
     for parameter in fresh:
         optimizer.state[parameter] = initial.get(parameter, {})
     return lacking
+
+
+def _has_others(key: str, saved: Collection[str]) -> bool:
+    """Return whether anything else of the same parameter was saved."""
+    of_parameter = key.rpartition(".")[0] + "."
+    return any(one.startswith(of_parameter) for one in saved)
 
 
 def _warn_of_lacking(found: Found, keys: list[str], runtime: Runtime) -> None:

@@ -68,8 +68,15 @@ def test_a_metric_is_added_to_a_complete_checkpoint(
     assert equal(loaded(complete(where)), trained(3))
 
 
-def test_a_missing_state_is_damage_if_the_settings_are_the_same(checkpoint: Any) -> None:
-    model, optimizer = part_trained(frozen=False)
+def test_a_missing_part_of_a_state_is_damage_if_the_settings_are_the_same(checkpoint: Any) -> None:
+    model, optimizer = part_trained(frozen=True)
+    del checkpoint.manifest.tensors["optimizer.state.1.bias.exp_avg"]
     with pytest.raises(Fault, match=r"Missing key in checkpoint state_dict: optimizer") as caught:
         load(checkpoint, model, optimizer, {}, runtime=ALONE)
     assert caught.value.code == Exit.DATA
+
+
+def test_a_parameter_without_a_gradient_yet_has_no_state(checkpoint: Any) -> None:
+    model, optimizer = part_trained(frozen=False)
+    load(checkpoint, model, optimizer, {}, runtime=ALONE)
+    assert sorted(map(len, optimizer.state.values())) == [0, 0, 3, 3]

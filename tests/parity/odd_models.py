@@ -148,6 +148,22 @@ class RecomputesItself(synthetic.Task):
         return nn.Sequential(_Recomputed(64, 64), super().model())
 
 
+class _Picks(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(64, 64)
+        self.places = nn.Parameter(torch.arange(64).flip(0), requires_grad=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values[:, self.places])
+
+
+class Picks(synthetic.Task):
+    """A parameter has whole numbers."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(_Picks(), super().model())
+
+
 class NormedBlocks(synthetic.Task):
     def model(self) -> nn.Module:
         pairs = [nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)) for _ in range(2)]

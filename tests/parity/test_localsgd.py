@@ -70,6 +70,24 @@ def test_going_back_to_a_checkpoint_begins_the_period_anew(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_frozen_weights_stay_bit_by_bit(tmp_path: Path) -> None:
+    """The sum of three equal numbers is rounded, so a third of it may be another number."""
+    settings = COMMON | {"task": "synthetic", "precision": "fp32", "freeze": "0.*"}
+    settings |= {"mode": "localsgd", "local_steps": "1", "global_batch": "33"}
+    run_ranks(1, tmp_path / "first", **settings | {"mode": "single", "steps": "1"})
+    run_ranks(3, tmp_path / "last", **settings)
+    first, last = weights(tmp_path / "first"), weights(tmp_path / "last")
+    assert [name for name in first if first[name].equal(last[name])] == ["0.weight", "0.bias"]
+
+
+@pytest.mark.slow
+def test_the_outer_optimiser_leaves_a_parameter_of_whole_numbers_alone(tmp_path: Path) -> None:
+    settings = COMMON | DILOCO | {"task": "tests.parity.odd_models:Picks", "mode": "localsgd"}
+    run_ranks(2, tmp_path, **settings)
+    assert weights(tmp_path)["0.places"].tolist() == [*reversed(range(64))]
+
+
+@pytest.mark.slow
 def test_a_long_period_still_learns(tmp_path: Path) -> None:
     common = {"task": "digits", "epochs": "4", "eval_steps": "0", "schedule": "cosine"}
     ddp = run_ranks(2, tmp_path / "ddp", mode="ddp", **common)

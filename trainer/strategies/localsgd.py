@@ -53,8 +53,8 @@ class OuterOptimizer:
     """SGD over periods: its gradient is the change of the weights since the start of the period."""
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
-        self._model = model
-        self._start = {n: nn.Parameter(p.detach().clone()) for n, p in model.named_parameters()}
+        self._weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._start = {n: nn.Parameter(p.detach().clone()) for n, p in self._weights.items()}
         self._optimizer = SGD(
             self._start.values(),
             lr=settings.outer_lr or 0.0,
@@ -68,17 +68,17 @@ class OuterOptimizer:
     @torch.no_grad()
     def begin(self) -> None:
         """Copy the weights at the start of a period."""
-        for name, weight in self._model.named_parameters():
+        for name, weight in self._weights.items():
             self._start[name].copy_(weight)
 
     @torch.no_grad()
     def step(self) -> None:
         """Take an outer step from the model's weights, now the ranks' average, and replace them."""
-        for name, weight in self._model.named_parameters():
+        for name, weight in self._weights.items():
             self._start[name].grad = self._start[name] - weight
         self._optimizer.step()
         self._optimizer.zero_grad()
-        for name, weight in self._model.named_parameters():
+        for name, weight in self._weights.items():
             weight.copy_(self._start[name])
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -117,7 +117,11 @@ class Period:
         """Give all ranks the same weights and the same optimiser state."""
         if self.steps == 0:
             return
-        _average(chain(self.model.parameters(), self.model.buffers()), self.group)
+        trained = [one for one in self.model.parameters() if one.requires_grad]
+        _average(chain(trained, self.model.buffers()), self.group)
+        for one in self.model.parameters():
+            if not one.requires_grad:  # a mean of equal numbers is not always that number
+                dist.broadcast(one.detach(), group=self.group, group_src=0)
         if self.outer:
             self.outer.step()
         state = [item for part in self.optimizer.state.values() for item in part.items()]

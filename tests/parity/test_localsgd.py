@@ -88,6 +88,17 @@ def test_the_outer_optimiser_leaves_a_parameter_of_whole_numbers_alone(tmp_path:
 
 
 @pytest.mark.slow
+def test_ranks_may_use_different_experts(tmp_path: Path) -> None:
+    """AdamW has no state of an expert that a rank has not used yet."""
+    settings = COMMON | {"task": "tests.parity.own_tasks:Experts", "optimizer": "adamw"}
+    settings |= {"mode": "localsgd", "local_steps": "2", "global_batch": "4", "lr": "0.001"}
+    whole = run_ranks(4, tmp_path / "whole", **(settings | {"checkpoint_steps": "6"}))
+    run_ranks(4, tmp_path / "parts", **(settings | {"steps": "6"}))
+    events = run_ranks(4, tmp_path / "parts", **(settings | {"checkpoint_steps": "6"}))
+    assert curve(whole, "loss").tolist() == curve(events, "loss").tolist()
+
+
+@pytest.mark.slow
 def test_a_long_period_still_learns(tmp_path: Path) -> None:
     common = {"task": "digits", "epochs": "4", "eval_steps": "0", "schedule": "cosine"}
     ddp = run_ranks(2, tmp_path / "ddp", mode="ddp", **common)

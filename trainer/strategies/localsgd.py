@@ -124,14 +124,34 @@ class Period:
                 dist.broadcast(one.detach(), group=self.group, group_src=0)
         if self.outer:
             self.outer.step()
+        self._agree_on_state(trained)
         state = [item for part in self.optimizer.state.values() for item in part.items()]
         tensors = [(name, value) for name, value in state if isinstance(value, Tensor)]
         if self.settings.local_state == "average":
-            # Not AdamW's step count: all ranks have the same, and NCCL cannot send it from the CPU.
+            # Not AdamW's step count: it is the same now, and NCCL cannot send it from the CPU.
             _average((value for name, value in tensors if name != "step"), self.group)
         else:
             zero_all([value for _, value in tensors])
         self.steps = 0
+
+    def _agree_on_state(self, trained: Sequence[nn.Parameter]) -> None:
+        """Let all ranks have the state of the same parameters, and the same counts of steps.
+
+        A rank may not have used a parameter yet, such as an expert's. Then the others drop its state,
+        which they could not average, and it begins again.
+        """
+        states = [self.optimizer.state.get(one) or {} for one in trained]
+        counts = [(float(bool(state)), float(state.get("step", 0))) for state in states]
+        table = torch.tensor(counts, dtype=torch.float64).to(trained[0].device)
+        dist.all_reduce(table, group=self.group)
+        if dist.get_backend(self.group) == "fake":  # a dry run's tensors have no values
+            return
+        means = (table / dist.get_world_size(self.group)).tolist()
+        for one, state, (share, step) in zip(trained, states, means, strict=True):
+            if share < 1:
+                self.optimizer.state.pop(one, None)
+            elif isinstance(state.get("step"), Tensor):
+                state["step"].fill_(step)
 
 
 def _average(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:

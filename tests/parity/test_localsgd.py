@@ -22,10 +22,19 @@ DILOCO = {"outer_lr": "0.7", "outer_momentum": "0.9"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("micro", ["16", "4"])
-def test_averaging_after_every_step_is_ddp(micro: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"micro_batch": "16"},
+        {"micro_batch": "4"},
+        {"momentum": "0"},
+        {"momentum": "0", "local_state": "reset"},
+    ],
+    ids=str,
+)
+def test_averaging_after_every_step_is_ddp(options: dict[str, str], tmp_path: Path) -> None:
     """With momentum averaged too, and without clipping, which goes by each rank's own norm."""
-    common = COMMON | {"clip_norm": "0", "micro_batch": micro}
+    common = COMMON | options | {"clip_norm": "0"}
     expected = run_ranks(2, tmp_path / "ddp", mode="ddp", **common)
     events = run_ranks(2, tmp_path / "local", mode="localsgd", local_steps="1", **common)
     assert worst(curve(expected, "loss"), curve(events, "loss")) < 1e-10

@@ -252,6 +252,11 @@ def test_frozen_parameters_stay_in_every_mode(
     assert losses == curve(events, "loss")[10:].tolist()
 
 
+def test_a_stage_without_trained_parameters_takes_a_loss_scale(tmp_path: Path) -> None:
+    settings = FREEZE | {"freeze": "0.*", "mode": "pp", "precision": "fp16", "steps": "2"}
+    run_ranks(2, tmp_path, micro_batch="8", **settings)
+
+
 def test_a_run_begins_with_the_weights_of_a_file(tmp_path: Path) -> None:
     trained = run_ranks(1, tmp_path / "before", task=f"{OWN}Grouped", mode="single", **COMMON)
     (before,) = [event for event in trained if event["event"] == "eval"]

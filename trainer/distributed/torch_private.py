@@ -43,7 +43,8 @@ def multiply_all(tensors: list[Tensor], factor: float | Tensor) -> None:
 
     If the factor is a tensor, it has shape (), and the same device and dtype.
     """
-    torch._foreach_mul_(tensors, factor)
+    if tensors:  # torch refuses an empty list
+        torch._foreach_mul_(tensors, factor)
 
 
 def copy_all(to: list[Tensor], source: list[Tensor]) -> None:
@@ -53,7 +54,8 @@ def copy_all(to: list[Tensor], source: list[Tensor]) -> None:
 
 def divide_all(tensors: list[Tensor], divisor: float) -> None:
     """Divide in place, in a few kernels: see multiply_all."""
-    torch._foreach_div_(tensors, divisor)
+    if tensors:
+        torch._foreach_div_(tensors, divisor)
 
 
 def check_all_reduced(replica: DistributedDataParallel) -> None:
@@ -76,7 +78,8 @@ def allow_saved_tensor_hooks() -> None:
 
 def zero_all(tensors: list[Tensor]) -> None:
     """Set to zero, in a few kernels: see multiply_all."""
-    torch._foreach_zero_(tensors)
+    if tensors:
+        torch._foreach_zero_(tensors)
 
 
 def is_view(tensor: Tensor) -> bool:

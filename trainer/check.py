@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trainer.config.arguments import Parser
 from trainer.config.environment import from_environment, variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.own_settings import in_words, own_settings
@@ -32,7 +33,7 @@ exit codes: 0 all is right, 64 the task is wrong, 65 its data cannot be read.
 
 def main(arguments: list[str] | None = None) -> int:
     """Check the task that the arguments name and return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m trainer.check",
         description="Check your own task on two samples.",
         epilog=_HELP,
@@ -40,11 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("task", help="module:Class, as in TRAINER_TASK, or a built-in task")
     try:
-        task = parser.parse_args(arguments).task
-    except SystemExit as stop:
-        return Exit.CONFIG if stop.code else Exit.DONE
-    try:
-        for line in check(task):
+        for line in check(parser.parse_args(arguments).task):
             try:
                 print(f"ok  {line}", flush=True)
             except BrokenPipeError:  # `| head`; what is left is checked too, for the exit code

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from trainer.config.arguments import Parser
 from trainer.config.exits import Exit, Fault
 
 _HELP = """
@@ -28,7 +29,7 @@ checkpoint cannot be read, or the file cannot be written.
 
 def main(arguments: list[str] | None = None) -> int:
     """Export as the arguments say and return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m trainer.export",
         description="Write a checkpoint's weights to one safetensors file.",
         epilog=_HELP,
@@ -44,9 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         chosen = parser.parse_args(arguments)
-    except SystemExit as stop:
-        return Exit.CONFIG if stop.code else Exit.DONE
-    try:
         export(chosen.checkpoint, chosen.out, averaged=chosen.ema)
     except Fault as fault:
         print(f"export: {fault} (exit {fault.code})", file=sys.stderr)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.config.arguments import Parser
 from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.config.printable import printable
@@ -27,7 +28,11 @@ _STATES = ("finished", "failed", "stopped", "open")
 def main() -> int:
     """Print a row for each run and return the exit code: 0, or 65 when there is none."""
     log_to_stderr()
-    asked = _parse()
+    try:
+        asked = _parse()
+    except Fault as fault:
+        log.error("%s (exit %d)", fault, fault.code)  # noqa: TRY400  # one line
+        return fault.code
     found = list(runs(asked.folder))
     if not found:
         log.error("%s: no run in it or below it (exit %d)", asked.folder, Exit.DATA)
@@ -98,7 +103,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m trainer.runs",
         description="Lists the runs below a folder: task, mode, how each ended, result, steps, time, "
         "and the share of the time that went into new steps.",

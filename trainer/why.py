@@ -3,7 +3,6 @@
 python -m trainer.why runs/digits
 """
 
-import argparse
 import logging
 import os
 import re
@@ -13,6 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+from trainer.config.arguments import Parser
 from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.config.printable import printable
@@ -37,7 +37,7 @@ _TAIL = 1 << 16  # bytes of a log that are read, from its end
 def main() -> int:
     """Print at most ten lines and return the exit code: 0, or 65 when there is no run."""
     log_to_stderr()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m trainer.why",
         description="Says why a run failed: which rank failed first, the cause, the evidence and its "
         "source, what to do, and what followed. For a job on a cluster: python -m k8s why NAME.",

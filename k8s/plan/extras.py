@@ -151,4 +151,6 @@ def warnings(spec: JobSpec) -> Iterator[str]:
     if spec.nccl.model_fields_set and not spec.resources.gpu:
         yield "nccl: ignored, because there is no GPU"
     if spec.disruption_budget:
-        yield "disruptionBudget: draining a machine waits until the job has ended"
+        is_elastic = spec.least_nodes < spec.most_nodes
+        when = f"while only {spec.least_nodes} run" if is_elastic else "until the job has ended"
+        yield f"disruptionBudget: draining a machine waits {when}"

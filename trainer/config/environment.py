@@ -68,7 +68,7 @@ def parse(values: Mapping[str, str], *, label: Label) -> Settings:
         # More than one for a field with several types, such as compile.
         found = [one["msg"] for one in error.errors() if one["loc"][0] == name]
         message = " or ".join(found).replace("or Input should be", "or")
-        message = message.replace("Input should be", "must be")
+        message = message.replace("Input should be", "must be").removeprefix("Value error, ")
         message = message.replace("a valid boolean, unable to interpret input", "true or false")
         raise Fault(Exit.CONFIG, f"{label(name)}={values[name]!r}: {message}") from None
     _check_names(settings, label)

@@ -105,7 +105,7 @@ def _checked(declared: object, settings: Settings, label: Label) -> BaseModel | 
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else ""
         value = f"={given[name]!r}" if name in given else ""
-        what = first["msg"].replace("Input should be", "must be")
+        what = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
         raise Fault(
             Exit.CONFIG,
             f"{own_label(name) if name else settings.task}{value}: {what[0].lower()}{what[1:]}",

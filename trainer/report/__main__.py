@@ -10,6 +10,7 @@ import logging
 import sys
 from pathlib import Path
 
+from trainer.config.arguments import Parser
 from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.report.history import read_all
@@ -22,8 +23,8 @@ _EXTRA = "pip install 'muster[report]'"
 def main() -> int:
     """Write the report and return the exit code."""
     log_to_stderr()
-    arguments = _parse()
     try:
+        arguments = _parse()
         runs = read_all(arguments.run)
         try:
             from trainer.report.page.serve import serve  # noqa: PLC0415  # an extra
@@ -45,7 +46,7 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m trainer.report",
         description="Writes what happened in a run, or in several side by side, as one HTML file: how "
         "it ended, curves, attempts and faults, where the time went, ranks, settings. The file "

@@ -9,8 +9,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from trainer.config.arguments import Parser
 from trainer.config.exits import Exit, Fault
 
 _DESCRIPTION = """Starts this node's ranks of a job and ends with one exit code for all of them. Without
@@ -30,7 +30,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
     Both are empty for our trainer. Raises Fault(64).
     """
-    parser = _Parser(
+    parser = Parser(
         prog="python -m trainer.launch",
         usage="%(prog)s [option ...] [script | -m module | -- command] [argument ...]",
         description=_DESCRIPTION,
@@ -71,8 +71,3 @@ def _command(program: list[str], *, is_module: bool) -> tuple[str, list[str]]:
 
 def _variable(option: str) -> str:
     return f"PET_{option.replace('-', '_').upper()}"
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Fault(Exit.CONFIG, f"{message}; see python -m trainer.launch --help")

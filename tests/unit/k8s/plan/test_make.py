@@ -185,6 +185,18 @@ def test_settings(key: str, written: Any, variable: str, text: str | None) -> No
         ({"image": "r.example:5000/b"}, "may change at any time"),
         ({"image": "a/b:latest"}, "image: a/b:latest may change at any time"),
         ({"nodes": 2}, "faults.deadline: not set"),
+        (
+            {"nodes": 2, "disruptionBudget": True},
+            "draining a machine waits until the job has ended",
+        ),
+        (
+            {
+                "nodes": {"min": 2, "max": 3},
+                "trainer": {"globalBatch": 6},
+                "disruptionBudget": True,
+            },
+            "draining a machine waits while only 2 run",
+        ),
         ({"nccl": {"socketInterface": "eth1"}}, "nccl: ignored, because there is no GPU"),
     ],
 )

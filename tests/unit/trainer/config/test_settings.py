@@ -19,6 +19,7 @@ from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
 REFUSED = [
+    ({"TRAINER_PROFILE": "5"}, "TRAINER_PROFILE='5': must be FIRST:LAST, as in 100:105"),
     ({"TRAINER_LRR": "1"}, "TRAINER_LRR: no such setting; did you mean TRAINER_LR?"),
     ({"TRAINER_ZZZZ": "1"}, "TRAINER_ZZZZ: no such setting; --help lists them all"),
     ({"TRAINER_MODE": "dpd"}, "TRAINER_MODE='dpd': no such mode; choose auto, single, "),

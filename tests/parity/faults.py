@@ -52,7 +52,7 @@ def report_the_local_norm() -> None:
 def start_with_other_weights_on_rank_1() -> None:
     from trainer.engine import build as model
 
-    def change(whole: Any, _: Any) -> None:
+    def change(whole: Any, _: Any, **__: Any) -> None:
         for parameter in whole.parameters():
             parameter.data += 0.01 * (os.environ["RANK"] == "1")
 

@@ -63,6 +63,15 @@ class Odd(synthetic.Task):
         return [{"params": named, "lr": self._rate / 2}, {"params": others}]
 
 
+class Short(synthetic.Task):
+    """Has a buffer of a type that ranks cannot send."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("count", torch.zeros(1, dtype=torch.int16))
+        return model
+
+
 class Hooked(synthetic.Task):
     """A hook keeps half of a layer's weights as they are."""
 

@@ -259,7 +259,7 @@ def test_a_replica_that_is_not_one_any_more_is_named(
 def _leave_the_weights_alone() -> None:
     from trainer.engine import build as model
 
-    model._broadcast = lambda *_: None  # noqa: SLF001  # the fault to be seen
+    model._broadcast = lambda *_, **__: None  # noqa: SLF001  # the fault to be seen
 
 
 @pytest.mark.parametrize(("before", "code"), [(None, 0), (_leave_the_weights_alone, 70)])

@@ -36,6 +36,7 @@ REFUSED = [
     *(
         (ranks, {"task": f"tests.parity.{task}", "steps": "2", **settings}, message)
         for ranks, task, settings, message in (
+            (2, "odd_models:Short", {"mode": "ddp"}, "count of its model has the type torch.int16"),
             (2, "odd_models:Hooked", {"mode": "fsdp"}, HOOK + "fsdp; use mode ddp"),
             (1, "own_tasks:ReplacesABuffer", {"mode": "hogwild"}, "another tensor in a buffer's"),
             (1, "odd_models:HookedAfter", {"mode": "hogwild"}, HOOK + "hogwild; use mode ddp"),

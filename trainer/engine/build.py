@@ -4,6 +4,7 @@ model = build(model_of(task, settings), settings, runtime, task=task)
 """
 
 import os
+import re
 import shutil
 
 import torch
@@ -44,7 +45,7 @@ def build(model: nn.Module, settings: Settings, runtime: Runtime, *, task: tasks
     model = cast(model.to(torch.device("cpu") if staged else runtime.device), dtype_of(settings))
     initialise(model, settings, is_main=runtime.is_main, task=task)
     if runtime.mesh is not None:
-        _broadcast(model, runtime.control if staged else None)
+        _broadcast(model, runtime.control if staged else None, name=settings.task)
         if settings.sync_batchnorm:
             model = synchronise(model, _data_group(runtime.mesh), runtime.device)
     if settings.activation_checkpointing:
@@ -102,10 +103,22 @@ def _have_widths(chosen: list[nn.Module]) -> bool:
     return len(shapes) > len({type(block) for block in large})
 
 
-def _broadcast(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Copy rank 0's weights to all ranks: a task may draw its weights from more than torch's seed."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.data, src=0, group=group)
+def _broadcast(model: nn.Module, group: dist.ProcessGroup | None, *, name: str) -> None:
+    """Copy rank 0's weights to all ranks: a task may draw its weights from more than torch's seed.
+
+    Raises Fault(64) for the type of a tensor that ranks cannot send.
+    """
+    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+        try:
+            dist.broadcast(tensor.data, src=0, group=group)
+        except (RuntimeError, ValueError) as error:
+            if not re.search("scalar type|not supported", str(error)):
+                raise
+            raise Fault(
+                Exit.CONFIG,
+                f"task {name}: {key} of its model has the type {tensor.dtype}, which ranks cannot send; "
+                "use e.g. torch.int32",
+            ) from None
 
 
 def _data_group(mesh: DeviceMesh) -> dist.ProcessGroup:

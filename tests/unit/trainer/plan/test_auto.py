@@ -1,5 +1,7 @@
 """The mode that `auto` chooses by a device's memory, and how all ranks agree on it."""
 
+import contextlib
+import io
 import json
 import threading
 import time
@@ -30,8 +32,9 @@ def sized(settings: Settings, world_size: int = 8) -> Sizing:
 def chosen(folder: Path, settings: Settings) -> dict[str, Any]:
     from trainer.tools.dry_run import run
 
-    assert run(settings.model_copy(update={"out": folder, "log": "json"}), 8) == 0
-    event: dict[str, Any] = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8"))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert run(settings.model_copy(update={"out": folder, "log": "json"}), 8) == 0
+    event: dict[str, Any] = json.loads(printed.getvalue())
     return event
 
 

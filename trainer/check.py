@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.config.arguments import Parser
+from trainer.arguments import Parser
 from trainer.config.environment import from_environment, variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.own_settings import in_words, own_settings

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainer.config.arguments import Parser
+from trainer.arguments import Parser
 from trainer.config.exits import Exit, Fault
 
 _HELP = """

@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from trainer.config.arguments import Parser
+from trainer.arguments import Parser
 from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.config.printable import printable

@@ -10,7 +10,7 @@ import logging
 import sys
 from pathlib import Path
 
-from trainer.config.arguments import Parser
+from trainer.arguments import Parser
 from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.report.history import read_all

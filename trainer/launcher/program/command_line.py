@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.config.arguments import Parser
+from trainer.arguments import Parser
 from trainer.config.exits import Exit, Fault
 
 _DESCRIPTION = """Starts this node's ranks of a job and ends with one exit code for all of them. Without

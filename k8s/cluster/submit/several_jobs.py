@@ -47,18 +47,13 @@ def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted
     """
     if len(files) == 1:
         return _submit_one(cluster, *next(iter(files.items())), wanted)
-    found = {file: one_job.find(cluster, file, manifests) for file, manifests in files.items()}
+    found = [one_job.find(cluster, file, manifests) for file, manifests in files.items()]
+    most = min(map(_max_parallel, found))
+    _check(found, most, wanted)
     if wanted.replace:
-        found = {file: one_job.make_room(cluster, one) for file, one in found.items()}
-    _check(found)
-    most = min(map(_max_parallel, found.values()))
-    left = [one for one in found.values() if not one.has_ended]
-    if len(left) > most and not wanted.wait:
-        raise config_error(
-            f"matrix.maxParallel={most}: {len(left)} jobs cannot all run at the same time; add --wait "
-            "or --follow"
-        )
-    for one in found.values():
+        found = [one_job.make_room(cluster, one) for one in found]
+    left = [one for one in found if not one.has_ended]
+    for one in found:
         one_job.try_out(cluster, one, force=wanted.force)
         if one.before is not None and one.has_ended:
             log.info("job %s already exists and has %s", one.name, one.before.state.phase)
@@ -67,7 +62,7 @@ def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted
             one_job.apply(cluster, one, force=wanted.force)
             log.info("submitted %s", one.name)
         return Exit.DONE
-    before = [_end_of(cluster, one, wanted) for one in found.values() if one.has_ended]
+    before = [_end_of(cluster, one, wanted) for one in found if one.has_ended]
     # First the jobs that already run: they count towards the limit.
     left.sort(key=lambda one: one.before is None)
     return combine([*before, *_in_turn(cluster, left, min(most, len(left)), wanted)])
@@ -83,17 +78,24 @@ def _submit_one(cluster: Cluster, file: Path, manifests: list[Object], wanted: W
     return jobs.wait(cluster, name, timeout=None, on_change=partial(wanted.on_change, ""))
 
 
-def _check(found: dict[Path, Submission]) -> None:
+def _check(found: list[Submission], most: int, wanted: Wanted) -> None:
+    """Refuse what cannot be submitted together, before any job is deleted. Raises Fault(64)."""
     first: dict[str, Path] = {}
-    for file, one in found.items():
+    for one in found:
         if one.name in first:
             raise config_error(
-                f"{file}: job {one.name} is also in {first[one.name]}; submit one of them"
+                f"{one.file}: job {one.name} is also in {first[one.name]}; submit one of them"
             )
-        first[one.name] = file
-    if all(one.has_ended for one in found.values()):
+        first[one.name] = one.file
+    to_run = [one for one in found if wanted.replace or not one.has_ended]
+    if not to_run:
         raise config_error(
             f"all {len(found)} jobs already exist and have ended; delete those that should run again"
+        )
+    if len(to_run) > most and not wanted.wait:
+        raise config_error(
+            f"matrix.maxParallel={most}: {len(to_run)} jobs cannot all run at the same time; add --wait "
+            "or --follow"
         )
 
 

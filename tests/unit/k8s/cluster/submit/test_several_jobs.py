@@ -164,6 +164,22 @@ def test_one_job_in_two_files(files: list[str], run: Run, cluster: Cluster, tmp_
     assert f"{other}: job {name_of(files[0])} is also in {files[0]}; submit one of them" in err
 
 
+def test_a_refused_call_replaces_none(
+    files: list[str], run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    server, config = cluster
+    for file in files:
+        assert run(config, "submit", file)[0] == 0
+    before = [*server.objects]
+    code, _, err = run(config, "submit", *files, "--replace")
+    assert (code, "matrix.maxParallel=2" in err) == (64, True), err
+    other = tmp_path / "other.yaml"
+    other.write_text(Path(files[0]).read_text(encoding="utf-8"), encoding="utf-8")
+    code, _, err = run(config, "submit", files[0], str(other), "--replace", "--wait")
+    assert (code, "submit one of them" in err) == (64, True), err
+    assert [*server.objects] == before
+
+
 def test_given_again_it_goes_on(files: list[str], run: Run, cluster: Cluster) -> None:
     """Of five jobs, one has succeeded, one has failed, and the last is running and takes one place."""
     server, config = cluster

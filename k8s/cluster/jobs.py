@@ -162,6 +162,16 @@ def pod_objects(cluster: Cluster, job: Job) -> list[Object]:
     return [pod for pod in found if _to_second(pod["metadata"].get("creationTimestamp")) >= since]
 
 
+def newest_pod_objects(cluster: Cluster, job: Job) -> list[Object]:
+    """Return the newest pod of each node: the end of an earlier pod did not end the job."""
+    newest: dict[object, Object] = {}
+    created = pod_objects(cluster, job)
+    for pod in sorted(created, key=lambda one: one["metadata"].get("creationTimestamp") or ""):
+        node = job.kind.node(pod)
+        newest[pod["metadata"]["name"] if node is None else node] = pod
+    return list(newest.values())
+
+
 def pods_of_name(cluster: Cluster, name: str) -> list[Object]:
     """Return the pods of every job of this name, also of one that was deleted."""
     labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": "trainer"}
@@ -205,9 +215,10 @@ def _to_second(timestamp: str | None) -> str:
     return (timestamp or "")[: len("2026-01-01T00:00:00")]
 
 
-def pods(cluster: Cluster, job: Job) -> list[Pod]:
-    """Return the job's pods, sorted by node."""
-    found = [state.pod(item, job.kind) for item in pod_objects(cluster, job)]
+def pods(cluster: Cluster, job: Job, *, newest: bool = False) -> list[Pod]:
+    """Return the job's pods, or only the newest of each node, sorted by node."""
+    items = (newest_pod_objects if newest else pod_objects)(cluster, job)
+    found = [state.pod(item, job.kind) for item in items]
     return sorted(found, key=lambda pod: (pod.node is None, pod.node, pod.name))
 
 
@@ -249,7 +260,7 @@ def wait(
             on_change(job.state)
             before = job.state
         if job.state.phase.ended:
-            return state.exit_code(job.state, pods(cluster, job))
+            return state.exit_code(job.state, pods(cluster, job, newest=True))
     raise Fault(Exit.PEER, f"job {name} is {job.state.phase} after {timeout:g} s")
 
 

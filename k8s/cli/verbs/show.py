@@ -120,7 +120,7 @@ def top(
 
     def measure() -> Any:
         now = jobs.refresh(cluster, job)
-        pods = jobs.pods(cluster, now)
+        pods = jobs.pods(cluster, now, newest=True)
         found = read_progress(cluster, pods)
         metrics = pod_metrics(cluster, name)
         rows = tables.usage_rows(pods, found, metrics)

@@ -47,7 +47,7 @@ def why(cluster: Cluster, job: Job) -> list[str]:
 
 
 def _signs(cluster: Cluster, job: Job, unread: list[str]) -> Iterator[Sign]:
-    pods = _newest(cluster, job)
+    pods = jobs.newest_pod_objects(cluster, job)
     children = list(_children(cluster, job))
     names = {one["metadata"]["name"] for one in [*pods, *children]}
     warnings: dict[str, list[Sign]] = {}
@@ -74,16 +74,6 @@ def _signs(cluster: Cluster, job: Job, unread: list[str]) -> Iterator[Sign]:
             unread=unread,
             is_log_read=number < _MOST_LOGS,
         )
-
-
-def _newest(cluster: Cluster, job: Job) -> list[Object]:
-    """Return the newest pod of each node: the end of an earlier pod did not end the job."""
-    newest: dict[object, Object] = {}
-    created = jobs.pod_objects(cluster, job)
-    for pod in sorted(created, key=lambda one: one["metadata"].get("creationTimestamp") or ""):
-        node = job.kind.node(pod)
-        newest[pod["metadata"]["name"] if node is None else node] = pod
-    return list(newest.values())
 
 
 def _children(cluster: Cluster, job: Job) -> Iterator[Object]:

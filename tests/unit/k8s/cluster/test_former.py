@@ -1,8 +1,8 @@
-"""Pods and events of a deleted job, while the next job of its name exists."""
+"""Pods and events that no longer count: of a deleted job of the name, or of an earlier attempt."""
 
 import json
 
-from tests.cluster_objects import JOBSET, STEP, Cluster, Run, jobset, pod
+from tests.cluster_objects import FAILED, JOBSET, STEP, USAGE, Cluster, Run, ended, jobset, pod
 
 
 def test_what_a_former_job_of_the_name_left_is_not_taken_for_its_own(
@@ -37,3 +37,20 @@ def test_what_a_former_job_of_the_name_left_is_not_taken_for_its_own(
     assert [one["name"] for one in shown["pods"]] == ["digits-node-0-0-new"]
     assert shown["progress"] is None
     assert sorted(shown["warnings"]) == ["digits: Seen1: so", "digits: Seen2: so"]
+
+
+def test_of_a_node_that_was_started_again_the_newest_pod_counts(run: Run, cluster: Cluster) -> None:
+    """A Job keeps its failed pods: here of an unfit machine, then of an error of the program."""
+    server, config = cluster
+    for minute, (name, status) in enumerate([("b", ended(71)), ("a", {"phase": "Running"})]):
+        newest = pod(f"digits-0-{name}", 0, **status)
+        newest["metadata"]["creationTimestamp"] = f"2026-01-02T00:0{minute}:00Z"
+        server.put("v1", "Pod", newest)
+        server.logs[f"digits-0-{name}"] = f"{USAGE}\n{STEP}\n"
+    server.put(*JOBSET, jobset())
+    rows = json.loads(run(config, "top", "digits", "--json")[1])
+    assert [(one["rank"], one["pod"]) for one in rows] == [(0, "digits-0-a"), (1, "digits-0-a")]
+    server.put("v1", "Pod", newest | {"status": ended(70)})
+    server.put(*JOBSET, jobset(**FAILED))
+    assert run(config, "wait", "digits")[0] == 70
+    assert len(json.loads(run(config, "status", "digits", "--json")[1])["pods"]) == 2

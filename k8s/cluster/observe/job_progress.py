@@ -65,10 +65,10 @@ def read_progress(cluster: Cluster, pods: Sequence[Pod]) -> LogEvents:
     """Return the newest events of the main rank, which is on node 0 unless the job is elastic."""
     problem = None
     end = time.monotonic() + min(_TIMEOUT, cluster.timeout)
-    for pod in pods[:_MOST_PODS]:
-        left = end - time.monotonic()
-        if pod.phase not in ("Running", "Succeeded") or left <= 0:
-            continue
+    # A Job keeps its failed pods: there may be many of node 0.
+    for pod in [pod for pod in pods if pod.phase in ("Running", "Succeeded")][:_MOST_PODS]:
+        if (left := end - time.monotonic()) <= 0:
+            break
         try:
             tail = {"tailLines": _LINES}
             text = logs.text(replace(cluster, timeout=left), pod.name, pod.container, tail)

@@ -153,6 +153,14 @@ def test_wait_is_bounded(run: Run, cluster: Cluster) -> None:
     assert "is running after 1 s" in err
 
 
+def test_a_job_that_was_started_again_often_has_its_progress(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    for number in range(9):
+        server.put("v1", "Pod", pod(f"digits-a{number}", 0, **ended(143)))
+    assert json.loads(run(config, "status", "digits", "--json")[1])["progress"]["step"] == 10
+
+
 def test_top_tells_every_rank(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)

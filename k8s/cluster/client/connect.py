@@ -28,8 +28,9 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
     _check_files()
     try:
         config.load_kube_config(context=context, client_configuration=configuration)
-        contexts, current = config.list_kube_config_contexts()
-        chosen = next((c for c in contexts if c["name"] == context), current)
+        # Not list_kube_config_contexts(): it fails if the kubeconfig has no current context.
+        merged = kube_config.KubeConfigMerger(kube_config.KUBE_CONFIG_DEFAULT_LOCATION).config
+        chosen = kube_config.KubeConfigLoader(merged, active_context=context).current_context
         where, own = f"context {chosen['name']}", chosen["context"].get("namespace")
     except ConfigException as error:
         if context is not None:

@@ -43,6 +43,19 @@ def test_no_namespace_is_guessed(run: Run, tmp_path: Path) -> None:
     assert "context test names no namespace; add --namespace NAME" in err
 
 
+@pytest.mark.parametrize("current", [{}, {"current-context": "deleted"}])
+def test_a_context_that_is_named_needs_no_current_one(
+    current: dict[str, str], run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    del values["current-context"]
+    config.write_text(yaml.safe_dump(values | current), encoding="utf-8")
+    code, _, err = run(config, "--context", "test", "status", "digits")
+    assert (code, "context test, namespace lab" in err) == (0, True), err
+
+
 def test_a_pod_of_the_cluster_needs_no_kubeconfig(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

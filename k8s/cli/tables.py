@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from rich.console import Console, Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from k8s.cluster.doctor import Finding
@@ -52,7 +52,7 @@ def print_status(
         console.print(f"code: {printable(text)}", markup=False)
     if found.progress:
         console.print(progress_text(found.progress), soft_wrap=True)
-    table = Table("node", "pod", "on", "phase", "restarts", "reason")
+    table = Table("node", _whole("pod"), _whole("on"), "phase", "restarts", "reason")
     shown = pods
     if len(pods) > _MANY and not every_pod:
         at_work = ("Running", "Succeeded")
@@ -107,6 +107,11 @@ def _others(spent: Mapping[str, float]) -> str:
     return text and f" ({text})"
 
 
+def _whole(title: str) -> Column:
+    """Return a column of names that breaks long ones: cut short, those of a matrix look the same."""
+    return Column(title, overflow="fold")
+
+
 def _text(text: str) -> Text:
     return Text(printable(text))
 
@@ -117,7 +122,7 @@ def _number(value: int | None) -> str:
 
 def print_jobs(jobs: Iterable[Job]) -> None:
     """Print a line for each job."""
-    table = Table("name", "launcher", "state", "restarts", "reason")
+    table = Table(_whole("name"), "launcher", "state", "restarts", "reason")
     for job in jobs:
         state = job.state
         table.add_row(

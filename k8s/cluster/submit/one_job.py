@@ -30,7 +30,12 @@ log = logging.getLogger("k8s")
 def read_manifests(manifest: Path) -> list[Object]:
     """Return the objects of a file, or of standard input for `-`. Raises Fault(64)."""
     label = str(manifest)
-    text = sys.stdin.read() if label == "-" else read_text(manifest, label=label)
+    try:
+        text = (
+            sys.stdin.buffer.read().decode() if label == "-" else read_text(manifest, label=label)
+        )
+    except UnicodeDecodeError as error:
+        raise config_error(f"-: not UTF-8 at byte {error.start}") from None
     found = read(text, label=label)
     if not all(map(_is_object, found)):
         raise config_error(f"{manifest}: not a manifest; render.py makes one from a job file")

@@ -1,5 +1,6 @@
 """The verbs of `python -m k8s`, in this process, with an API that only stores."""
 
+import gzip
 import json
 import os
 import pty
@@ -21,6 +22,7 @@ from tests.cluster_objects import (
     Run,
     ended,
     fill,
+    golden,
     interrupt,
     jobset,
     pod,
@@ -265,3 +267,20 @@ def test_the_command_line_itself(cluster: Cluster) -> None:
     ran = run_command([sys.executable, "-m", "k8s", "list"], env={"KUBECONFIG": os.devnull})
     assert ran.returncode == 64
     assert ran.stderr.startswith("k8s: no cluster")
+
+
+def test_submit_reads_standard_input(cluster: Cluster) -> None:
+    server, config = cluster
+
+    def submit(text: bytes) -> tuple[int, str]:
+        command, environment = [sys.executable, "-m", "k8s", "submit", "-"], clean_environment()
+        environment["KUBECONFIG"] = str(config)
+        ran = subprocess.run(
+            command, cwd=ROOT, env=environment, input=text, capture_output=True, check=False
+        )
+        return ran.returncode, ran.stderr.decode()
+
+    manifest = golden("job").read_bytes()
+    assert submit(gzip.compress(manifest)) == (64, "k8s: -: not UTF-8 at byte 1 (exit 64)\n")
+    assert submit(manifest)[0] == 0
+    assert server.get("batch/v1", "Job", "lab", "digits-ddp")

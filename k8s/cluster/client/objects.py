@@ -96,6 +96,8 @@ def path_of(cluster: Cluster, api_version: str, kind: str, name: str = "") -> st
 
 def get(cluster: Cluster, api_version: str, kind: str, name: str) -> Object | None:
     """Return an object, or None when it is not there."""
+    if not name:
+        return None  # the path would be that of the list
     path = path_of(cluster, api_version, kind, name)
     try:
         found = call(cluster, "GET", path)

@@ -179,6 +179,7 @@ def test_a_refusal_is_not_tried_again(
         (["--context", "moon", "list"], "--context moon"),
         (["gc", "--older-than", "1e300"], "Invalid value for '--older-than'"),
         (["status", "../services/digits"], "no muster job '../services/digits' here"),
+        (["wait", ""], "no muster job '' here"),  # an empty variable of a script
         (["status", "digits?x"], "no muster job 'digits?x' here"),
     ],
 )

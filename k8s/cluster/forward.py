@@ -111,5 +111,7 @@ def _copy(
                 for side in ready:
                     piece = side.recv(65536)
                     if not piece:
+                        if problem := tunnel.error(remote):  # e.g. nothing listens in the pod yet
+                            failed(f"port {remote} of {pod}: {in_one_line(problem)}")
                         return
                     other[side].sendall(piece)

@@ -146,12 +146,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _echo(request: BaseHTTPRequestHandler) -> None:
-    """Act as the pod behind a port-forward: send back what it receives, in capitals."""
+    """Act as the pod behind a port-forward: send back what it gets, in capitals; fail is an error."""
     _switch(request)
     for channel in (b"\0", b"\1"):
         request.wfile.write(_frame(channel + struct.pack("<H", 6006)))
     while (data := _received(request.rfile)) is not None:
-        request.wfile.write(_frame(data[:1] + data[1:].upper()))
+        answer = data[:1] + data[1:].upper()
+        request.wfile.write(_frame(b"\1connection refused" if answer == b"\0FAIL" else answer))
 
 
 def _execute(

@@ -34,8 +34,12 @@ def test_port_forward_carries_bytes_both_ways_until_interrupted(cluster: Cluster
             with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
                 connection.sendall(words)
                 assert connection.recv(100) == words.upper()
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(b"fail")
+            assert connection.recv(100) == b""
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=10) == 130
+        assert "port 6006 of board: connection refused" in process.stderr.read()
 
 
 def test_port_forward_says_what_is_missing(run: Run, cluster: Cluster) -> None:

@@ -17,7 +17,7 @@ from k8s.cluster.client.api import Cluster, Forbidden, Missing, Object
 from k8s.cluster.client.objects import NotServed
 from k8s.cluster.client.watch import changes
 from k8s.cluster.state import Pod
-from k8s.plan.job_kind import Api, JobKind, State
+from k8s.plan.job_kind import Api, JobKind, Phase, State
 from trainer.config.exits import Exit, Fault
 
 MANAGED = {"app.kubernetes.io/managed-by": "muster"}  # the label of every object that muster makes
@@ -260,7 +260,8 @@ def wait(
             on_change(job.state)
             before = job.state
         if job.state.phase.ended:
-            return state.exit_code(job.state, pods(cluster, job, newest=True))
+            failed = job.state.phase is Phase.FAILED  # else no right on pods is needed
+            return state.exit_code(job.state, pods(cluster, job, newest=True) if failed else ())
     raise Fault(Exit.PEER, f"job {name} is {job.state.phase} after {timeout:g} s")
 
 

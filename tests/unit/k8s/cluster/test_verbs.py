@@ -147,6 +147,14 @@ def test_wait_ends_with_the_code_that_speaks_for_the_job(
     assert code == expected
 
 
+def test_wait_for_a_job_that_succeeds_needs_no_right_on_pods(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **COMPLETED)
+    refuse(server, 403, 'User "ci" cannot list resource "pods"', at="/pods")
+    code, _, err = run(config, "wait", "digits")
+    assert (code, err.splitlines()[-1]) == (0, "k8s: succeeded")
+
+
 def test_wait_is_bounded(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)

@@ -5,6 +5,7 @@ TRAINER_PRECISION=fp64 python -m trainer.check circles:Circles    # with setting
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -121,12 +122,12 @@ def check(name: str) -> Iterator[str]:
                 f"the backward pass reaches {len(named) - len(unused)} of {len(named)} parameters"
                 + (f"; not {', '.join(unused[:3])}, which will not change" if unused else "")
             )
-    yield _optimizer(task, model, settings)
+    yield _optimizer(task, model, settings, samples=len(sets["training"]))
     if made := sample_of(task, name, model.eval()):
         yield f"sample(): {', '.join(made)}"
 
 
-def _optimizer(task: "Task", model: "nn.Module", settings: Settings) -> str:
+def _optimizer(task: "Task", model: "nn.Module", settings: Settings, *, samples: int) -> str:
     """Update the model as in the first step of a run; return a line about the optimiser."""
     from trainer.data.task_contract import (  # noqa: PLC0415
         blamed_on,
@@ -139,7 +140,8 @@ def _optimizer(task: "Task", model: "nn.Module", settings: Settings) -> str:
     own = own_of(task, settings.task)
     optimizer = optim.build(model, settings, own)
     options = optim.options_of(optimizer)
-    rate = optim.learning_rate(0, settings.steps or 1, settings, own)
+    steps = settings.steps or math.ceil(settings.epochs * samples / settings.global_batch)
+    rate = optim.learning_rate(0, steps, settings, own)
     optim.set_learning_rate(optimizer, rate, options, settings)
     with blamed_on(settings.task, "the optimiser's step"):
         optimizer.step()

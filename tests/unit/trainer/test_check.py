@@ -62,6 +62,16 @@ def test_what_an_export_leaves_out_is_named(capsys: pytest.CaptureFixture[str]) 
     assert "an export leaves out 0._extra_state: it holds" in capsys.readouterr().out
 
 
+class Decays(Right):
+    def schedule(self, step: int, steps: int) -> float:
+        return 1 - step / (steps - 1)
+
+
+def test_a_schedule_gets_the_steps_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{__name__}:Decays"]) == Exit.DONE
+    assert "first rate of each group: 0.03" in capsys.readouterr().out
+
+
 def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"{__name__}:Unused"]) == Exit.DONE
     assert "reaches 2 of 4 parameters; not unused.weight, unused.bias" in capsys.readouterr().out
@@ -89,7 +99,7 @@ def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None
         (
             f"{WRONG_OPTIMIZER}:ScheduleIsNegative",
             64,
-            "schedule(0, 1) returned -1; wanted: a number from 0 on",
+            "schedule(0, 60) returned -1; wanted: a number from 0 on",
         ),
         (f"{WRONG_DATA}:SamplesAreWords", 64, "hold no tensor and no number"),
         (f"{WRONG_DATA}:DataIsEmpty", 65, "the training set is empty"),

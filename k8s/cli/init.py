@@ -91,7 +91,7 @@ def _scripts(folder: Path) -> list[tuple[Path, str]]:
         except (OSError, UnicodeDecodeError):
             continue
         if _is_called_so(path) or re.search(
-            r"^if __name__ == ['\"]__main__['\"]", source, re.MULTILINE
+            r"^if\s*\(?\s*__name__\s*==\s*['\"]__main__['\"]", source, re.MULTILINE
         ):
             found.append((path, source))
     return found

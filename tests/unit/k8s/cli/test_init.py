@@ -39,6 +39,12 @@ CASES: list[tuple[dict[str, str], dict[str, Any], bool, str]] = [
         True,
         "run.script: other scripts in this folder are eval.py",
     ),
+    (
+        {"run_clm.py": 'import torch\nif (__name__=="__main__"):\n    pass\n'},
+        {"script": "run_clm.py"},
+        False,
+        "run_clm.py, a program of 3 lines",
+    ),
     ({"main.py": "", "train.py": "("}, {"script": "train.py"}, False, "imports no known framework"),
 ]
 

@@ -93,8 +93,9 @@ def _own_help() -> str:
             kind = getattr(getattr(import_module(module), name), "Settings", None)
     lines = [
         f"  {variable(OWN + name)}  {field.description or ''} "
-        f"[{'required' if field.is_required() else field.default}]"
+        f"[{'computed' if field.default_factory else 'required' if required else field.default}]"
         for name, field in getattr(kind, "model_fields", {}).items()
+        for required in [field.is_required()]
     ]
     return "\n".join(["", f"settings of task {task}:", *lines, ""]) if lines else ""
 

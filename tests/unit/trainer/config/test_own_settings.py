@@ -35,6 +35,7 @@ class Sized(Right):
 class Needs(Right):
     class Settings(BaseModel):
         folder: Path
+        words: Path = Field(default_factory=Path.cwd)
 
     def __init__(self, settings: Any, own: Settings) -> None:
         super().__init__(settings)
@@ -130,7 +131,12 @@ def test_check_tells_them(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "shown"),
-    [(TASK, "TRAINER_TASK_LAYERS"), ("tokens", "TRAINER_TASK_SAMPLE"), ("no.such:Task", None)],
+    [
+        (TASK, "TRAINER_TASK_LAYERS"),
+        (f"{__name__}:Needs", "TRAINER_TASK_WORDS   [computed]"),
+        ("tokens", "TRAINER_TASK_SAMPLE"),
+        ("no.such:Task", None),
+    ],
 )
 def test_help_has_them(task: str, shown: str | None) -> None:
     done = run_command(

@@ -7,10 +7,13 @@ import json
 import re
 from typing import Any
 
+from pydantic.alias_generators import to_snake
+
 from k8s import launchers
 from k8s.base.errors import config_error
 from k8s.cli.schema import json_schema
 from k8s.jobfile import validate
+from trainer.config.environment import variable
 
 
 def explain(key: str) -> str:
@@ -19,6 +22,11 @@ def explain(key: str) -> str:
     at, path = schema, ""
     for part in re.sub(r"\[[0-9]*\]", "", key).split("."):
         keys = _keys(at, schema)
+        if path == "trainer" and re.fullmatch(validate.OWN_KEY, part):
+            return (
+                f"{path}.{part}: text, a number, true or false\n  a setting of the task's own, "
+                f"{variable(to_snake(part))}; python -m trainer --help lists those of TRAINER_TASK"
+            )
         if part not in keys:
             hint = validate.hint(part, list(keys), path=f"{path}.{part}".strip("."))
             raise config_error(f"--explain {key}: no such key; {hint}")

@@ -76,6 +76,7 @@ def test_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
             ],
         ),
         ("trainer.lr", ["trainer.lr: a number\n", "default: 0.03"]),
+        ("trainer.taskLayers", ["a setting of the task's own, TRAINER_TASK_LAYERS"]),
         ("trainer.mode", ["trainer.mode: one of auto, single"]),
         ("scheduling.gang", ["scheduling.gang: true or false", "default: false"]),
         ("env", ["env: a list of mappings\n", "valueFrom  where the value comes from"]),

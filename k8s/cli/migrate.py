@@ -46,6 +46,9 @@ def _read(path: Path) -> tuple[Launcher, dict[str, Any], list[str]]:
     """Return a file's one object that a launcher can migrate, and the names of the other objects."""
     label = f"--migrate {path}"
     documents = read(read_text(path, label=label), label=label)
+    match documents:
+        case [{"kind": "List", "items": list(items)}]:  # of kubectl get -o yaml without a name
+            documents = items
     found = [one for one in documents if isinstance(one, dict)]
     known = {
         (launcher.job_kind.api_version, launcher.job_kind.kind): launcher

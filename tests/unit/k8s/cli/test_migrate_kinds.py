@@ -164,6 +164,17 @@ def test_what_cannot_be_carried_is_one_line_and_64(
     assert len(seen.err.splitlines()) == 1
 
 
+def test_a_list_of_kubectl_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = [list(yaml.safe_load_all(JOB)), [{"kind": "List", "items": [*yaml.safe_load_all(JOB)]}]]
+    source = tmp_path / "old.yaml"
+    seen = []
+    for documents in both:
+        source.write_text(yaml.safe_dump_all(documents), encoding="utf-8")
+        assert command.main(["--migrate", str(source)]) == 0
+        seen.append(capsys.readouterr())
+    assert seen[0] == seen[1]
+
+
 def test_a_group_whose_pod_differs_is_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

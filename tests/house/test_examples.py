@@ -1,6 +1,7 @@
 """The job files in k8s/jobs: listed, rendered for every launcher that supports them, and trained."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,25 @@ def test_every_example_is_in_the_table_and_says_when_to_use_it() -> None:
     assert len(FILES) == 16
     for name in FILES:
         assert (JOBS / name).read_text(encoding="utf-8").startswith("# When: "), name
+
+
+@pytest.mark.slow
+def test_the_files_that_make_does_not_render_are_named(tmp_path: Path) -> None:
+    makefile, page = (
+        (ROOT / "Makefile").read_text(),
+        " ".join((JOBS / "README.md").read_text().split()),
+    )
+    (usual,) = re.findall(r"^LAUNCHERS \?= (.*)$", makefile, re.MULTILINE)
+    (refusing, instead) = re.findall(r'refuses ([\d, and]+): add `LAUNCHERS="(.*?)"`', page)[0]
+
+    def failing(launchers: str) -> list[str]:
+        options = [word for one in launchers.split() for word in ("--launcher", one)]
+        return [
+            name[:2] for name in FILES if main([str(JOBS / name), *options, "-o", str(tmp_path)])
+        ]
+
+    assert failing(usual) == re.findall(r"\d+", refusing)
+    assert failing(instead) == []
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -188,7 +188,7 @@ def _classes(settings: Settings, part: str) -> list[str]:
     if len(found) < 2:
         raise Fault(
             Exit.DATA,
-            f"TRAINER_DATA={settings.data}: {part}/ has {len(found)} subfolders; task imagefolder "
-            "needs train/CLASS/ and val/CLASS/ with the images of at least two classes",
+            f"TRAINER_DATA={settings.data or '.'}: {part}/ has {len(found)} subfolders; task "
+            "imagefolder needs train/CLASS/ and val/CLASS/ with the images of at least two classes",
         )
     return found

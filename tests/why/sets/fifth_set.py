@@ -121,7 +121,10 @@ FIFTH_SET: dict[str, Whole] = {
         {"killed"},
         "SIGHUP",
         _FIRST,
-        {"STEP": "if step == 3 and rank == 1: os.kill(os.getpid(), 1)"},
+        {
+            "STEP": "if step == 3 and rank == 1: import signal; signal.signal(1, 0); "
+            "signal.raise_signal(1)"  # it is ignored after nohup
+        },
     ),
     "a sample that is None": Whole(
         _OWN, "NoneType", _FIRST, _LOADED | {"BROKEN": "return None, None"}

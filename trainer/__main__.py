@@ -91,12 +91,11 @@ def _own_help() -> str:
         with contextlib.suppress(Exception):  # a run will report it
             sys.path.insert(0, str(Path.cwd()))
             kind = getattr(getattr(import_module(module), name), "Settings", None)
-    lines = [
-        f"  {variable(OWN + name)}  {field.description or ''} "
-        f"[{'computed' if field.default_factory else 'required' if required else field.default}]"
-        for name, field in getattr(kind, "model_fields", {}).items()
-        for required in [field.is_required()]
-    ]
+    lines = []
+    for name, field in getattr(kind, "model_fields", {}).items():
+        default = "required" if field.is_required() else field.default
+        default = "computed" if field.default_factory else default
+        lines.append(f"  {variable(OWN + name)}  {field.description or ''} [{default}]")
     return "\n".join(["", f"settings of task {task}:", *lines, ""]) if lines else ""
 
 

@@ -63,10 +63,15 @@ def pod(found: Object, kind: JobKind) -> Pod:
     """Return the state of a pod from its object."""
     status = found.get("status", {})
     container = trainer_container(found)
+    # A sidecar is an init container, too, and may end with any code after the trainer.
+    has_run = any(
+        one.get("state", {}).keys() & {"running", "terminated"} or one.get("lastState")
+        for one in status.get("containerStatuses") or []
+    )
     failed = [
         one.get("name", "")
         for one in status.get("initContainerStatuses") or []
-        if one.get("state", {}).get("terminated", {}).get("exitCode")
+        if one.get("state", {}).get("terminated", {}).get("exitCode") and not has_run
     ]
     deleted = "deletionTimestamp" in found["metadata"]
     return Pod(

@@ -273,6 +273,17 @@ def test_a_failing_setup_is_shown_with_what_it_wrote(run: Run, cluster: Cluster)
     assert asked == {"setup"}
 
 
+def test_the_log_of_a_sidecar_is_not_shown_for_the_trainers(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    end = {"exitCode": 143, "reason": "Error", "finishedAt": "2026-01-01T00:00:10Z"}
+    sidecar = [{"name": "proxy", "state": {"terminated": end}}]
+    fill(server, terminated(70, "Error", initContainerStatuses=sidecar), [])
+    server.logs[POD] = "step 7\n"
+    assert run(config, "logs", "digits", "--node", "1")[0] == 0
+    asked = {path.partition("container=")[2].split("&")[0] for _, path in server.requests} - {""}
+    assert asked == {"trainer"}
+
+
 # Settings that the launcher refuses before the first rank starts and before there is a run folder.
 REFUSED = {
     "batch or mesh": {"TRAINER_MODE": "hsdp", "TRAINER_MESH": "dp_shard=3"},

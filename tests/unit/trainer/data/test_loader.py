@@ -241,7 +241,9 @@ class Rows(Squares):
         return [self[index] for index in indices]
 
     def batch(self, batch_size: int, drop_last_batch: bool = False) -> Any:  # noqa: FBT001, FBT002
-        raise NotImplementedError
+        raise AssertionError(
+            f"called with {batch_size}, {drop_last_batch}: not the batch() of InMemory"
+        )
 
 
 class OfRows(Parts):

@@ -62,9 +62,8 @@ class RendezvousClient:
         self._left = False
         self.joined = False
         self.failure: Fault | None = None  # why this node will not join
-        self.peer_stops = (
-            False  # a node was asked to end in this round, and its ranks may tell ours
-        )
+        # A node was asked to end in this round, and its ranks may tell ours.
+        self.peer_stops = False
         self.membership_changed: MembershipEvent | None = None  # stop, and go to the next round
         self.peer_lost: MembershipEvent | None = None  # there will be no next round
         self.peer_finished: MembershipEvent | None = None  # this node is expected to end soon, too

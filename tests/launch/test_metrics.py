@@ -94,6 +94,17 @@ def test_a_run_resumed_within_a_second_keeps_its_newest_steps(tmp_path: Path) ->
     assert list(curve(tmp_path, "train/loss")) == [1, 2, 3, 4, 5]
 
 
+def test_a_run_resumed_with_an_evaluation_keeps_the_loss_of_that_step(tmp_path: Path) -> None:
+    for first, steps in (("step", range(1, 5)), ("eval", range(3, 6))):
+        with writing(tmp_path / "tensorboard") as take:
+            if first == "eval":  # a checkpoint of step 2 whose evaluation had not ended
+                take({"event": "eval", "time": 0.0, "step": 2, "loss": 0.5, "metric": "loss"})
+            for step in steps:
+                value = float(step if first == "step" else 10 * step)
+                take({"event": "step", "time": time.time(), "step": step, "loss": value})
+    assert curve(tmp_path, "train/loss") == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0, 5: 50.0}
+
+
 def test_a_port_in_use_costs_a_warning_and_nothing_is_loaded_unasked(start: Any) -> None:
     import socket
 

@@ -35,7 +35,10 @@ def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
         try:
             if writer is None:
                 _wait_for_unused_second(folder)
-                writer = SummaryWriter(folder, purge_step=event["step"], flush_secs=_FLUSH)
+                # After a resume, a due evaluation of the checkpoint's step can come first. That step
+                # is not trained again: its loss stays.
+                first = event["step"] + (event["event"] != "step")
+                writer = SummaryWriter(folder, purge_step=first, flush_secs=_FLUSH)
             for curve, value in points.items():
                 writer.add_scalar(curve, value, event["step"], walltime=event["time"])
         except OSError as error:

@@ -138,6 +138,17 @@ def test_a_damaged_one_makes_way_for_the_same_step_and_is_kept(tmp_path: Path) -
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
 
 
+def test_damaged_ones_of_later_steps_do_not_push_out_a_good_one(tmp_path: Path) -> None:
+    for step in (1, 4, 5):
+        save(tmp_path, step)
+    for step in (4, 5):
+        flip(tmp_path / f"step-{step:08d}")
+    assert the(found(tmp_path)).manifest.progress.step == 1
+    new = save(tmp_path, 2, keep=Keep(2))
+    assert the(found(tmp_path)).where == new
+    assert len([*tmp_path.iterdir()]) == 4
+
+
 def test_a_newer_format_is_said_and_not_skipped(tmp_path: Path) -> None:
     from trainer.checkpoint import manifest
 

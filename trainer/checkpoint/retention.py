@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan
 
-from trainer.checkpoint.manifest import MANIFEST_FILE, Damage, decode, name_of
+from trainer.checkpoint.manifest import MANIFEST_FILE, Damage, decode, name_of, step_of
 from trainer.checkpoint.store import Store
 from trainer.config.exits import Fault
 
@@ -22,10 +22,15 @@ class Keep:
     named: str = ""
 
 
-def remove_old(store: Store, keep: Keep) -> None:
-    """Remove the checkpoints that `keep` does not name. An unreadable one stays and does not count."""
+def remove_old(store: Store, keep: Keep, *, newest: int) -> None:
+    """Remove the checkpoints that `keep` does not name. An unreadable one stays and does not count.
+
+    Nor does one of a later step than `newest`, which was just saved: the run has skipped it as damaged.
+    """
     metrics: dict[int, float | None] = {}
     for name in store.names():
+        if (step_of(name) or 0) > newest:
+            continue
         try:
             with store.open(name, MANIFEST_FILE) as file:
                 manifest = decode(file.read(), name)

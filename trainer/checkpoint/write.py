@@ -217,7 +217,7 @@ class _Writer(StorageWriter):
         self._folder = None
         self.size = manifest.size + len(text)
         with contextlib.suppress(OSError):  # the next save tries again
-            remove_old(self._store, self._keep)
+            remove_old(self._store, self._keep, newest=self._label.progress.step)
 
     def discard(self) -> None:
         """Remove the folder of a failed attempt, on the rank that created it."""

@@ -14,6 +14,8 @@ from tests.conftest import QUICK, ROOT, Ended
 from tests.ranks import free_port
 from trainer.config.contract import resolve
 from trainer.config.exits import Exit
+from trainer.config.identity import MAY_DIFFER_BY_NODE
+from trainer.config.settings import Settings
 from trainer.rendezvous.client import RendezvousClient
 from trainer.rendezvous.connection import connect
 
@@ -56,6 +58,17 @@ def test_a_late_master_is_waited_for_and_sigterm_to_one_node_stops_both(start: A
     assert (ended.of("launch")[0]["nodes"], ended.of("launch")[0]["world_size"]) == (2, 2)
     assert ended.of("fault")[0]["step"] == ended.of("step")[-1]["step"]
     assert other.events == []  # one rank is enough
+
+
+def test_nodes_with_other_settings_are_refused_except_for_places(start: Any) -> None:
+    assert Settings.model_fields.keys() > MAY_DIFFER_BY_NODE
+    port = free_port()
+    first = start("-m", "trainer.launch", **node(0, port), **QUICK)
+    others = QUICK | {"TRAINER_LR": "0.5", "TRAINER_DATA": "/", "TRAINER_WORKERS": "1"}
+    second = start("-m", "trainer.launch", **node(1, port), **others)
+    for ended in (first.end(), second.end()):
+        assert ended.code == 64, ended.stderr
+        assert "rank 1: TRAINER_LR 0.5, rank 0 has 0.03; all nodes need the same" in ended.stderr
 
 
 def test_elastic_nodes_meet_by_c10d(start: Any) -> None:

@@ -72,6 +72,31 @@ DO_NOT_DECIDE = {
     "health_timeout",
 }
 
+# All nodes of a run need the same settings, except these: places, and what a machine can do.
+MAY_DIFFER_BY_NODE = {
+    "data",
+    "init",
+    "workers",
+    "download",
+    "prefetch",
+    "out",
+    "checkpoints",
+    "checkpoint_timeout",
+    "device_memory",
+    "log",
+    "metrics_port",
+    "tensorboard",
+    "tracker",
+    "devices",
+    "rendezvous_timeout",
+    "last_call",
+    "peer_timeout",
+    "peer_losses",
+    "collective_timeout",
+    "health",
+    "health_timeout",
+}
+
 _LIKE_ONE_PROCESS = "any that equals one process"
 
 

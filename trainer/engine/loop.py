@@ -39,6 +39,7 @@ from trainer.engine.ledger import Ledger
 from trainer.engine.replicas import compare
 from trainer.engine.resume import record, report_saved, resume, save, saving_to
 from trainer.engine.run import Run, Since, example
+from trainer.engine.same_run import check_ranks
 from trainer.engine.step.bad_samples import SkippedSamples
 from trainer.engine.step.compiled import compile_step
 from trainer.engine.step.nonfinite import NonfiniteGuard
@@ -94,6 +95,7 @@ def _prepare(
     settings: Settings, runtime: Runtime, report: Report, task: tasks.Task, saver: Saver
 ) -> Run:
     """Load the data, check the machines, build the model, and wrap it for the mode."""
+    check_ranks(settings, task, runtime)
     training = once_per_machine(partial(tasks.data, task, settings, train=True), runtime, task=task)
     test = once_per_machine(partial(tasks.data, task, settings, train=False), runtime, task=task)
     if not (len(training) and len(test)):

@@ -1,6 +1,7 @@
-"""Check that a run may resume from a checkpoint: the same settings wrote it; more steps are allowed.
+"""Check that all ranks have the same settings, and that the same settings wrote a checkpoint.
 
-check(run, found, forced=False)      # before it is loaded
+check_ranks(settings, task, runtime)
+check(run, found, forced=False)      # before the checkpoint is loaded; more steps are allowed
 """
 
 import ast
@@ -13,9 +14,13 @@ from typing import Any
 from trainer.checkpoint.find import Found
 from trainer.config.environment import OWN, variable
 from trainer.config.exits import Exit, Fault
-from trainer.config.identity import differences, identity
+from trainer.config.identity import MAY_DIFFER_BY_NODE, differences, identity
 from trainer.config.own_settings import own_settings
+from trainer.config.settings import Settings
+from trainer.distributed.messages import from_all, from_main
+from trainer.distributed.runtime import Runtime
 from trainer.engine.run import Run
+from trainer.tasks import Task
 
 log = logging.getLogger("trainer")
 
@@ -28,12 +33,28 @@ _NAMES = {"code": "the task's code", "samples": "training samples"}
 
 def identity_of(run: Run) -> dict[str, Any]:
     """Return what decides the run's result: settings, your own task's code, and the size of the data."""
-    more = {"code": _hash_of_code(run.settings.task), "samples": len(run.training)}
-    if own := own_settings(type(run.task), run.settings):
-        free = set(getattr(own, "DO_NOT_DECIDE", ()))
-        values = own.model_dump(mode="json", exclude=free)
-        more |= {OWN + name: value for name, value in values.items()}
+    more = {"samples": len(run.training)} | _of_task(run.task, run.settings)
     return identity(run.settings) | more
+
+
+def check_ranks(settings: Settings, task: Task, runtime: Runtime) -> None:
+    """Compare settings and the task's code of each rank with rank 0's, all ranks together.
+
+    A rank with others would learn something else, or wait for what no other rank does. Raises
+    Fault(64).
+    """
+    shared = Settings.model_fields.keys() - MAY_DIFFER_BY_NODE
+    mine = settings.model_dump(mode="json", include=shared) | _of_task(task, settings)
+    first = from_main(mine, runtime, dict[str, Any])
+    changed = "; ".join(
+        f"{_NAMES.get(name) or variable(name)} {now!r}, rank 0 has {then!r}"
+        for name, (then, now) in differences(saved=first, now=mine).items()
+    )
+    for rank, found in enumerate(from_all(changed, runtime, str)):
+        if found:
+            raise Fault(
+                Exit.CONFIG, f"rank {rank}: {found}; all nodes need the same settings and code"
+            )
 
 
 def check(run: Run, found: Found, *, forced: bool) -> None:
@@ -75,6 +96,16 @@ def check(run: Run, found: Found, *, forced: bool) -> None:
             "checkpoint %s does not say which settings made it: an older muster wrote it",
             found.where,
         )
+
+
+def _of_task(task: Task, settings: Settings) -> dict[str, Any]:
+    """Return the task's own settings that decide, and a hash of its code."""
+    found: dict[str, Any] = {"code": _hash_of_code(settings.task)}
+    if own := own_settings(type(task), settings):
+        free = set(getattr(own, "DO_NOT_DECIDE", ()))
+        values = own.model_dump(mode="json", exclude=free)
+        found |= {OWN + name: value for name, value in values.items()}
+    return found
 
 
 def _hash_of_code(task: str) -> str:

@@ -8,7 +8,9 @@ node, TRAINER_TENSORBOARD writes curves, TRAINER_TRACKER sends them to an experi
 """
 
 import contextlib
+import logging
 import math
+import os
 import sys
 import threading
 import time
@@ -19,6 +21,8 @@ from trainer.config.settings import Settings
 from trainer.distributed.runtime import Runtime
 from trainer.report.events import Event, Report
 from trainer.report.live.record import Record, as_line, to_file
+
+log = logging.getLogger("trainer")
 
 _Sink = Callable[[Event], None]
 # What is still reported after these: the watchdog's thread ends a little later, and may know the cause.
@@ -97,4 +101,13 @@ def shown(settings: Settings) -> contextlib.AbstractContextManager[_Sink]:
         from trainer.report.terminal import Display  # noqa: PLC0415
 
         return contextlib.closing(Display())
-    return contextlib.nullcontext(lambda event: print(as_line(event), flush=True))
+    return contextlib.nullcontext(_print)
+
+
+def _print(event: Event) -> None:
+    """Print an event; if nobody reads it (`| head`) or the disk is full, no later one is printed."""
+    try:
+        print(as_line(event), flush=True)
+    except OSError as error:
+        log.warning("standard output: %s; events are missing there", error.strerror)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

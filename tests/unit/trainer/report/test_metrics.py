@@ -1,5 +1,6 @@
 """`reporting`: the last event is the end, even if the watchdog's thread reports later; NaN is null."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,22 @@ def test_what_is_not_finite_is_null_wherever_it_is(tmp_path: Path) -> None:
     (event,) = events(tmp_path)
     assert (event["best"], event["guesses"]) == (None, [0.5, None])
     assert event["by_class"] == {"cat": [None, 1]}
+
+
+@pytest.mark.parametrize("cause", ["no reader", "full disk"])
+def test_standard_output_that_fails_ends_no_run(
+    cause: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    read, write = os.pipe()
+    os.close(read)  # as `| head` does
+    with os.fdopen(write, "w") as closed, Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full if cause == "full disk" else closed)
+        with reporting(Settings(out=str(tmp_path), log="json"), ALONE) as report:
+            report("usage", step=1, ranks=[])
+            report("usage", step=2, ranks=[])
+        monkeypatch.undo()
+    assert [event["step"] for event in events(tmp_path)] == [1, 2]
+    assert caplog.text.count("standard output: ") == 1

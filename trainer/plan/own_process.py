@@ -38,10 +38,12 @@ def run(
         for name, value in os.environ.items()
         if not name.startswith(_PREFIXES) and name not in _NAMES
     }
-    path = [str(Path(__file__).parents[2]), *filter(None, [inherited.get("PYTHONPATH")])]
+    path = [str(Path(__file__).parents[2]), str(Path(folder or ".").absolute())]
+    path += filter(None, [inherited.get("PYTHONPATH")])
     try:
         return subprocess.run(
-            [sys.executable, "-m", *module],
+            # -P, because a trainer.py of the user's in the folder would come before our package.
+            [sys.executable, "-P", "-m", *module],
             env=inherited
             | {"PYTHONPATH": os.pathsep.join(path)}
             | dict(environment or {})

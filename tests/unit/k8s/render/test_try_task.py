@@ -74,6 +74,18 @@ def test_one_of_the_users_own_is_found_in_the_code_that_travels(
     assert said == (0, "a-job: ok for job; task mine:Task tried on two samples\n")
 
 
+def test_a_file_of_the_users_own_called_trainer_is_not_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trainer.py").write_text("from pathlib import Path\nPath('started').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    _, said = checked(tmp_path, capsys, trainer={"task": "synthetic"})
+    assert said == "a-job: ok for job; task synthetic tried on two samples\n"
+    _, said = checked(tmp_path, capsys, **own(tmp_path))
+    assert said == "a-job: ok for job; task mine:Task tried on two samples\n"
+    assert not (tmp_path / "started").exists()
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

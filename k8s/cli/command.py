@@ -135,6 +135,8 @@ def _render(paths: list[str], asked: argparse.Namespace) -> list[Job]:
     except Fault as fault:
         raise _with_origin(fault, job) from None
     jobs = [Job(paths[-1], cell, _render_cell(cell, asked)) for cell in cells]
+    if asked.owner is not None and sum(len(one.rendered) for one in jobs) > 1:
+        raise config_error("--owner: is the uid of one object; render one job for one launcher")
     warnings = (text for job in jobs for text in job.rendered[0].plan.payload.warnings)
     for warning in dict.fromkeys(warnings):
         print(f"render.py: warning: {printable(warning)}", file=sys.stderr)

@@ -154,6 +154,7 @@ def check_together(options: argparse.Namespace) -> None:
         "--split: makes several files; add -o DIR": options.split and not options.output,
         "--diff: compares one job with one file; leave out --each": options.diff and options.each,
         "--owner: is empty; give the uid of a job in the cluster": options.owner == "",
+        "--owner: is the uid of one object; leave out --each": options.owner and options.each,
     }
     for message, is_wrong in wrong.items():
         if is_wrong:

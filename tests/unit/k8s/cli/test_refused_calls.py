@@ -10,6 +10,8 @@ import pytest
 from k8s.cli import command
 from tests.rendering import EXAMPLE, ROOT, refused, without
 
+MATRIX = ROOT / "k8s" / "jobs" / "16-matrix.yaml"
+
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
@@ -31,6 +33,15 @@ from tests.rendering import EXAMPLE, ROOT, refused, without
         ([str(EXAMPLE), "--each"], "--each: makes several files; add -o DIR"),
         ([str(EXAMPLE), "--split"], "--split: makes several files; add -o DIR"),
         ([str(EXAMPLE), "--owner", ""], "--owner: is empty; give the uid of a job"),
+        ([str(EXAMPLE), "--owner", "u", "--each", "-o", "b"], "--owner: is the uid of one object"),
+        (
+            [str(EXAMPLE), "--owner", "u", "--launcher", "job", "--launcher", "jobset", "-o", "b"],
+            "--owner: is the uid of one object",
+        ),
+        (
+            [str(MATRIX), "--owner", "u", "-o", "b"],
+            "--owner: is the uid of one object; render one job",
+        ),
         (
             [str(EXAMPLE), "--each", "--diff", "a", "-o", "b"],
             "--diff: compares one job with one file",

@@ -46,13 +46,12 @@ def explain(key: str) -> str:
 
 def _variants(at: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the forms a value may have, without null, each with its reference resolved."""
-    found = []
-    for one in at.get("anyOf", at.get("oneOf", [at])):
-        name = one.get("$ref", "").rpartition("/")[2]
-        form = schema["$defs"][name] if name else one
-        if form.get("type") != "null":
-            found.append(form)
-    return found
+    forms = at.get("anyOf", at.get("oneOf"))
+    if forms is not None:
+        return [form for one in forms for form in _variants(one, schema)]
+    name = at.get("$ref", "").rpartition("/")[2]
+    form = schema["$defs"][name] if name else at
+    return [] if form.get("type") == "null" else [form]
 
 
 def _keys(at: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:

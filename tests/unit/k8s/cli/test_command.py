@@ -84,6 +84,10 @@ def test_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
         ("imagePullSecrets", ["imagePullSecrets: a list of texts\n"]),
         ("faults.ttl", ["not on launcher trainjob: a TrainJob has no ttl"]),
         ("resources.memory", ["resources.memory: text or a number\n"]),
+        (
+            "run.patterns",
+            ["run.patterns: one of transformers, lightning, torchtitan, key=value or a m"],
+        ),
     ],
 )
 def test_a_key_is_explained(key: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

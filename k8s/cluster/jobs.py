@@ -148,8 +148,7 @@ def list_jobs(cluster: Cluster) -> list[Job]:
             hidden = refusal
             continue
         seen = True
-        # An object with an owner is part of another job in this list.
-        roots = (item for item in items if not item["metadata"].get("ownerReferences"))
+        roots = (item for item in items if not state.is_part(item))
         jobs += [job_from(cluster, root) for root in roots]
     if hidden and not seen:
         raise hidden

@@ -9,6 +9,7 @@ from typing import Any
 
 from k8s import launchers
 from k8s.base.errors import config_error
+from k8s.cluster import wrapped_job
 from k8s.plan.job_kind import JobKind, Object, Phase, State, reason_and_message
 from k8s.plan.model import LAUNCHER
 from trainer.config.exits import MEANINGS, Exit, combine
@@ -185,6 +186,13 @@ def exit_code(state: State, pods: Iterable[Pod]) -> Exit:
 def unshifted(code: int) -> int:
     """Undo MUSTER_RETRY_EXIT_OFFSET, which trainer.launch adds to an exit code."""
     return code - 128 if code - 128 in MEANINGS and code != Exit.STOPPED else code
+
+
+def is_part(found: Object) -> bool:
+    """Return whether an object is part of a job. An object of another tool may own a job itself."""
+    kinds = {*(kind.kind for kind in launchers.job_kinds()), wrapped_job.WRAPPER[1]}
+    owners = found["metadata"].get("ownerReferences") or []
+    return any(one["kind"] in kinds for one in owners)
 
 
 def find_job_manifest(manifests: Iterable[Object]) -> tuple[JobKind, Object]:

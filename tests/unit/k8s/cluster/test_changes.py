@@ -95,6 +95,19 @@ def test_gc_passes_over_an_end_that_is_no_time(run: Run, cluster: Cluster) -> No
     assert (code, "would delete" in err) == (0, False)
 
 
+def test_a_job_that_an_object_of_another_tool_owns_is_in_the_list(
+    run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    for kind in ("Workflow", "TrainJob"):
+        owned = jobset({}, f"of-{kind.lower()}", **COMPLETED)
+        owned["metadata"] |= {"ownerReferences": [{"kind": kind, "name": "w", "uid": "1"}]}
+        server.put(*JOBSET, owned)
+    found = json.loads(run(config, "list", "--json")[1])
+    assert [one["name"] for one in found] == ["of-workflow"]
+    assert "would delete of-workflow" in run(config, "gc", "--dry-run")[2]
+
+
 def test_a_queued_job_is_stopped_by_its_workload(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     queued = jobset(**RUNNING)

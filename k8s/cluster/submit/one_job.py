@@ -21,6 +21,7 @@ from k8s.cluster.jobs import Job
 from k8s.cluster.state import mappings
 from k8s.cluster.submit import copy_code, rendezvous_secret
 from k8s.cluster.submit.copy_code import Folder
+from k8s.plan.job_kind import JobKind
 
 _GONE = 60.0  # seconds after the pods' grace period for a deleted job to go
 
@@ -92,7 +93,7 @@ def submit(
 
 def find(cluster: Cluster, file: Path, manifests: list[Object]) -> Submission:
     """Return the job in a file's manifests, with the existing job of its name. Raises Fault(64)."""
-    _, job = state.find_job_manifest(wrapped_job.with_contents(manifests))
+    kind, job = state.find_job_manifest(wrapped_job.with_contents(manifests))
     for manifest in manifests:
         objects.resource(cluster, manifest["apiVersion"], manifest["kind"])
         own = manifest["metadata"].get("namespace", cluster.namespace)
@@ -109,11 +110,26 @@ def find(cluster: Cluster, file: Path, manifests: list[Object]) -> Submission:
             f"{cluster.where}: {root['kind']} {name} exists and is not managed by muster; "
             "choose another name"
         )
+    _check_other_launchers(cluster, kind, name, root)
     before = jobs.job_from(cluster, found) if found is not None else None
     labels = job["metadata"].get("labels", {})
     if folder := copy_code.find(manifests):
         copy_code.read(folder, file)
     return Submission(file, name, manifests, root, labels, before, folder)
+
+
+def _check_other_launchers(cluster: Cluster, kind: JobKind, name: str, root: Object) -> None:
+    """Refuse a job whose name one on another launcher has. Raises Fault(64)."""
+    for other in jobs.served_kinds(cluster):
+        with contextlib.suppress(Forbidden):
+            # a user of one launcher need not have rights on the others
+            found = jobs.find_job(cluster, other, name)
+            if found and (other != kind or found.root_object["kind"] != root["kind"]):
+                bare = ", without an AppWrapper" if other == kind and not found.wrapper else ""
+                raise config_error(
+                    f"job {name} already exists, on launcher {other.launcher}{bare}; delete it "
+                    "first, or choose another name"
+                )
 
 
 def make_room(cluster: Cluster, one: Submission) -> Submission:
@@ -160,19 +176,7 @@ def _wait_for_former_pods(cluster: Cluster, one: Submission) -> None:
 
 def try_out(cluster: Cluster, one: Submission, *, force: bool) -> None:
     """Let the server check every object in a dry run. Raises Fault(64)."""
-    every = wrapped_job.with_contents(one.manifests)
-    kind, _ = state.find_job_manifest(every)
-    for other in jobs.served_kinds(cluster):
-        with contextlib.suppress(Forbidden):
-            # a user of one launcher need not have rights on the others
-            found = jobs.find_job(cluster, other, one.name)
-            if found and (other != kind or found.root_object["kind"] != one.root["kind"]):
-                bare = ", without an AppWrapper" if other == kind and not found.wrapper else ""
-                raise config_error(
-                    f"job {one.name} already exists, on launcher {other.launcher}{bare}; delete it "
-                    "first, or choose another name"
-                )
-    for manifest in every:
+    for manifest in wrapped_job.with_contents(one.manifests):
         tried = objects.apply(cluster, manifest, dry_run=True, force=force)
         if one.before is not None and (pods := _pods(tried)):
             where = f"metadata.name={manifest['metadata']['name']}"

@@ -177,6 +177,18 @@ def test_a_refused_call_replaces_none(
     other.write_text(Path(files[0]).read_text(encoding="utf-8"), encoding="utf-8")
     code, _, err = run(config, "submit", files[0], str(other), "--replace", "--wait")
     assert (code, "submit one of them" in err) == (64, True), err
+    taken = files[1].replace("jobset.yaml", "trainjob.yaml")
+    arguments = [
+        str(EXAMPLE),
+        "--each",
+        "--launcher",
+        "trainjob",
+        "-o",
+        str(Path(taken).parents[1]),
+    ]
+    assert command.main([*arguments, "--set", "faults.deadline=", "--set", "faults.ttl="]) == 0
+    code, _, err = run(config, "submit", files[0], taken, "--replace", "--wait")
+    assert (code, "already exists, on launcher jobset" in err) == (64, True), err
     assert [*server.objects] == before
 
 

@@ -48,6 +48,8 @@ def connect(*, context: str | None, namespace: str | None, timeout: float = 30.0
     found = namespace or own
     if not found:
         raise config_error(f"{where} names no namespace; add --namespace NAME")
+    if not isinstance(found, str):
+        raise config_error(f"{where}: its namespace {found!r} is not text; put it in quotes")
     tokens = "".join(tokens_of(configuration).values())
     if not (tokens.isascii() and tokens.isprintable()):
         raise config_error(f"{where}: its token has a character that an HTTP header cannot have")

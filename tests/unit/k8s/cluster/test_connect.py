@@ -41,6 +41,11 @@ def test_no_namespace_is_guessed(run: Run, tmp_path: Path) -> None:
     code, _, err = run(config, "list")
     assert code == 64
     assert "context test names no namespace; add --namespace NAME" in err
+    config = kubeconfig(tmp_path, "http://127.0.0.1:1", namespace="123")
+    config.write_text(config.read_text().replace('"123"', "123"))
+    code, _, err = run(config, "list")
+    assert code == 64
+    assert "context test: its namespace 123 is not text; put it in quotes" in err
 
 
 @pytest.mark.parametrize("current", [{}, {"current-context": "deleted"}])

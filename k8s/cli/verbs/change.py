@@ -51,7 +51,7 @@ def wait_for(
     context: typer.Context,
     name: Name,
     *,
-    timeout: Annotated[float | None, typer.Option(help="seconds, then exit with 69")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="seconds, then exit with 69")] = None,
 ) -> None:
     """Wait until a job has ended, and exit with its exit code."""
     on_change = partial(log_state, "")

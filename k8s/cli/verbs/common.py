@@ -42,7 +42,8 @@ def _common(
         str | None, typer.Option("--namespace", "-n", help="default: that of the context")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="seconds that a request may take, including retries")
+        float,
+        typer.Option(min=0.1, max=1e6, help="seconds that a request may take, including retries"),
     ] = 30.0,
 ) -> None:
     def connected() -> Cluster:

@@ -158,6 +158,8 @@ def test_wait_for_a_job_that_succeeds_needs_no_right_on_pods(run: Run, cluster: 
 def test_wait_is_bounded(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **RUNNING)
+    for seconds in ("-1", "nan"):
+        assert run(config, "wait", "digits", "--timeout", seconds)[0] == 64
     code, _, err = run(config, "wait", "digits", "--timeout", "1")
     assert code == 69
     assert "is running after 1 s" in err

@@ -24,7 +24,7 @@ from k8s.base.model import (
 )
 from k8s.jobfile.code import Code
 from k8s.jobfile.env import EnvFrom, EnvVar, check_environment
-from k8s.jobfile.nccl import Nccl
+from k8s.jobfile.nccl import TOPOLOGY, Nccl
 from k8s.jobfile.pod_patch import PodPatch
 from k8s.jobfile.resources import Resources
 from k8s.jobfile.run import Run
@@ -231,5 +231,5 @@ class JobSpec(Model):
     @model_validator(mode="after")
     def _check_lists(self) -> typing.Self:
         check_environment(self.env, for_run=self.run is not None)
-        check_volumes(self.volumes)
+        check_volumes(self.volumes, [TOPOLOGY] if self.nccl.topology else [])
         return self

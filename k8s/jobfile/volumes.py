@@ -118,9 +118,9 @@ class Volume(Kept):
     )
 
 
-def check_volumes(volumes: list[Volume]) -> None:
-    """Refuse names and paths that are taken. Raises ValueError."""
-    names, paths = set(TAKEN_NAMES), set(TAKEN)
+def check_volumes(volumes: list[Volume], used: list[str]) -> None:
+    """Refuse names and paths that are taken, and paths that other keys have used. Raises ValueError."""
+    names, paths = set(TAKEN_NAMES), {*TAKEN, *used}
     for index, one in enumerate(volumes):
         path = one.path.rstrip("/") or "/"
         for key, value, taken in (("name", one.name, names), ("path", path, paths)):

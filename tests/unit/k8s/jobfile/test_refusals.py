@@ -126,6 +126,7 @@ SETTINGS = [
     (["volumes=[{name: a, path: /a, pvc: b, secret: c}]"], "volumes[0]: must have exactly one of"),
     (["volumes=[{name: out, path: /a, pvc: b}]"], "volumes[0].name='out': already used; choose another"),
     (["volumes=[{name: a, path: /out/, pvc: b}]"], "volumes[0].path='/out': already used; choose another"),
+    (["nccl.topology.configMap=a", "volumes=[{name: a, path: /etc/nccl, pvc: b}]"], "volumes[0].path='/etc/nccl': already used"),
     (["volumes=[{name: a, path: /, pvc: b}]"], "volumes[0].path='/': already used; choose another"),
     (["volumes=[{name: a, path: /a, pvc: b}, {name: c, path: /a, pvc: b}]"], "volumes[1].path='/a': already used; choose another"),
     (["volumes=[{name: A, path: /a, pvc: b}]"], "volumes[0].name='A': must be at most 63 lower-case"),

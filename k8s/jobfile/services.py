@@ -67,10 +67,21 @@ class Network(Model):
     )
 
 
+_NETWORKS = "k8s.v1.cni.cncf.io/networks"
+
+
 def annotations(network: Network) -> dict[str, str]:
     """Return the pods' annotations that give them more interfaces."""
     wanted = ",".join(network.secondary)
-    return {"k8s.v1.cni.cncf.io/networks": wanted} if wanted else {}
+    return {_NETWORKS: wanted} if wanted else {}
+
+
+def check_annotations(given: dict[str, str], network: Network) -> None:
+    """Refuse an annotation that would take the place of `secondary`. Raises ValueError."""
+    if network.secondary and _NETWORKS in given:
+        raise ValueError(
+            f"annotations.{_NETWORKS}: network.secondary sets it too; leave out one of them"
+        )
 
 
 class Metrics(Model):

@@ -22,6 +22,7 @@ from k8s.base.model import (
     Scalar,
     Subdomain,
 )
+from k8s.jobfile import services
 from k8s.jobfile.code import Code
 from k8s.jobfile.env import EnvFrom, EnvVar, check_environment
 from k8s.jobfile.nccl import TOPOLOGY, Nccl
@@ -232,4 +233,5 @@ class JobSpec(Model):
     def _check_lists(self) -> typing.Self:
         check_environment(self.env, for_run=self.run is not None)
         check_volumes(self.volumes, [TOPOLOGY] if self.nccl.topology else [])
+        services.check_annotations(self.annotations, self.network)
         return self

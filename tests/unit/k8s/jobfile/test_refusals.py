@@ -47,6 +47,7 @@ SETTINGS = [
     (["trainer.lr=[0.1]"], "trainer.lr=[0.1]: must be one value: text, a number, true or false"),
     (["trainer.lr={a: b}"], "trainer.lr={'a': 'b'}: must be one value"),
     (["annotations.a=1"], "annotations.a=1: must be text"),
+    (["annotations={k8s.v1.cni.cncf.io/networks: a}", "network.secondary=[b]"], "annotations.k8s.v1.cni.cncf.io/networks: network.secondary sets it too; leave out one"),
     # the trainer's settings
     (["trainer.golbalBatch=64"], "trainer.golbalBatch: no such setting; did you mean trainer.globalBatch?"),
     (["trainer.global_batch=64"], "trainer.global_batch: no such setting; did you mean trainer.globalBatch?"),

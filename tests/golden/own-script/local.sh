@@ -3,6 +3,10 @@
 # What the job file leaves open comes from your environment: PYTHON, TRAINER_*. Your own TRAINER_OUT
 # and TRAINER_DATA, which are paths of a machine, win.
 set -eu
+if [ ! -d k8s/jobs/own_script ]; then
+    echo "$0: no code folder" k8s/jobs/own_script "here; run this in the folder in which render.py ran" >&2
+    exit 64
+fi
 [ -n "${TRAINER_OUT:-}" ] || TRAINER_OUT=build/own-script/run
 mkdir -p "$TRAINER_OUT"
 TRAINER_OUT=$(cd "$TRAINER_OUT" && pwd)

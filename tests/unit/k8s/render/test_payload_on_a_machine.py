@@ -41,6 +41,17 @@ def test_local_runs_in_the_folder_with_the_launcher_beside_it(folder: Path, tmp_
     assert "MUSTER_CODE" not in environment
 
 
+@pytest.mark.usefixtures("folder")
+def test_local_says_where_to_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other"
+    path = write_job(tmp_path).name
+    assert command.main([path, "--launcher", "local", "-o", str(other)]) == 0
+    code, _, errors = run_script((other / "local.sh").read_text(encoding="utf-8"), other)
+    assert (code, "no code folder code here; run this in the folder in wh" in errors) == (64, True)
+    assert not (other / "build").exists()
+
+
 def test_docker_mounts_what_stands_beside_the_script(folder: Path, tmp_path: Path) -> None:
     text = own("docker").text
     place = tmp_path / "place"

@@ -17,8 +17,11 @@ def code_here() -> dict[str, str | None]:
     return {"code_sha256": os.environ.get("MUSTER_CODE_SHA256"), "code_commit": commit}
 
 
-def commit_of(folder: Path, *, new_files: bool) -> str | None:
-    """Return the commit, with -dirty if files have changed, or with `new_files` if some are new."""
+def commit_of(folder: Path, *, new_files: bool, without: Path | None = None) -> str | None:
+    """Return the commit, with -dirty if files have changed, or with `new_files` if some are new.
+
+    Files below `without`, a folder in `folder`, do not matter.
+    """
     # Within a git hook there are variables that name another repository.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     environment["GIT_OPTIONAL_LOCKS"] = "0"  # git only reads here
@@ -28,6 +31,7 @@ def commit_of(folder: Path, *, new_files: bool) -> str | None:
         f"--untracked-files={'normal' if new_files else 'no'}",
         "--",
         ".",
+        *([f":(exclude,literal){without.relative_to(folder)}"] if without else []),
     )
     found = []
     for arguments in (("rev-parse", "--verify", "HEAD"), status):

@@ -53,9 +53,11 @@ def pack(
     """
     folder = folder.resolve()
     written = output and output.resolve()
+    if written and (folder.is_relative_to(written) or not written.is_relative_to(folder)):
+        written = None
     try:
         found = sorted(set(_list(folder)), key=os.fsencode)
-        if written and not folder.is_relative_to(written):
+        if written:
             found = [path for path in found if not (folder / path).is_relative_to(written)]
         kept = [path for path in found if not _looks_like_a_key(path)]
         if not kept:
@@ -69,7 +71,8 @@ def pack(
         where = f"{error.filename}: " if error.filename else ""
         raise config_error(f"{label}: {where}{error.strerror or error}") from None
     left_out = tuple(path for path in found if _looks_like_a_key(path))
-    return Archive(content, frozenset(kept), left_out, commit_of(folder, new_files=True))
+    commit = commit_of(folder, new_files=True, without=written)
+    return Archive(content, frozenset(kept), left_out, commit)
 
 
 def _looks_like_a_key(path: str) -> bool:

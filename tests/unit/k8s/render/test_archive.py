@@ -103,6 +103,10 @@ def test_the_commit_travels_beside_the_archive_which_stays_the_same(tree: Path) 
     second = pack(tree, label="a")
     assert first.content == second.content
     assert first.commit != second.commit
+    written = tree / "out [1]"
+    written.mkdir()
+    (written / "job.yaml").touch()
+    assert pack(tree, label="a", output=written).commit == second.commit
     (tree / "train.py").write_text("changed")
     assert pack(tree, label="a").commit == f"{second.commit}-dirty"
 

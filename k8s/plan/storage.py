@@ -154,6 +154,10 @@ def volume_source(spec: JobSpec, volume: Any, key: str) -> dict[str, Any]:
             asked["resources"] = {"requests": {"storage": scratch.size}}
             return {"ephemeral": {"volumeClaimTemplate": {"spec": asked}}}
         case "csi", Csi() as csi:
+            if csi.read_only and key == "checkpoints":
+                raise config_error(
+                    "checkpoints.csi.readOnly=True: the run is written there; leave it out"
+                )
             made: dict[str, Any] = {"driver": csi.driver}
             if csi.read_only:
                 made["readOnly"] = True

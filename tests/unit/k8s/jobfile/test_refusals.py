@@ -118,6 +118,7 @@ SETTINGS = [
     (["checkpoints.pvc=Claim"], "checkpoints.pvc='Claim': must be at most 253 lower-case"),
     (["checkpoints.hostPath=ckpt"], "checkpoints.hostPath='ckpt': must be an absolute path"),
     (["checkpoints.hostPath=/a/../b"], "checkpoints.hostPath='/a/../b': must be an absolute path"),
+    (["checkpoints.csi={driver: a.b, readOnly: true}"], "checkpoints.csi.readOnly=True: the run is written there; leave it out"),
     (["checkpoints.emptyDir=0"], "checkpoints.emptyDir='0': must be more than 0"),
     (["data={pull: {source: ftp://a/b, size: 1Gi}}"], "data.pull.source='ftp://a/b': must be s3://BUCKET/PREFIX"),
     (["data={pull: {source: s3://a/b}}"], "data.pull.size: missing; it is space for the copy"),

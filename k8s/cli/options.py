@@ -142,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
 
 def check_together(options: argparse.Namespace) -> None:
     """Refuse options that exclude each other, or lack one that they need. Raises Fault(64)."""
-    somewhere = options.output or options.plan or options.check
+    somewhere = options.output or options.plan or options.check or options.rbac is not None
     wrong = {
         "no job file; e.g. render.py k8s/jobs/02-digits-ddp.yaml": not options.jobs,
         "--json: goes with --plan": options.json and not options.plan,

@@ -132,6 +132,8 @@ def test_each_file_is_a_job_of_its_own(tmp_path: Path, capsys: pytest.CaptureFix
     assert command.main([*paths, *arguments[:-1], str(tmp_path / "b"), "--set", "name=a"]) == 64
     assert "name='a': already the name in " in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
+    assert command.main([*paths, "--each", "--rbac", "user:jane"]) == 0
+    assert capsys.readouterr().out.count("kind: RoleBinding") == 2
 
 
 def test_one_file_per_object_for_kustomize(tmp_path: Path) -> None:

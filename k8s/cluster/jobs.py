@@ -191,7 +191,7 @@ def running_containers(cluster: Cluster, job: Job) -> dict[str, Object]:
     """
     if job.state.phase.ended:
         raise config_error(
-            f"{cluster.where}: job {job.name} has {job.state.phase}: none of its pods runs"
+            f"{cluster.where}: job {job.name} has ended ({job.state.phase}): none of its pods runs"
         )
     found = [
         pod for pod in pod_objects(cluster, job) if state.pod(pod, job.kind).phase == "Running"

@@ -56,7 +56,7 @@ def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted
     for one in found:
         one_job.try_out(cluster, one, force=wanted.force)
         if one.before is not None and one.has_ended:
-            log.info("job %s already exists and has %s", one.name, one.before.state.phase)
+            log.info("job %s already exists and has ended (%s)", one.name, one.before.state.phase)
     if not wanted.wait:
         for one in left:
             one_job.apply(cluster, one, force=wanted.force)

@@ -106,7 +106,7 @@ def test_where_one_pod_cannot_be_given_it_none_uses_it(
 @pytest.mark.parametrize(
     ("job", "code", "words"),
     [
-        ({"status": COMPLETED}, 64, "job digits has succeeded: none of its pods runs"),
+        ({"status": COMPLETED}, 64, "job digits has ended (succeeded): none of its pods runs"),
         ({"pods": 0}, 69, "none of its pods runs"),
         ({"pods": 1}, 69, "1 of 2 pods run; try again when all do"),
         ({"MUSTER_CODE": None}, 64, "has no code folder; add `code: {path: .}` to its job file"),

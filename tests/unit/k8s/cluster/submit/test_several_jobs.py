@@ -203,7 +203,7 @@ def test_given_again_it_goes_on(files: list[str], run: Run, cluster: Cluster) ->
     with controller(server) as seen:
         code, _, err = run(config, "submit", *files, "--wait")
     assert code == 70
-    assert f"job {name_of(files[0])} already exists and has succeeded" in err
+    assert f"job {name_of(files[0])} already exists and has ended (succeeded)" in err
     names = [name_of(file) for file in files]
     assert written(server)[:5] == [f"try {name}" for name in names]
     assert sorted(written(server)[5:]) == [names[2], names[3], names[4]]

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ import psutil
 
 from tests.bench.measure import PEERS, Times, end_contenders_on_sigterm, ratio, typical
 from tests.bench.rows import ROWS, Row
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 
 STEADY = 0.05
 
@@ -123,13 +122,7 @@ def where() -> dict[str, Any]:
             for found in distributions(path=[str(packages / "site-packages")])
             if found.name in ("accelerate", "lightning-fabric", "transformers")
         }
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    commit = run_command(["git", "describe", "--always", "--dirty"])
     return {
         "machine": {
             "cpu": _cpu(),

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, clean_environment, run_command
 
 TABLE = Path(__file__).with_suffix(".yaml")
 _TIMEOUT = 240.0  # seconds for the tests of one fault; a test that hangs has seen it
@@ -68,13 +68,8 @@ def main() -> int:
 
 def _copy_to(tree: Path) -> None:
     """Copy tracked and new files from the working tree."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = run_command(command, check=True)
     for name in listed.stdout.splitlines():
         if (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)

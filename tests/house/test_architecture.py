@@ -166,9 +166,7 @@ def test_the_launcher_runs_on_the_standard_library_alone() -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {', '.join(files)}, trainer.launch; "
     code += "known = {*sys.stdlib_module_names, 'trainer', '__main__'}; "
     code += "print({name.partition('.')[0] for name in sys.modules} - known)"
-    ended = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
-    )
+    ended = run_command([sys.executable, "-I", "-S", "-c", code])
     assert ended.stdout == "set()\n", ended.stdout + ended.stderr
 
 

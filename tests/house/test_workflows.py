@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests import conftest
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 PIN = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
@@ -92,8 +92,7 @@ def test_what_kind_gets_is_of_a_pinned_version() -> None:
 
 def test_test_cluster_takes_its_image_from_the_command_line_or_its_own() -> None:
     for words, image in (([], "muster:cpu"), (["IMAGE=registry/x:1"], "registry/x:1")):
-        command = ["make", "--dry-run", "test-cluster", *words]
-        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        ran = run_command(["make", "--dry-run", "test-cluster", *words], check=True)
         assert f" IMAGE={image} " in ran.stdout
 
 
@@ -128,11 +127,8 @@ def test_make_refuses_a_compose_that_would_not_end_a_job_with_its_first_failure(
     docker = tmp_path / "docker"
     docker.write_text("#!/bin/sh\necho '      --abort-on-container-exit'\n", encoding="ascii")
     docker.chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["make", "compose-run", "--old-file=.venv/.stamp"]
-    ran = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    ran = run_command(command, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert ran.returncode == 2
     assert "no option --abort-on-container-failure here; Docker Compose 2.40 has it" in ran.stderr
 

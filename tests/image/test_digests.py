@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 
 NAMING = ("docker/Dockerfile", "k8s/jobfile/code.py")
 
@@ -60,8 +60,7 @@ def registry() -> Iterator[str]:
 
 
 def run(*files: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "docker/digests.py"), *map(str, files)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return run_command([sys.executable, ROOT / "docker/digests.py", *files], timeout=60)
 
 
 def test_each_image_gets_its_digest_and_an_old_one_goes(tmp_path: Path) -> None:
@@ -110,7 +109,5 @@ def test_every_image_of_ours_is_found_and_make_lock_renews_it() -> None:
         for one in pattern.findall((ROOT / name).read_text(encoding="utf-8"))
     ]
     assert found == ["python", "git", "aws-cli", "google-cloud-cli", "uv"]
-    command = subprocess.run(
-        ["make", "-n", "lock"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    command = run_command(["make", "-n", "lock"], check=True).stdout
     assert f"docker/digests.py {' '.join(NAMING)}" in command

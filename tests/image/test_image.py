@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment, wait_for
+from tests.conftest import ROOT, run_command, wait_for
 from tests.image.conftest import Built
 from tests.image.image import LOCK, REVISION, VERSION, Image
 from tests.image.running import as_container, running
@@ -200,7 +200,7 @@ def test_make_run_docker_and_compose_end_with_the_same_accuracy(
     example = (ROOT / "k8s/jobs/02-digits-ddp.yaml").read_text(encoding="utf-8")
     example = example.replace("name: digits-ddp", f"name: {name}")
     job.write_text(example.replace("epochs: 30", f"epochs: {EPOCHS}\n  seed: 5"))
-    environment = clean_environment(**docker(built.image, tmp_path))
+    environment = docker(built.image, tmp_path)
     folder = ROOT / "build" / name
     runs = {"run": "run", "docker-run": "docker", "compose-run": f"{name}-run"}
     if built.image.engine and not has_compose():
@@ -208,14 +208,8 @@ def test_make_run_docker_and_compose_end_with_the_same_accuracy(
     try:
         accuracy = {}
         for target, place in runs.items():
-            done = subprocess.run(
-                ["make", target, f"JOB={job}", "LAUNCHERS=", f"IMAGE={built.image.tag}"],
-                cwd=ROOT,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            command = ["make", target, f"JOB={job}", "LAUNCHERS=", f"IMAGE={built.image.tag}"]
+            done = run_command(command, env=environment)
             assert done.returncode == 0, f"{target}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
             (summary,) = summaries(folder / place)
             assert (summary["world_size"], summary["mode"]) == (2, "ddp")

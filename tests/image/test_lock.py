@@ -2,14 +2,13 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 
 DOCKER = ROOT / "docker"
 
@@ -41,21 +40,14 @@ def test_no_lock_names_an_index() -> None:
 
 
 def test_the_audit_looks_at_every_lock() -> None:
-    done = subprocess.run(
-        ["make", "--dry-run", "audit"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = run_command(["make", "--dry-run", "audit"], check=True)
     looked_at = set(re.findall(r"\S+\.txt", done.stdout.replace(";", " ")))
     assert looked_at == {str(lock.relative_to(ROOT)) for lock in locks()}
 
 
 def test_the_bill_of_materials_names_every_locked_package_with_its_licence(tmp_path: Path) -> None:
     target = tmp_path / "sbom.json"
-    done = subprocess.run(
-        [sys.executable, DOCKER / "sbom.py", DOCKER / "requirements.txt", target],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_command([sys.executable, DOCKER / "sbom.py", DOCKER / "requirements.txt", target])
     assert done.returncode == 0, done.stderr
     bill = target.read_text(encoding="utf-8")
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill) is None
@@ -70,12 +62,8 @@ def test_the_bill_of_materials_names_every_locked_package_with_its_licence(tmp_p
 
 def test_a_bill_of_what_is_not_installed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lock.txt").write_text("pydantic==1.0.0 \\\n    --hash=sha256:0\n")
-    done = subprocess.run(
-        [sys.executable, DOCKER / "sbom.py", tmp_path / "lock.txt", tmp_path / "sbom.json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    files = [tmp_path / "lock.txt", tmp_path / "sbom.json"]
+    done = run_command([sys.executable, DOCKER / "sbom.py", *files])
     assert done.returncode == 64
     assert done.stderr.startswith("sbom: pydantic==1.0.0 is locked, but 2")
     assert not (tmp_path / "sbom.json").exists()

@@ -11,6 +11,7 @@ from statistics import median
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.conftest import run_command
 from tests.rendering import EXAMPLE, LAUNCHERS, ROOT
 
 # Imports that every renderer of this kind needs.
@@ -18,13 +19,7 @@ FLOOR = "import pydantic, jinja2, yaml; pydantic.BaseModel"
 
 
 def start(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "render.py"), *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_command([sys.executable, ROOT / "render.py", *arguments], folder=folder)
 
 
 # It needs an older urllib3 than the kit, so it has a separate virtual environment.

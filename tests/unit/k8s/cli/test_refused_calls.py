@@ -1,13 +1,12 @@
 """Wrong options or files, and what a launcher lacks: refused in one line, and nothing is written."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from k8s.cli import command
+from tests.conftest import run_command
 from tests.rendering import EXAMPLE, ROOT, refused, without
 
 MATRIX = ROOT / "k8s" / "jobs" / "16-matrix.yaml"
@@ -234,14 +233,8 @@ def test_an_earlier_file_stays_when_a_later_one_cannot_be_written(
 )
 def test_as_a_process(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(text)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "render.py"), "job.yaml", "-o", "written"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [str(ROOT / "render.py"), "job.yaml", "-o", "written"]
+    done = run_command([sys.executable, *words], folder=tmp_path)
     assert done.returncode == 64
     assert done.stdout == ""
     assert done.stderr.startswith(f"render.py: {says}")

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import yaml
 from k8s.cli import command
 from k8s.render import archive, launch_zip
 from tests.cluster_objects import Cluster, Run
-from tests.conftest import git
+from tests.conftest import git, run_command
 from tests.rendering import (
     CLUSTER,
     LAUNCHERS,
@@ -189,13 +188,8 @@ def test_setup_finds_the_code_unpacked(folder: Path, tmp_path: Path) -> None:
     out.mkdir()
     script = expand(step["command"][2], {}).replace("cd /code", f"cd {out}")
 
-    def done() -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            ["bash", "-c", script],
-            env={**os.environ, **seen, "MUSTER_CODE": str(packed)},
-            capture_output=True,
-            check=False,
-        )
+    def done() -> subprocess.CompletedProcess[str]:
+        return run_command(["bash", "-c", script], env={**seen, "MUSTER_CODE": str(packed)})
 
     assert done().returncode == 0, done().stderr
     packed.write_bytes(packed.read_bytes() + b"x")

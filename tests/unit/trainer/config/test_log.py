@@ -1,7 +1,8 @@
 """Our messages on stderr, together with logging that a task configures."""
 
-import subprocess
 import sys
+
+from tests.conftest import run_command
 
 PROGRAM = """
 import logging
@@ -15,9 +16,7 @@ ours.info("second"), theirs.info("third")
 
 
 def test_a_task_may_configure_logging_and_no_line_is_printed_twice() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, check=True, text=True
-    )
+    done = run_command([sys.executable, "-c", PROGRAM], check=True)
     assert done.stderr.splitlines() == [
         "trainer: first",
         "task: shown",

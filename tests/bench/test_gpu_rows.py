@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from tests.bench import gpu
 from tests.bench.peers.gpu_task import Text
-from tests.conftest import ROOT
+from tests.conftest import ROOT, wait_for
 from trainer.config.settings import Settings
 
 
@@ -35,10 +34,8 @@ def test_both_contenders_of_a_row_take_their_turns(tmp_path: Path, capsys: Any) 
 def test_no_contender_goes_on_after_sigterm(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.bench.gpu", "--small", "-o", str(tmp_path)]
     bench = psutil.Popen([*command, "gpt124m fp32"], cwd=ROOT, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while len(contenders := bench.children()) < 2:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: len(bench.children()) >= 2, seconds=60)
+    contenders = bench.children()
     bench.terminate()
     assert bench.wait(60) == 143
     assert not any(one.is_running() for one in contenders)

@@ -19,6 +19,7 @@ from k8s.cluster.wrapped_job import WRAPPER
 from k8s.launchers import job_kinds
 from k8s.plan.job_kind import JobKind
 from tests.cluster_objects import COMPLETED, JOBSET, LABELS, Cluster, Run, fill
+from tests.conftest import wait_for
 from tests.ranks import free_port
 from tests.rendering import CLUSTER, job, render
 from tests.standin.server import Answer, Server
@@ -111,9 +112,7 @@ def interrupt_after(port: int) -> None:
 def cancel_when_watched(server: Server, place: str) -> None:
     """End a wait once it watches, and leave the job as it was."""
     before = server.objects[place]
-    end = time.monotonic() + 30
-    while not server.watches and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_for(lambda: server.watches)
     mark = {"annotations": {"muster/cancelled": "2026-01-01T00:00:00+00:00"}}
     server.store(place, before | {"metadata": before["metadata"] | mark})
     server.store(place, before)

@@ -1,7 +1,6 @@
 """python -m k8s submit: a dry run first, all objects or none, refusals, and waiting."""
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.cluster_objects import (
     refuse,
     submit,
 )
+from tests.conftest import wait_for
 from tests.rendering import job, render
 
 
@@ -147,8 +147,7 @@ def test_submit_follows_and_waits(
 
     def finish() -> None:
         path = server.path(*JOBSET, "digits-ddp")
-        while path not in server.objects:
-            time.sleep(0.01)
+        wait_for(lambda: path in server.objects)
         found = pod("p", 0, job="digits-ddp", phase="Running")
         del found["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]
         server.logs["p"] = "trained\n"

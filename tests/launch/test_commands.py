@@ -188,6 +188,12 @@ def test_its_exit_code_is_one_of_the_table(script: str, code: int, start: Any) -
     assert found == code, error
 
 
+def test_a_command_does_not_ignore_sigpipe(start: Any) -> None:
+    code, out, error = launch(start, "--", "sh", "-c", "kill -PIPE $$; echo it runs on")
+    assert (code, out) == (70, ""), error
+    assert "SIGPIPE" in error
+
+
 COUNTS = """
 import os, sys
 print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)

@@ -33,6 +33,8 @@ def die_with_parent(parent: int | None) -> None:
 def _become_command() -> None:
     die_with_parent(int(sys.argv[1]))
     command = sys.argv[2:]
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, for its own code
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)  # noqa: S606  # the user's own command
     except OSError as error:

@@ -146,6 +146,23 @@ def test_without_a_number_of_ranks_there_is_one_for_each_accelerator_or_one(star
     assert [rank["variables"]["WORLD_SIZE"] for rank in ended.events] == ["1"]
 
 
+@pytest.mark.parametrize(
+    "job",
+    [
+        node(1, 1),
+        {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "192.0.2.7:1", "PET_NNODES": "1:2"},
+    ],
+    ids=["fixed", "elastic"],
+)
+def test_a_standalone_node_in_a_pod_of_a_job_does_not_look_for_the_job(
+    job: dict[str, str], start: Any
+) -> None:
+    command = ("--", sys.executable, "-c", SHOW)
+    code, out, error = launch(start, "--standalone", *command, **job)
+    assert code == 0, error
+    assert [rank["variables"]["WORLD_SIZE"] for rank in shown(out)] == ["1"]
+
+
 RAISES = """
 import os, sys, time
 from torch.distributed.elastic.multiprocessing.errors import record

@@ -19,9 +19,9 @@ from torchrun's own variables: PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PE
 PET_MASTER_PORT (or PET_RDZV_BACKEND=c10d with PET_RDZV_ENDPOINT and PET_RDZV_ID), PET_MAX_RESTARTS,
 PET_LOCAL_ADDR, PET_SHUTDOWN_TIMEOUT. An option sets the variable of its name."""
 
+_PLACE = ("node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint")
 _OPTIONS = (
-    "nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend",
-    "rdzv-endpoint", "rdzv-id", "max-restarts", "local-addr", "shutdown-timeout",
+    "nnodes", "nproc-per-node", *_PLACE, "rdzv-id", "max-restarts", "local-addr", "shutdown-timeout",
 )  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, list[str]]:
     for option in _OPTIONS:
         names = {f"--{option}", f"--{option.replace('-', '_')}"}
         parser.add_argument(*sorted(names), dest=option, metavar="X", help=_variable(option))
-    parser.add_argument("--standalone", action="store_true", help="one node: PET_NNODES=1")
+    parser.add_argument("--standalone", action="store_true", help="one node, on its own")
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="what each rank runs")
     found = vars(parser.parse_args(arguments))
@@ -47,6 +47,8 @@ def parse(arguments: Sequence[str]) -> tuple[str, list[str]]:
             os.environ[_variable(option)] = found[option]
     if found["standalone"]:
         os.environ["PET_NNODES"] = "1"
+        for option in _PLACE:  # in the job whose pod this may be
+            os.environ.pop(_variable(option), None)
     return _command(found["program"], is_module=found["module"])
 
 

@@ -38,12 +38,14 @@ exit codes:
 def main() -> int:
     """Run and return the exit code."""
     if len(sys.argv) > 1:
-        is_asked = sys.argv[1] in ("-h", "--help")
+        if sys.argv[1] not in ("-h", "--help"):
+            text = f"takes no arguments, got {sys.argv[1]}; see python -m trainer --help"
+            return report_fault(Fault(Exit.CONFIG, text), None)
         try:
-            print(_help_text(), file=sys.stdout if is_asked else sys.stderr, flush=True)
+            print(_help_text(), flush=True)
         except BrokenPipeError:  # `| head`; Python would fail again at the final flush
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.DONE if is_asked else Exit.CONFIG
+        return Exit.DONE
     return train(is_forked=False)
 
 

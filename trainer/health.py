@@ -109,9 +109,12 @@ def _read(path: Path) -> dict[str, float]:
 def main() -> int:
     """Check this node's processes; return 0, or 1 with a line on standard output."""
     if len(sys.argv) > 1:
-        is_asked = sys.argv[1] in ("-h", "--help")
-        print(__doc__, file=sys.stdout if is_asked else sys.stderr)
-        return Exit.DONE if is_asked else Exit.CONFIG
+        if sys.argv[1] in ("-h", "--help"):
+            print(__doc__)
+            return Exit.DONE
+        text = f"takes no arguments, got {sys.argv[1]}; see python -m trainer.health --help"
+        print(f"health: {text} (exit {Exit.CONFIG:d})", file=sys.stderr)
+        return Exit.CONFIG
     folder = os.environ.get("TRAINER_HEALTH")
     problem = judge(Path(folder)) if folder else None
     if problem:

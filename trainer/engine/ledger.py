@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.arguments import Parser
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import Samples
 from trainer.distributed.messages import from_main
@@ -166,13 +167,15 @@ def check(history: History) -> str:
 
 def main() -> int:
     """Check the run folder given on the command line and return the exit code."""
-    if len(sys.argv) != 2:
-        print("usage: python -m trainer.engine.ledger RUN_FOLDER", file=sys.stderr)
-        return Exit.CONFIG
+    parser = Parser(
+        prog="python -m trainer.engine.ledger",
+        description="Checks that a run with TRAINER_LEDGER=true used each sample once in each epoch.",
+    )
+    parser.add_argument("run", type=Path, help="the run folder (the run's TRAINER_OUT)")
     try:
-        print(check(read(Path(sys.argv[1]))))
+        print(check(read(parser.parse_args().run)))
     except Fault as fault:
-        print(f"ledger: {fault}", file=sys.stderr)
+        print(f"ledger: {fault} (exit {fault.code:d})", file=sys.stderr)
         return fault.code
     return Exit.DONE
 

@@ -150,11 +150,14 @@ def _judge_links(reports: Sequence[RankReport]) -> tuple[dict[str, float], list[
 
 def main() -> int:
     """Check this machine, or under torchrun those of all ranks, for the settings in the environment."""
-    if len(sys.argv) > 1:
-        is_asked = sys.argv[1] in ("-h", "--help")
-        print(__doc__, file=sys.stdout if is_asked else sys.stderr)
-        return Exit.DONE if is_asked else Exit.CONFIG
     log_to_stderr()
+    if len(sys.argv) > 1:
+        if sys.argv[1] in ("-h", "--help"):
+            print(__doc__)
+            return Exit.DONE
+        text = f"takes no arguments, got {sys.argv[1]}; see python -m trainer.preflight --help"
+        log.error("%s (exit %d)", text, Exit.CONFIG)
+        return Exit.CONFIG
     try:
         settings = from_environment().model_copy(update={"preflight": "auto"})
         data = tasks.data(tasks.load(settings), settings, train=True)

@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 from tests.house import pages
 from trainer.config.environment import KEY, variable
 from trainer.config.settings import Settings
+from trainer.diagnosis.causes import causes
 from trainer.tools import reference
 
 # Words for which CONTRIBUTING.md has plain ones. The changelog is not changed.
@@ -65,6 +66,13 @@ def test_every_file_setting_and_target_named_exists(page: Path) -> None:
 @pytest.mark.parametrize("page", reference.pages(), ids=_name)
 def test_the_tables_are_those_of_the_code(page: Path) -> None:
     assert reference.rewrite(pages.read(page)) == pages.read(page), "make docs"
+
+
+def test_the_example_of_why_is_that_of_the_table_of_causes() -> None:
+    lines = pages.fenced(pages.read(ROOT / "trainer/TROUBLESHOOTING.md"), "text")[0].splitlines()
+    shown = dict(line.split(maxsplit=1) for line in lines)
+    cause = next(one for one in causes() if shown["cause"] == f"{one.meaning} ({one.name})")
+    assert shown["do"] == cause.do.replace("{job}", "first")
 
 
 def test_a_table_that_is_stale_or_missing_is_seen() -> None:

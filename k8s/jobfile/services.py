@@ -87,7 +87,7 @@ def check_annotations(given: dict[str, str], network: Network) -> None:
 class Metrics(Model):
     """A port of every pod that Prometheus scrapes."""
 
-    port: _Port = Field(description="the port")
+    port: _Port = Field(description="the port, e.g. 9400")
     path: str = Field("/metrics", pattern=r"^/[-._~/A-Za-z0-9]*$", description="the path")
     interval: str = Field(
         "30s", pattern=r"^[1-9][0-9]*(ms|s|m|h)$", description="how often to scrape"

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel, to_snake
 
 from k8s.base.errors import config_error
 from k8s.jobfile.spec import JobSpec
-from trainer.config.environment import parse
+from trainer.config.environment import parse, plain
 from trainer.config.own_settings import check_built_in
 from trainer.config.settings import Settings
 
@@ -39,8 +39,10 @@ def settings_of(spec: JobSpec) -> Settings:
             fields[key] = to_snake(key)
         if key not in fields:
             near = difflib.get_close_matches(to_camel(key), fields, n=1, cutoff=0.5)
-            hint = f"; did you mean trainer.{near[0]}?" if near else ""
-            raise config_error(f"trainer.{key}: no such setting{hint}")
+            hint = (
+                f"did you mean trainer.{near[0]}?" if near else "trainer/SETTINGS.md lists them all"
+            )
+            raise config_error(f"trainer.{key}: no such setting; {hint}")
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if value is not None and text != "":
             texts[fields[key]] = text
@@ -56,7 +58,6 @@ def label(field: str) -> str:
 
 _MESSAGES = {
     "string_type": "must be text; write it in quotes",
-    "int_type": "must be a whole number",
     "dict_type": "must be a mapping",
     "model_type": "must be a mapping",
     "list_type": "must be a list",
@@ -82,10 +83,7 @@ def _explain(error: ValidationError) -> str:
         return f"{path}: no such key; {hint(str(location[-1]), known, path=path)}"
     if kind == "missing":
         return f"{path}: missing; it is {_field_at(location).description}"
-    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    message = message.replace("greater than or equal to", "at least")
-    message = message.replace("less than or equal to", "at most")
-    message = _MESSAGES.get(kind, message)
+    message = _MESSAGES.get(kind, plain(first["msg"]))
     if location[:1] == ["trainer"] and len(location) > 1:
         message = "must be one value: text, a number, true or false"
     if kind == "value_error" and isinstance(value, dict):

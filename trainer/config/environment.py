@@ -8,6 +8,7 @@ that the renderer has accepted. Imports neither torch nor kubernetes.
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 
 from pydantic import ValidationError
@@ -22,6 +23,15 @@ PREFIX = "TRAINER_"
 KEY = "TRAINER_CHECKPOINT_KEY"
 OWN = "task_"  # the prefix of the names of a task's own settings
 
+# Words of pydantic's messages, and ours.
+_PLAIN = {
+    "a valid integer(, .*)?": "a whole number",
+    "a valid number(, .*)?": "a number",
+    "a valid boolean(, .*)?": "true or false",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+
 # The name of a setting as the user has written it: "TRAINER_LR" or "trainer.lr".
 Label = Callable[[str], str]
 
@@ -29,6 +39,14 @@ Label = Callable[[str], str]
 def variable(field: str) -> str:
     """Return the environment variable of a field: global_batch -> TRAINER_GLOBAL_BATCH."""
     return PREFIX + field.upper()
+
+
+def plain(message: str) -> str:
+    """Return pydantic's message about a value in the words of our own messages."""
+    message = message.removeprefix("Value error, ").replace("Input should be", "must be")
+    for words, ours in _PLAIN.items():
+        message = re.sub(words, ours, message)
+    return message
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -66,10 +84,8 @@ def parse(values: Mapping[str, str], *, label: Label) -> Settings:
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
         # More than one for a field with several types, such as compile.
-        found = [one["msg"] for one in error.errors() if one["loc"][0] == name]
-        message = " or ".join(found).replace("or Input should be", "or")
-        message = message.replace("Input should be", "must be").removeprefix("Value error, ")
-        message = message.replace("a valid boolean, unable to interpret input", "true or false")
+        found = [plain(one["msg"]) for one in error.errors() if one["loc"][0] == name]
+        message = " or ".join(found).replace("or must be", "or")
         raise Fault(Exit.CONFIG, f"{label(name)}={values[name]!r}: {message}") from None
     _check_names(settings, label)
     _check_health_timeout(settings, label)

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trainer.config.environment import OWN, Label, variable
+from trainer.config.environment import OWN, Label, plain, variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 
@@ -105,7 +105,7 @@ def _checked(declared: object, settings: Settings, label: Label) -> BaseModel | 
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else ""
         value = f"={given[name]!r}" if name in given else ""
-        what = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+        what = plain(first["msg"])
         raise Fault(
             Exit.CONFIG,
             f"{own_label(name) if name else settings.task}{value}: {what[0].lower()}{what[1:]}",

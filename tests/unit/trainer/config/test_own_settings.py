@@ -66,8 +66,8 @@ def test_a_task_gets_its_settings_and_defaults() -> None:
             "TRAINER_TASK_LAYER: task {task} has no such setting; did you mean ",
         ),
         (TASK, {"depth": "4"}, "it has TRAINER_TASK_LAYERS, TRAINER_TASK_KIND_OF_NORM"),
-        (TASK, {"layers": "0"}, "TRAINER_TASK_LAYERS='0': must be greater than or equal to 1"),
-        (TASK, {"layers": "many"}, "TRAINER_TASK_LAYERS='many': must be a valid integer"),
+        (TASK, {"layers": "0"}, "TRAINER_TASK_LAYERS='0': must be at least 1"),
+        (TASK, {"layers": "many"}, "TRAINER_TASK_LAYERS='many': must be a whole number"),
         (TASK, {"kind_of_norm": "x"}, "TRAINER_TASK_KIND_OF_NORM='x': must be 'batch' or 'layer'"),
         (f"{__name__}:Needs", {}, "TRAINER_TASK_FOLDER: field required"),
         (

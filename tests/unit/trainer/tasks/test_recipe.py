@@ -144,7 +144,7 @@ def test_a_partner_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("taskMixup", -1, "trainer.taskMixup='-1': must be greater than or equal to 0"),
+        ("taskMixup", -1, "trainer.taskMixup='-1': must be at least 0"),
         (
             "taskAugment",
             "random",

@@ -59,7 +59,7 @@ def test_bytes_are_text_and_other_tokens_are_not() -> None:
 @pytest.mark.parametrize(
     ("own", "says"),
     [
-        ({"sample": "-1"}, "TRAINER_TASK_SAMPLE='-1': must be greater than or equal to 0"),
+        ({"sample": "-1"}, "TRAINER_TASK_SAMPLE='-1': must be at least 0"),
         (
             {"sample": "8", "tokenizer": "/none.json"},
             "TRAINER_TASK_TOKENIZER: needs the package tokenizers, which is not installed here",

@@ -276,6 +276,7 @@ REFUSED = [
     (("--nproc", "x", "y"), "unrecognized arguments|ambiguous option"),
     (("--nproc-per-node", "two", "--", "true"), "PET_NPROC_PER_NODE='two'"),
     (("--", "no-such-command"), "no-such-command: no such command"),
+    (("--", __file__), "may not be run; leave out -- before a script"),
     (("TRAINER_PEER_TIMEOUT=-1",), "TRAINER_PEER_TIMEOUT='-1': must be a number, at least 0"),
     (("MUSTER_STALL=soon",), "MUSTER_STALL='soon': must be a number, at least 0"),
     (("MUSTER_EXIT_CODES=3:65",), "MUSTER_EXIT_CODES='3:65': must be as in 3=65,4=69"),

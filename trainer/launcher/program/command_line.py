@@ -62,7 +62,8 @@ def _command(program: list[str], *, is_module: bool) -> tuple[str, list[str]]:
     name = Path(program[0]).stem
     if is_command:
         if shutil.which(program[0]) is None:
-            raise Fault(Exit.CONFIG, f"{program[0]}: no such command, or it may not be run")
+            hint = "; leave out -- before a script" if Path(program[0]).is_file() else ""
+            raise Fault(Exit.CONFIG, f"{program[0]}: no such command, or it may not be run{hint}")
         return name, program
     if is_module:
         return program[0], [sys.executable, "-u", "-m", *program]

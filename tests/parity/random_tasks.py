@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, random_split
 
 from trainer.config.settings import Settings
+from trainer.data.sets import Tensors
 from trainer.tasks import synthetic
 
 
@@ -81,6 +82,25 @@ class _Drawn(Dataset[Any]):
 
     def __getitem__(self, _: int) -> Any:
         return torch.randn(64), torch.tensor(0)
+
+
+class _Blurred(Dataset[Any]):
+    def __init__(self, whole: Tensors) -> None:
+        self._whole = whole
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def __getitem__(self, index: int) -> Any:
+        noise = torch.randn(64) + float(np.random.rand()) + random.random()  # noqa: S311
+        return self._whole.inputs[index] + noise, self._whole.targets[index]
+
+
+class BlurredWhenRead(synthetic.Task):
+    """Adds noise to a sample when it is read, also for a test."""
+
+    def data(self, *, train: bool) -> Any:
+        return _Blurred(super().data(train=train))
 
 
 class DrawnWhenRead(synthetic.Task):

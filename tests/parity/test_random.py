@@ -19,11 +19,13 @@ COMMON = {"steps": "20", "precision": "fp64", "lr": "0.01"}
 
 def losses_and_score(events: list[dict[str, Any]]) -> list[float]:
     (evaluation,) = [event for event in events if event["event"] == "eval"]
-    return [*curve(events, "loss").tolist(), evaluation["accuracy"]]
+    return [*curve(events, "loss").tolist(), evaluation["loss"], evaluation["accuracy"]]
 
 
-@pytest.mark.parametrize("task", ["SplitByTorch", "SplitByNumpy", "SplitByPython", "SplitWhenMade"])
-def test_a_random_split_is_the_same_on_every_rank_and_leaves_no_training_sample_in_the_test_set(
+@pytest.mark.parametrize(
+    "task", ["SplitByTorch", "SplitByNumpy", "SplitByPython", "SplitWhenMade", "BlurredWhenRead"]
+)
+def test_random_splits_and_samples_are_the_same_on_every_rank_and_no_test_sample_is_for_training(
     task: str, tmp_path: Path
 ) -> None:
     found = [

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from trainer.config.exits import Exit, Fault
-from trainer.data.order import Samples
+from trainer.data.order import Samples, scramble
 from trainer.data.sets import (
     Batch,
     Data,
@@ -49,6 +49,8 @@ class Loader:
 
     In-memory data is indexed. Other data comes through a DataLoader with `workers` processes, each
     `prefetch` batches ahead. These live as long as the loader, not only for one pass.
+    The random numbers of a sample that has no key depend on `base` and its index. Without a base they
+    are those that the generators give.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Loader:
         prefetch: int = 2,
         dtype: torch.dtype = torch.float32,
         channels_last: bool = False,
+        base: int | None = None,
     ) -> None:
         self._data = data
         self._device = device
@@ -71,7 +74,7 @@ class Loader:
         self._transform = data.transform_batch if isinstance(data, Transformed) else None
         self._batch = data.batch if isinstance(data, InMemory) else None
         if self._batch is None:
-            self._requests = _Requests()
+            self._requests = _Requests(base)
             if workers:
                 _start_loader_server(type(data).__module__)
             self._workers: DataLoader[Any] = DataLoader(
@@ -162,15 +165,19 @@ class Loader:
 class _Requests:
     """The batch sampler of every pass: yields the indices and keys to read, and keeps their samples."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: int | None) -> None:
+        self._base = base
         self.shares: Shares = iter(())
         self.pending: list[Samples] = []  # requested and not yet read
 
     def __iter__(self) -> Iterator[list[tuple[int, int | None]]]:
         for samples in self.shares:
             self.pending.append(samples)
-            keys = [None] * len(samples) if samples.keys is None else samples.keys.tolist()
-            yield list(zip(samples.indices.tolist(), keys, strict=True))
+            keys = samples.keys
+            if keys is None and self._base is not None:
+                keys = scramble(samples.indices + self._base)
+            listed = [None] * len(samples) if keys is None else keys.tolist()
+            yield list(zip(samples.indices.tolist(), listed, strict=True))
 
 
 class _Reader:

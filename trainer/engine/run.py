@@ -179,6 +179,8 @@ class Run:
             prefetch=self.settings.prefetch,
             dtype=dtype_of(self.settings),
             channels_last=self.settings.channels_last,
+            # A test sample has no key, which would augment it; it is the same in every evaluation.
+            base=mix(self.settings.seed, name),
         )
 
 

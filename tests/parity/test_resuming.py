@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 DIGITS = ("ddp", "pp x ddp", "fsdp 4", "single", "ddp-zero1 4", "pp x fsdp", "hsdp", "mp", "fsdp")
 GPT = ("fsdp x tp", "fsdp", "tp", "single")
 FUSED = ("ddp-zero1", "fsdp", "pp gpipe")
-WHOLE_MATRICES = ("ddp-zero1", "pp gpipe", "single")
+WHOLE_MATRICES = ("ddp-zero1", "pp gpipe", "single", "ddp-zero1")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from trainer.data.order import Order, Samples, mix
 from trainer.data.resident import free_memory, resident
 from trainer.data.sets import Batch, Data, InMemory, Transformed, tokens_of
 from trainer.data.stream import Stream
+from trainer.data.task_contract import blamed_on
 from trainer.distributed import optim
 from trainer.distributed.generators import seed
 from trainer.distributed.precision import LossScale, dtype_of
@@ -220,9 +221,18 @@ class Since:
 
 
 def example(
-    data: Data, settings: Settings, count: int, *, device: torch.device = _CPU, last: int = 0
+    data: Data,
+    settings: Settings,
+    count: int,
+    *,
+    device: torch.device = _CPU,
+    last: int = 0,
+    part: str = "training",
 ) -> Batch:
-    """Return the first sample `count` times, or the first `count` samples up to `last`, repeated."""
+    """Return the first sample `count` times, or the first `count` samples up to `last`, repeated.
+
+    Raises Fault(64) if they cannot be read; `part` is "training" or "test".
+    """
     samples = Samples(torch.arange(count).clamp(max=last), torch.ones(count))
     loader = Loader(
         data,
@@ -230,4 +240,5 @@ def example(
         dtype=dtype_of(settings),
         channels_last=settings.channels_last,
     )
-    return next(loader(iter([samples])))
+    with blamed_on(settings.task, f"reading {part} samples"):
+        return next(loader(iter([samples])))

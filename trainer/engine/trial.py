@@ -46,8 +46,7 @@ def try_task(run: Run) -> None:
     for data, part in ((run.training, "training"), (run.test, "test")):
         # Another seed for each set, or samples that are drawn when they are read would be alike.
         seed(run.settings.seed + len(read), device)
-        with blamed_on(run.settings.task, f"reading {part} samples"):
-            batch = example(data, run.settings, count, device=device)
+        batch = example(data, run.settings, count, device=device, part=part)
         read.append(batch.inputs)
         forward = partial(_forward, run) if part == "training" else run.strategy.forward
         seed(run.settings.seed, device)
@@ -92,9 +91,8 @@ def _mixes_samples(run: Run, alone: Batch, tried: Tried | None) -> str | None:
     """
     count, settings = len(alone.weights), run.settings
     seed(settings.seed, run.runtime.device)
-    with blamed_on(settings.task, "reading training samples"):
-        last = min(count, len(run.training)) - 1
-        beside = example(run.training, settings, count, device=run.runtime.device, last=last)
+    last = min(count, len(run.training)) - 1
+    beside = example(run.training, settings, count, device=run.runtime.device, last=last)
     seed(settings.seed, run.runtime.device)
     forward = run.strategy.forward
     others = try_batch(run.task, forward, beside, name=settings.task, part="training")

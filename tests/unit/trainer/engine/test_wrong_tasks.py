@@ -206,6 +206,7 @@ def test_a_wrong_task_is_refused_before_a_step(name: str, ranks: int, tmp_path: 
         ("ScoreOfTwo", "ddp-zero1"),
         ("SamplesAreWords", "ddp"),
         ("ModelRaises", "pp"),
+        ("BatchRaises", "pp"),
     ],
 )
 def test_two_ranks_refuse_it_together(name: str, mode: str, tmp_path: Path) -> None:

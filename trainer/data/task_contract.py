@@ -159,8 +159,9 @@ def try_batch(
         )
     _check_of_mean(task, name, scores)
     for metric, (score, counted) in scores.items():
-        _check_scores(score, name, count=count, metric=metric)
+        _check_per_sample(score, name, "score()", count)
         _check_per_sample(counted, name, "score()", count)
+        _check_accuracy(score, counted, name, metric=metric)
         with blamed_on(name, f"of_mean, of {metric},"):
             metric_of(task, metric, (score.sum() / counted.sum()).item())
     names = sorted(scores, key=lambda metric: (metric != task.metric, metric))
@@ -254,10 +255,9 @@ def _check_losses(losses: Any, name: str, *, count: int, part: str) -> None:
         )
 
 
-def _check_scores(scores: Any, name: str, *, count: int, metric: str) -> None:
-    """Raise Fault(64) unless there is one score for each sample; an accuracy must be from 0 to 1."""
-    _check_per_sample(scores, name, "score()", count)
-    if metric == "accuracy" and not ((scores >= 0) & (scores <= 1)).all():
+def _check_accuracy(scores: Tensor, counted: Tensor, name: str, *, metric: str) -> None:
+    """Raise Fault(64) if an accuracy is not from 0 to 1; `counted`: what the scores are divided by."""
+    if metric == "accuracy" and not ((scores >= 0) & (scores <= counted)).all():
         raise _wrong(
             name,
             f"score() returned numbers from {scores.min():.3g} to {scores.max():.3g}; an accuracy is "

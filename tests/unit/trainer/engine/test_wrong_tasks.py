@@ -152,6 +152,13 @@ class Counts(wrong_tasks.Right):
         return super().loss(outputs, targets)
 
 
+class CountsTokens(wrong_tasks.Right):
+    """Its accuracy is a pair: the right ones of three tokens for each sample."""
+
+    def score(self, outputs: Any, targets: Any) -> Any:
+        return 3 * super().score(outputs, targets), torch.full((len(targets),), 3.0)
+
+
 class Slotted:
     """It has no __dict__."""
 
@@ -164,7 +171,9 @@ class Slotted:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [PATHS["Right"], f"{__name__}:Counts", f"{__name__}:Slotted"])
+@pytest.mark.parametrize(
+    "task", [PATHS["Right"], *(f"{__name__}:{n}" for n in ("Counts", "CountsTokens", "Slotted"))]
+)
 def test_the_right_one_trains(task: str, tmp_path: Path) -> None:
     events = run_ranks(1, tmp_path, task=task, steps="3")
     assert events[-1]["event"] == "summary"

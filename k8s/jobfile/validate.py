@@ -86,6 +86,8 @@ def _explain(error: ValidationError) -> str:
     message = _MESSAGES.get(kind, plain(first["msg"]))
     if location[:1] == ["trainer"] and len(location) > 1:
         message = "must be one value: text, a number, true or false"
+        if re.fullmatch(OWN_KEY, str(location[1])):
+            message += "; write a list or a mapping as text, such as '[1, 2]'"
     if kind == "value_error" and isinstance(value, dict):
         return message if message.startswith(path) else f"{path}: {message}"
     return f"{path}={reprlib.repr(value)}: {message}"

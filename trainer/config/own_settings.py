@@ -3,6 +3,7 @@
     class Circles:
         class Settings(BaseModel):
             layers: int = 2             # TRAINER_TASK_LAYERS=4, or trainer.taskLayers: 4
+            widths: list[int] = [16]    # TRAINER_TASK_WIDTHS="[16, 32]", as JSON
 
         def __init__(self, settings, own):
             self.layers = own.layers
@@ -12,9 +13,11 @@ own = own_settings(Circles, settings)
 The own settings of built-in tasks are here, because the renderer checks them without torch.
 """
 
+import contextlib
 import difflib
+import json
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -56,6 +59,10 @@ BUILT_IN: dict[str, type[BaseModel]] = {
     "imagefolder": ImageFolder,
     "tokens": Tokens,
 }
+
+# By the type of pydantic's error: how such a value is written as JSON.
+_JSON = dict.fromkeys(("list_type", "tuple_type", "set_type", "frozen_set_type"), "[1, 2]")
+_JSON |= dict.fromkeys(("dict_type", "model_type"), '{"a": 1}')
 
 
 def own_settings(kind: object, settings: Settings) -> BaseModel | None:
@@ -100,16 +107,35 @@ def _checked(declared: object, settings: Settings, label: Label) -> BaseModel | 
                 f"{own_label(name)}: task {settings.task} has no such setting; {remedy}",
             )
     try:
-        return declared.model_validate(given)
+        return _parsed(declared, given)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else ""
         value = f"={given[name]!r}" if name in given else ""
         what = plain(first["msg"])
+        if isinstance(first["input"], str) and first["type"] in _JSON:
+            what += f" in JSON, such as {_JSON[first['type']]}"
         raise Fault(
             Exit.CONFIG,
             f"{own_label(name) if name else settings.task}{value}: {what[0].lower()}{what[1:]}",
         ) from None
+
+
+def _parsed(declared: type[BaseModel], given: dict[str, str]) -> BaseModel:
+    """Check the texts. A list, a mapping or a number of a Literal, which no text is, is read as JSON."""
+    try:
+        return declared.model_validate(given)
+    except ValidationError as error:
+        read: dict[str, Any] = {}
+        for one in error.errors():
+            name = str(one["loc"][0]) if one["loc"] else ""
+            with contextlib.suppress(KeyError, ValueError, RecursionError):
+                value = json.loads(given[name])
+                if isinstance(value, list | dict) or one["type"] in ("literal_error", "enum"):
+                    read[name] = value
+        if not read:
+            raise
+    return declared.model_validate(given | read)
 
 
 def in_words(own: BaseModel) -> str:

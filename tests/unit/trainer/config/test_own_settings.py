@@ -42,6 +42,19 @@ class Needs(Right):
         self.own = own
 
 
+class Several(Right):
+    class Settings(BaseModel):
+        widths: list[int] = [16]
+        betas: tuple[float, float] | None = None
+        shares: dict[str, float] = {}
+        depth: Literal[18, 34] = 18
+        text: str = ""
+
+    def __init__(self, settings: Any, own: Settings) -> None:
+        super().__init__(settings)
+        self.own = own
+
+
 class SettingsOfNoKind(Right):
     Settings = "layers"
 
@@ -58,6 +71,20 @@ def test_a_task_gets_its_settings_and_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("widths", "[8, 4]", [8, 4]),
+        ("betas", "[0.9, 0.95]", (0.9, 0.95)),
+        ("shares", '{"a": 1}', {"a": 1.0}),
+        ("depth", "34", 34),
+        ("text", "[8, 4]", "[8, 4]"),
+    ],
+)
+def test_lists_and_numbers_of_a_literal_are_set_by_text(name: str, text: str, value: Any) -> None:
+    assert getattr(made(f"{__name__}:Several", **{name: text}).own, name) == value
+
+
+@pytest.mark.parametrize(
     ("task", "variables", "says"),
     [
         (
@@ -69,6 +96,18 @@ def test_a_task_gets_its_settings_and_defaults() -> None:
         (TASK, {"layers": "0"}, "TRAINER_TASK_LAYERS='0': must be at least 1"),
         (TASK, {"layers": "many"}, "TRAINER_TASK_LAYERS='many': must be a whole number"),
         (TASK, {"kind_of_norm": "x"}, "TRAINER_TASK_KIND_OF_NORM='x': must be 'batch' or 'layer'"),
+        (
+            f"{__name__}:Several",
+            {"widths": "8,4"},
+            "='8,4': must be a valid list in JSON, such as [1, 2]",
+        ),
+        (f"{__name__}:Several", {"widths": '[8, "x"]'}, "must be a valid integer, unable to parse"),
+        (
+            f"{__name__}:Several",
+            {"shares": "a"},
+            """must be a valid dictionary in JSON, such as {{"a": 1}}""",
+        ),
+        (f"{__name__}:Several", {"depth": "35"}, "TRAINER_TASK_DEPTH='35': must be 18 or 34"),
         (f"{__name__}:Needs", {}, "TRAINER_TASK_FOLDER: field required"),
         (
             f"{__name__}:Right",
@@ -101,6 +140,16 @@ def test_a_job_file_has_them_and_its_pods_get_them() -> None:
         layers=4, kind_of_norm="batch"
     )
     assert set_elsewhere("TRAINER_TASK_KIND_OF_NORM") == "set trainer.taskKindOfNorm"
+
+
+def test_a_job_file_has_a_list_as_text() -> None:
+    trainer = {"task": f"{__name__}:Several", "taskWidths": "[8, 4]"}
+    settings = settings_of(validate({"name": "several", "trainer": trainer}))
+    assert settings.own == {"task_widths": "[8, 4]"}
+    with pytest.raises(
+        Fault, match=r"^trainer\.taskWidths=\[8\]: .*; write a list or a mapping as text"
+    ):
+        validate({"name": "several", "trainer": trainer | {"taskWidths": [8]}})
 
 
 @pytest.mark.parametrize("key", ["tasklayers", "task_layers", "taskLayers.x"])

@@ -283,13 +283,14 @@ def _check_per_sample(values: Any, name: str, method: str, count: int) -> None:
 def blamed_on(name: str, method: str) -> Iterator[None]:
     """Turn an error of the task's code into Fault(64) with file and line; an OSError into Fault(65).
 
-    A lost peer, a broken device and a lack of memory are passed on unchanged.
+    A SystemExit counts too, as of a script that reads arguments where it is imported. A lost peer, a
+    broken device and a lack of memory are passed on unchanged.
     """
     try:
         yield
     except Fault:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         fault = as_fault(error)
         if is_out_of_memory(error) or fault.code != Exit.CODE:
             raise

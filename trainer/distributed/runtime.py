@@ -190,7 +190,7 @@ def peak_memory(device: torch.device) -> int:
     return torch.accelerator.max_memory_allocated(device)
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory ran out, on a device or on the host."""
     by_allocator = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _NO_ROOM)
     by_system = isinstance(error, OSError) and error.errno == errno.ENOMEM

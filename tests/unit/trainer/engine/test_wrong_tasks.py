@@ -242,6 +242,7 @@ def test_a_launcher_ends_with_64_where_one_rank_sees_it(name: str, mode: str, st
     [
         ("class T(:\n", "the import of slip raised SyntaxError: "),
         ("raise ValueError('why')\n", "the import of slip raised ValueError: why ("),
+        ("import sys\nsys.exit(3)\n", "the import of slip raised SystemExit: 3 ("),
         ("import no_such_package\n", "no module named 'no_such_package' on the Python path"),
     ],
 )

@@ -272,6 +272,8 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of a file of JSON lines, each with its file and line. Raises Fault(65)."""
     with path.open("rb") as file:  # json decodes a line, so that an error names it
         for number, text in enumerate(file, start=1):
+            if text.isspace():
+                continue
             where = f"{path}, line {number}"
             try:
                 found = json.loads(text)

@@ -13,6 +13,7 @@ from trainer.config.settings import Settings
 from trainer.data.task_contract import scores_of
 from trainer.models.chain import pieces_of
 from trainer.models.gpt import SIZES, Gpt
+from trainer.tasks import huggingface
 
 NEED_FILES = {
     "mnist",
@@ -125,3 +126,10 @@ def test_a_task_that_cannot_be_loaded_is_64(name: str, message: str) -> None:
     with pytest.raises(Fault, match=message) as caught:
         tasks.load(Settings(task=name))
     assert caught.value.code == Exit.CONFIG
+
+
+def test_blank_lines_between_json_lines_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"text": "a"}\n\n  \r\n{"text": "b"}\n\n', encoding="utf-8")
+    found = list(huggingface._objects(file))  # noqa: SLF001
+    assert found == [(f"{file}, line 1", {"text": "a"}), (f"{file}, line 4", {"text": "b"})]

@@ -112,7 +112,7 @@ def _files(root: Path, name: str, suffixes: set[str], changed: dict[str, int]) -
     found = []
     above = len(str(root)) + 1
     changed[name] = (root / name).stat().st_mtime_ns
-    for where, folders, files in os.walk(f"{root}/{name}"):
+    for where, folders, files in os.walk(f"{root}/{name}", followlinks=True):
         below = where[above:]
         for folder in folders:  # before it is read, so that a later change is noticed
             changed[f"{below}/{folder}"] = os.stat(f"{where}/{folder}").st_mtime_ns  # noqa: PTH116

@@ -101,6 +101,17 @@ def test_a_list_is_for_its_folder_and_its_classes(root: Path) -> None:
     assert elsewhere[0] == (f"{root.parent}/other/cat/a/10.jpg", 0)
 
 
+def test_folders_that_are_links_are_read_too(root: Path) -> None:
+    (root.parent / "more").mkdir()
+    (root.parent / "more" / "x.jpg").touch()
+    (root / "none" / "more").symlink_to(root.parent / "more")
+    age(root)
+    age(root.parent / "more")
+    assert below(listing(root), root) == [*IN_ORDER, ("none/more/x.jpg", 2)]
+    (root.parent / "more" / "y.jpg").touch()
+    assert len(listing(root)) == len(IN_ORDER) + 2
+
+
 def test_a_folder_that_has_just_changed_may_change_again_unseen(root: Path) -> None:
     age(root, seconds=5)
     assert below(listing(root), root) == IN_ORDER

@@ -123,7 +123,9 @@ def _offer(content: Any, node: str) -> tuple[_Offer, int]:
         _Pickler(pickled, protocol=5, buffer_callback=elements.append).dump(content)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         log.warning(
-            "data: every rank holds its own copy, because the data cannot be pickled: %s", error
+            "data: every rank holds its own copy, because the data, or what data() has set in the task, "
+            "cannot be pickled: %s",
+            error,
         )
         return _Offer(node), -1
     memory = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -28,6 +28,15 @@ def test_what_is_offered_is_what_is_mapped() -> None:
     os.close(memory)
 
 
+def test_what_cannot_be_shared_is_the_data_or_what_it_set(caplog: pytest.LogCaptureFixture) -> None:
+    data = Tensors(torch.zeros(3, 2), torch.zeros(3))
+    offer, _ = shared._offer((data, {"scale": lambda: 1}), "0")  # noqa: SLF001
+    assert offer.descriptor == -1
+    assert (
+        "because the data, or what data() has set in the task, cannot be pickled: " in caplog.text
+    )
+
+
 class Evil:
     """Creates a folder when it is unpickled."""
 

@@ -122,6 +122,18 @@ class _ClampedLinear(nn.Linear):
         return super().forward(values)
 
 
+class MaxNorm(synthetic.Task):
+    """A lookup scales the rows that it reads, in the weight itself."""
+
+    def model(self) -> nn.Module:
+        return _Rows(64, 10, max_norm=0.5)
+
+
+class _Rows(nn.Embedding):
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values.argmax(dim=1))
+
+
 class ClampedFirst(synthetic.Task):
     """The same in a model that can be cut into stages."""
 

@@ -52,6 +52,15 @@ REFUSED = [
                 {"mode": "fsdp"},
                 CHANGES + "weight",
             ),
+            *(
+                (
+                    2,
+                    "odd_models:MaxNorm",
+                    {"mode": mode},
+                    "outermost module has max_norm=0.5, by which",
+                )
+                for mode in ("ddp", "fsdp")
+            ),
             (
                 2,
                 "own_tasks:Followed",

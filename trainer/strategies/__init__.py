@@ -118,6 +118,19 @@ def refuse_gradient_hooks(model: nn.Module, settings: Settings) -> None:
             )
 
 
+def refuse_max_norm(model: nn.Module, settings: Settings) -> None:
+    """Raise Fault(64) for an embedding with max_norm: a rank scales only the rows that it looks up."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise Fault(
+                Exit.CONFIG,
+                f"task {settings.task}: its model's {name or 'outermost module'} has max_norm="
+                f"{module.max_norm}, by which each rank changes other rows, so that in mode "
+                f"{settings.mode} the replicas would differ; scale the weight in forward(), as with "
+                "weight.renorm(2, 0, 1.0), or use one rank",
+            )
+
+
 def accumulate(
     module: nn.Module,
     micro_batches: Sequence[Batch],

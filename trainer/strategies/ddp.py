@@ -20,7 +20,15 @@ from trainer.config.settings import Settings
 from trainer.data.sets import Batch
 from trainer.distributed import optim
 from trainer.distributed.torch_private import check_all_reduced
-from trainer.strategies import Context, Strategy, accumulate, broadcast_buffers, clip, inference
+from trainer.strategies import (
+    Context,
+    Strategy,
+    accumulate,
+    broadcast_buffers,
+    clip,
+    inference,
+    refuse_max_norm,
+)
 
 _RANK = 2  # of the two matrices that powersgd sends
 
@@ -39,6 +47,7 @@ def replicate(
 ) -> Strategy:
     """Return the strategy that averages gradients over the ranks and updates with `optimizer`."""
     runtime, settings, mesh = context.runtime, context.settings, context.mesh
+    refuse_max_norm(model, settings)
     group = mesh.get_group("dp_replicate")
     replica = DistributedDataParallel(
         model,

@@ -124,7 +124,7 @@ def _checked(declared: object, settings: Settings, label: Label) -> BaseModel | 
 def _parsed(declared: type[BaseModel], given: dict[str, str]) -> BaseModel:
     """Check the texts. A list, a mapping or a number of a Literal, which no text is, is read as JSON."""
     try:
-        return declared.model_validate(given)
+        return declared.model_validate(given, by_name=True)
     except ValidationError as error:
         read: dict[str, Any] = {}
         for one in error.errors():
@@ -135,7 +135,7 @@ def _parsed(declared: type[BaseModel], given: dict[str, str]) -> BaseModel:
                     read[name] = value
         if not read:
             raise
-    return declared.model_validate(given | read)
+    return declared.model_validate(given | read, by_name=True)
 
 
 def in_words(own: BaseModel) -> str:

@@ -48,6 +48,7 @@ class Several(Right):
         betas: tuple[float, float] | None = None
         shares: dict[str, float] = {}
         depth: Literal[18, 34] = 18
+        rate: float = Field(0.1, alias="dropRate")
         text: str = ""
 
     def __init__(self, settings: Any, own: Settings) -> None:
@@ -77,6 +78,7 @@ def test_a_task_gets_its_settings_and_defaults() -> None:
         ("betas", "[0.9, 0.95]", (0.9, 0.95)),
         ("shares", '{"a": 1}', {"a": 1.0}),
         ("depth", "34", 34),
+        ("rate", "0.5", 0.5),
         ("text", "[8, 4]", "[8, 4]"),
     ],
 )

@@ -138,6 +138,24 @@ def _parsed(declared: type[BaseModel], given: dict[str, str]) -> BaseModel:
     return declared.model_validate(given | read, by_name=True)
 
 
+def values_of(own: BaseModel) -> dict[str, Any]:
+    """Return the values as JSON has them; those of a set in order, which differs between processes."""
+    values = own.model_dump(mode="json")
+    for name, value in values.items():
+        if isinstance(getattr(own, name), set | frozenset):
+            values[name] = sorted(value, key=str)
+    return values
+
+
+def variables_of(own: BaseModel) -> dict[str, str]:
+    """Return the variables that set the same values; None cannot be set."""
+    return {
+        variable(OWN + name): value if isinstance(value, str) else json.dumps(value)
+        for name, value in values_of(own).items()
+        if value is not None
+    }
+
+
 def in_words(own: BaseModel) -> str:
     """Return the settings with their values, in the form of variables."""
-    return ", ".join(f"{variable(OWN + name)}={value}" for name, value in own.model_dump().items())
+    return ", ".join(f"{name}={value}" for name, value in variables_of(own).items())

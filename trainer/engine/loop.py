@@ -20,9 +20,9 @@ from torch import Tensor
 from trainer import health, strategies, tasks
 from trainer.checkpoint.saver import Saver
 from trainer.commit import code_here
-from trainer.config.environment import OWN, environment_of, variable
+from trainer.config.environment import environment_of
 from trainer.config.exits import Exit, Fault
-from trainer.config.own_settings import own_settings
+from trainer.config.own_settings import own_settings, variables_of
 from trainer.config.settings import Settings
 from trainer.data.order import mix, training_shares
 from trainer.data.sets import Batch
@@ -171,9 +171,7 @@ def _announce(run: Run) -> None:
 def _settings(run: Run) -> dict[str, str]:
     """Return the variables that repeat the run; secrets in the task's own settings are masked."""
     own = own_settings(type(run.task), run.settings)
-    shown = own.model_dump(mode="json") if own else {}
-    values = environment_of(run.settings)
-    return values | {variable(OWN + name): str(value) for name, value in shown.items()}
+    return environment_of(run.settings) | (variables_of(own) if own else {})
 
 
 def _train(run: Run, stop: Stop, *, done: Callable[[], None]) -> Exit:

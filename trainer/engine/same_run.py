@@ -15,7 +15,7 @@ from trainer.checkpoint.find import Found
 from trainer.config.environment import OWN, variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.identity import MAY_DIFFER_BY_NODE, differences, identity
-from trainer.config.own_settings import own_settings
+from trainer.config.own_settings import own_settings, values_of
 from trainer.config.settings import Settings
 from trainer.distributed.messages import from_all, from_main
 from trainer.distributed.runtime import Runtime
@@ -103,8 +103,7 @@ def _of_task(task: Task, settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {"code": _hash_of_code(settings.task)}
     if own := own_settings(type(task), settings):
         free = set(getattr(own, "DO_NOT_DECIDE", ()))
-        values = own.model_dump(mode="json", exclude=free)
-        found |= {OWN + name: value for name, value in values.items()}
+        found |= {OWN + name: value for name, value in values_of(own).items() if name not in free}
     return found
 
 

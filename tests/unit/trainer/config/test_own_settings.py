@@ -17,7 +17,7 @@ from tests.unit.trainer.engine.wrong_tasks import Right
 from trainer import check, tasks
 from trainer.config.environment import environment_of, from_environment
 from trainer.config.exits import Exit, Fault
-from trainer.config.own_settings import own_settings
+from trainer.config.own_settings import own_settings, values_of, variables_of
 
 TASK = f"{__name__}:Sized"
 
@@ -50,6 +50,8 @@ class Several(Right):
         depth: Literal[18, 34] = 18
         rate: float = Field(0.1, alias="dropRate")
         text: str = ""
+        words: set[str] = set(map(str, range(20)))
+        limit: float | None = None
 
     def __init__(self, settings: Any, own: Settings) -> None:
         super().__init__(settings)
@@ -84,6 +86,17 @@ def test_a_task_gets_its_settings_and_defaults() -> None:
 )
 def test_lists_and_numbers_of_a_literal_are_set_by_text(name: str, text: str, value: Any) -> None:
     assert getattr(made(f"{__name__}:Several", **{name: text}).own, name) == value
+
+
+def test_the_variables_of_a_run_set_the_same_values_again() -> None:
+    """A set's order, which differs between processes, is not a part of it."""
+    own = made(f"{__name__}:Several", widths="[8, 4]", shares='{"a": 1}').own
+    variables = variables_of(own)
+    assert (variables["TRAINER_TASK_WIDTHS"], variables["TRAINER_TASK_DEPTH"]) == ("[8, 4]", "18")
+    assert "TRAINER_TASK_LIMIT" not in variables
+    assert values_of(own)["words"] == sorted(own.words)
+    again = from_environment({"TRAINER_TASK": f"{__name__}:Several"} | variables)
+    assert tasks.load(again).own == own  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,15 @@ def test_blocks_that_a_task_names_are_sharded_and_recomputed(
     assert needs["SixBlocks"]["peak"] < 0.7 * needs["OneBlock"]["peak"], needs
 
 
+def test_blocks_that_stay_gathered_in_a_stage_train_as_in_one_process(
+    once: Once, tmp_path: Path
+) -> None:
+    single = once(task=f"{OWN}OneBlock", mode="single", **COMMON)
+    settings = COMMON | {"mode": "pp", "mesh": "pp=2,dp_shard=2", "micro_batch": "8"}
+    events = run_ranks(4, tmp_path, task=f"{OWN}SixBlocks", **settings)
+    assert max(differences(single, (tmp_path, events)).values()) < 1e-9
+
+
 def test_the_two_tasks_and_the_plain_one_train_apart(once: Once) -> None:
     tasks = ("synthetic", OWN + "Grouped", OWN + "Updated")
     curves = [curve(once(task=task, mode="single", **COMMON)[1], "loss") for task in tasks]

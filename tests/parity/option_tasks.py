@@ -55,6 +55,18 @@ class OurText(Short):
         return cross_entropy(outputs, targets).mean(dim=1)
 
 
+class Float32Only(PlainLoss):
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        assert outputs.dtype == torch.float32, outputs.dtype
+        return super().loss(outputs, targets)
+
+
+class Float32OnlyText(OurText):
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        assert outputs.dtype == torch.float32, outputs.dtype
+        return super().loss(outputs, targets)
+
+
 class Unseeded(synthetic.Task):
     """Draws its initial weights from what no seed decides: each rank gets others."""
 

@@ -87,6 +87,26 @@ def test_half_precision_with_loss_scaling_comes_close_to_float32(
     assert half[-1]["peak_memory"] > 2**26  # importing torch alone takes more
 
 
+@pytest.mark.parametrize(
+    ("mode", "ranks", "options"),
+    [
+        ("single", 1, {}),
+        ("single", 1, {"compile": "step"}),
+        ("dp-balanced", 1, {}),
+        ("mp", 1, {}),
+        ("fsdp", 2, {}),
+        ("pp", 2, {}),
+        ("tp", 2, {"task": "tests.parity.option_tasks:Float32OnlyText"}),
+    ],
+)
+def test_losses_and_scores_are_of_float32_outputs(
+    mode: str, ranks: int, options: dict[str, str], tmp_path: Path
+) -> None:
+    settings = COMMON | {"mode": mode, "precision": "bf16", "steps": "1", "eval_steps": "1"}
+    settings |= {"task": "tests.parity.option_tasks:Float32Only"} | options
+    run_ranks(ranks, tmp_path, **settings)
+
+
 FEW = COMMON | {"steps": "6", "precision": "fp64"}
 
 

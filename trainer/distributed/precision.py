@@ -9,12 +9,14 @@ under autocast.
 
 import contextlib
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
+from trainer.distributed.tensors import map_tensors
 from trainer.distributed.torch_private import multiply_all
 
 _FIRST_SCALE = 2.0**16
@@ -45,6 +47,18 @@ def autocast(settings: Settings, device: torch.device) -> contextlib.AbstractCon
     """Return the context that forward passes run in."""
     dtype = half(settings)
     return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
+
+
+def in_float32(outputs: Any, settings: Settings) -> Any:
+    """Return the outputs of a model with tensors of autocast's dtype as float32, for losses and scores.
+
+    A loss of bf16 outputs would have three digits. torch's own losses compute in float32 under
+    autocast; those that a task writes itself would not.
+    """
+    dtype = half(settings)
+    if dtype is None:
+        return outputs
+    return map_tensors(lambda one: one.float() if one.dtype == dtype else one, outputs)
 
 
 def set_tf32(settings: Settings, device: torch.device) -> None:

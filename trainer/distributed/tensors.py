@@ -124,8 +124,15 @@ def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
     """Return `values` with `function` applied to each tensor in tuples, lists, dicts, at any depth."""
     if isinstance(values, Tensor):
         return function(values)
-    if isinstance(values, dict):
+    if type(values) is dict:
         return {key: map_tensors(function, value) for key, value in values.items()}
+    if isinstance(
+        values, dict
+    ):  # of a class of its own, such as the outputs of transformers' models
+        mapped = copy.copy(values)
+        for key, value in values.items():
+            mapped[key] = map_tensors(function, value)
+        return mapped
     if isinstance(values, tuple) and hasattr(values, "_fields"):  # a named tuple
         return type(values)(*(map_tensors(function, value) for value in values))
     if isinstance(values, (tuple, list)):

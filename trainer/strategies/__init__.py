@@ -9,7 +9,7 @@ step's gradients are computed, how they are clipped, and how outputs are compute
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 
 import torch
@@ -24,7 +24,7 @@ from trainer.config.modes import DATA_AXES, MODES
 from trainer.config.settings import Settings
 from trainer.data.sets import Batch, Nested
 from trainer.distributed.optim import NOTHING, Own
-from trainer.distributed.precision import autocast
+from trainer.distributed.precision import autocast, half, in_float32
 from trainer.distributed.runtime import Runtime
 from trainer.distributed.tensors import by_kind, local_part, move
 from trainer.distributed.torch_private import has_gradient_hook, multiply_all
@@ -44,7 +44,11 @@ def build(mode: str, model: nn.Module, context: "Context") -> "Strategy":
         refuse_gradient_hooks(model, context.settings)
     module = import_module(f"{__name__}.{mode.replace('-', '_')}")
     strategy: Strategy = module.build(model, context)
-    return strategy
+    if half(context.settings) is None:
+        return strategy
+    return replace(
+        strategy, forward=lambda inputs: in_float32(strategy.forward(inputs), context.settings)
+    )
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ def weighted_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
 
 def summed_loss(outputs: Tensor, batch: Batch, context: Context) -> Tensor:
     """Return the sum of a micro-batch's losses, each times its sample's weight, shape ()."""
-    losses = context.loss(outputs, batch.targets)
+    losses = context.loss(in_float32(outputs, context.settings), batch.targets)
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
     if batch.whole:
         return losses.sum()

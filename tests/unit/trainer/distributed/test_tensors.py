@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.distributed.tensors import Kept, digest
+from trainer.distributed.tensors import Kept, digest, map_tensors
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,22 @@ def test_a_digest_changes_with_the_tensor(dtype: torch.dtype) -> None:
     tensor[1, 2] = 0
     assert digest(tensor) != before
     assert digest(tensor[:, :0]) == digest(tensor[:0])
+
+
+class Outputs(dict[str, torch.Tensor]):
+    """Outputs with attributes, as models of transformers have them."""
+
+    @property
+    def logits(self) -> torch.Tensor:
+        return self["logits"]
+
+
+def test_what_is_mapped_stays_of_its_class() -> None:
+    before = Outputs(logits=torch.ones(2))
+    after = map_tensors(lambda tensor: tensor * 2, before)
+    assert isinstance(after, Outputs)
+    assert after.logits.tolist() == [2, 2]
+    assert before.logits.tolist() == [1, 1]
 
 
 class Changing(nn.Module):

@@ -134,6 +134,15 @@ class _Rows(nn.Embedding):
         return super().forward(values.argmax(dim=1))
 
 
+class Lazy(synthetic.Task):
+    """Its layers get their sizes from a forward pass when it is made."""
+
+    def model(self) -> nn.Module:
+        made = nn.Sequential(nn.LazyLinear(128), nn.ReLU(), nn.LazyLinear(10))
+        made(torch.zeros(1, 64))
+        return made
+
+
 class ClampedFirst(synthetic.Task):
     """The same in a model that can be cut into stages."""
 

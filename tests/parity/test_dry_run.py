@@ -72,6 +72,7 @@ CASES: dict[str, tuple[int, dict[str, str]]] = {
     "fsdp tied": (2, {"task": "tests.parity.tasks:WrappedTied"}),
     "fsdp nested": (2, {"task": "tests.parity.nested_tasks:Samples"}),
     "pp x fsdp x tp": (8, PIPELINED | {"mesh": "pp=2,dp_shard=2,tp=2"}),
+    "ddp lazy": (2, {"task": "tests.parity.odd_models:Lazy"}),
     "ddp packed": (2, {"task": "tests.parity.test_dry_run:Packed"}),
     "fsdp packed": (2, {"task": "tests.parity.test_dry_run:Packed"}),
 }

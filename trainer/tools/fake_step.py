@@ -172,7 +172,8 @@ def _model(task: tasks.Task, dtype: torch.dtype) -> nn.Module:
     torch.set_default_dtype(dtype)
     try:
         return task.model()
-    except LOOKS_INTO_DATA:  # a constructor that computes with tensors, as a RegNet's does
+    # A constructor that computes with tensors, as a RegNet's does, or gives lazy layers their size.
+    except (*LOOKS_INTO_DATA, RuntimeError):
         # Fake tensors are made in this thread alone.
         with ThreadPoolExecutor(1) as other_thread:
             return copied(other_thread.submit(task.model).result(), torch.empty_like)

@@ -67,7 +67,7 @@ def train(*, is_forked: bool) -> int:
         return run(settings)
     except Fault as fault:
         return report_fault(fault, None)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the code says what it was
+    except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001  # the code says what it was
         from trainer.distributed.runtime import as_fault  # noqa: PLC0415
 
         return report_fault(as_fault(error), error)
@@ -90,7 +90,7 @@ def _own_help() -> str:
     kind: Any = BUILT_IN.get(task)
     if ":" in task:
         module, _, name = task.partition(":")
-        with contextlib.suppress(Exception):  # a run will report it
+        with contextlib.suppress(Exception, SystemExit):  # a run will report it
             sys.path.insert(0, str(Path.cwd()))
             kind = getattr(getattr(import_module(module), name), "Settings", None)
     lines = []

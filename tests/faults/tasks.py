@@ -253,3 +253,15 @@ class Disturbed(synthetic.Task):
             for _ in range(2 * (self._left == 0)):
                 os.kill(int(os.environ["MUSTER_LAUNCHER"]), signal.SIGTERM)
                 time.sleep(0.2)
+
+
+class Exiting(synthetic.Task):
+    """Calls sys.exit() in a later step."""
+
+    calls = 0
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls > 9:
+            raise SystemExit(3)
+        return super().loss(outputs, targets)

@@ -53,3 +53,11 @@ def test_it_ends_with_the_code_and_the_reason(
     assert ended.code == code, ended.stderr
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_task_that_exits_ends_with_a_code_of_the_table_and_an_event(start: Any) -> None:
+    task = {"TRAINER_TASK": "tests.faults.tasks:Exiting", "TRAINER_STEPS": "20"}
+    ended = start("-m", "trainer", **(QUICK | task | {"PYTHONPATH": str(ROOT)})).end()
+    assert ended.code == Exit.CODE
+    assert "SystemExit: 3" in ended.of("error")[-1]["message"]

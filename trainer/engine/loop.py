@@ -82,7 +82,7 @@ def run(settings: Settings) -> Exit:
             with stop_requests(runtime, sign) as stop:
                 watched.current_step, watched.agreements = lambda: current.step, lambda: stop.calls
                 return _train(current, stop, done=watched.finish)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a task may call sys.exit()
             memory_fault = out_of_memory(error, settings, runtime)
             fault = memory_fault or as_fault(error)
             report("error", code=int(fault.code), message=str(fault))

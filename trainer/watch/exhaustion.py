@@ -17,7 +17,7 @@ from trainer.watch.cgroup import available_memory
 _MIB = 2**20
 
 
-def out_of_memory(error: Exception, settings: Settings, runtime: Runtime) -> Fault | None:
+def out_of_memory(error: BaseException, settings: Settings, runtime: Runtime) -> Fault | None:
     """Return a fault if memory ran out, and write a summary to `logs/`; None for any other error."""
     if not is_out_of_memory(error):
         return None

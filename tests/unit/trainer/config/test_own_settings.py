@@ -116,7 +116,7 @@ def test_the_variables_of_a_run_set_the_same_values_again() -> None:
             {"widths": "8,4"},
             "='8,4': must be a valid list in JSON, such as [1, 2]",
         ),
-        (f"{__name__}:Several", {"widths": '[8, "x"]'}, "must be a valid integer, unable to parse"),
+        (f"{__name__}:Several", {"widths": '[8, "x"]'}, "must be a whole number"),
         (
             f"{__name__}:Several",
             {"shares": "a"},

@@ -135,7 +135,7 @@ def own_program() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("status", "pods", "code", "words"),
     [
-        (COMPLETED, [pod("digits-node-0-0", 0, phase="Running")], 64, "digits has succeeded"),
+        (COMPLETED, [pod("digits-node-0-0", 0, phase="Running")], 64, "has ended (succeeded)"),
         (RUNNING, [pod("digits-node-0-0", 0, phase="Pending")], 69, "none of its pods runs"),
         (RUNNING, [own_program()], 64, "runs its own program"),
     ],

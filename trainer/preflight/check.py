@@ -10,12 +10,13 @@ import logging
 import os
 import socket
 import statistics
-import sys
 import time
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainer import tasks
+from trainer.arguments import Parser
 from trainer.config.environment import from_environment
 from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
@@ -151,14 +152,13 @@ def _judge_links(reports: Sequence[RankReport]) -> tuple[dict[str, float], list[
 def main() -> int:
     """Check this machine, or under torchrun those of all ranks, for the settings in the environment."""
     log_to_stderr()
-    if len(sys.argv) > 1:
-        if sys.argv[1] in ("-h", "--help"):
-            print(__doc__)
-            return Exit.DONE
-        text = f"takes no arguments, got {sys.argv[1]}; see python -m trainer.preflight --help"
-        log.error("%s (exit %d)", text, Exit.CONFIG)
-        return Exit.CONFIG
+    parser = Parser(
+        prog="python -m trainer.preflight",
+        description=__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
     try:
+        parser.parse_args()
         settings = from_environment().model_copy(update={"preflight": "auto"})
         data = tasks.data(tasks.load(settings), settings, train=True)
         with join(settings) as runtime:

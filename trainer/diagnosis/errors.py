@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 
 _LONGEST = 20  # lines of a message
-_IMPORTED = "in a new process that imported the program again:"
 
 _START = re.compile(r"(?:.* )?Traceback \(most recent call last\)")
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)(?:, in (.+))?$')
@@ -22,8 +21,13 @@ _LINK = re.compile(
     r"(During handling of|The above exception) |.*Original Traceback|-- Process \d+ terminated"
     r"|\S*CheckpointException: "
 )
-# The frame in which a new process imports the program again (multiprocessing/spawn.py).
-_IMPORTS = re.compile(r".*, in _fixup_main_from_(path|name)$")
+# Frames of multiprocessing, and what they say about the error after them.
+_TELLING = {
+    re.compile(r".*, in _fixup_main_from_(path|name)$"): (
+        "in a new process that imported the program again:"
+    ),
+    re.compile(r".*resource_sharer\.py.*, in get_connection$"): "asked a process that has ended:",
+}
 _ELSEWHERE = re.compile(
     r"Exception in thread |Process \S+:$"
 )  # this error may explain the next one
@@ -50,24 +54,25 @@ def plain(lines: Sequence[str]) -> list[str]:
 def errors(lines: Sequence[str]) -> list[list[str]]:
     """Return tracebacks' messages, C++ exceptions and ERROR lines, each in one line, newest first.
 
-    Errors of one chain are in one list. Those of a new process that imports the program again say so.
+    Errors of one chain are in one list. Those below a telling frame begin with what it says.
     """
     found: list[list[str]] = []
     linked: list[bool] = []  # to the previous one
-    is_frame = is_message = is_linked = is_elsewhere = is_ignored = is_import = False
+    told: list[str] = []
+    is_frame = is_message = is_linked = is_elsewhere = is_ignored = False
     for line in lines:
         is_linked |= bool(_LINK.match(line))
         is_elsewhere |= bool(_ELSEWHERE.match(line))
         is_ignored |= bool(_IGNORED.match(line))
-        is_import |= bool(_IMPORTS.match(line))
+        told += [text for frame, text in _TELLING.items() if frame.match(line)]
         said = _MESSAGE.match(line)
         if is_frame and is_ignored and _RAISED.match(line):
             is_frame = is_message = is_ignored = False
         elif said or (is_frame and _RAISED.match(line)):
-            found.append([*[_IMPORTED] * is_import, said[1] or said[2] if said else line])
+            found.append([*told[-1:], said[1] or said[2] if said else line])
             linked.append(is_linked)
             is_frame, is_message, is_linked, is_elsewhere = False, True, is_elsewhere, False
-            is_import = False
+            told = []
         elif _START.match(line) or _FRAME.match(line):
             is_frame, is_message = True, False
         elif _OTHER.match(line) or _ELSEWHERE.match(line) or _IGNORED.match(line):

@@ -119,6 +119,15 @@ LINES: dict[str, tuple[str, str, str]] = {
             "RuntimeError: DataLoader worker (pid(s) 12) exited unexpectedly\n"
         ),
     ),
+    "a worker that ended while its samples were taken": (
+        "lost worker",
+        "Connection reset by peer",
+        (
+            f'{RAISED_AT}  File "/lib/multiprocessing/resource_sharer.py", line 86, in get_connection\n'
+            "    c = Client(address, authkey=process.current_process().authkey)\n"
+            "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+        ),
+    ),
     "torchrun in a rank": (
         "raised",
         "fold 7",

@@ -86,7 +86,9 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
     unexplained = ["raised", "crash", "no script", _LEFT] + ["hang"] * any(
         map(_THREAD.match, lines)
     )
-    if cause is not None and cause.name not in unexplained:
+    gone = _GONE.search(sign.text)
+    is_of_gone = gone and _is_of_others(find(_GONE.sub("", sign.text)))
+    if cause is not None and (is_of_gone or cause.name not in unexplained):
         return cause, sign.text
     groups = errors(lines)
     messages = [text for group in groups for text in group]
@@ -101,7 +103,6 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
         known = [(one, text) for text in lines if "gai error" in text and (one := find(text))]
         best = next(iter(known), best)
     # However the rank ended, even by SIGABRT: the reason was that another rank had left.
-    gone = _GONE.search(sign.text)
     if gone and best and (best[0].follows or best[0].name == "hang"):
         return find(gone[0]), sign.text
     if best and best[0].name not in _VAGUE:

@@ -21,10 +21,19 @@ def test_an_error_without_words_is_the_cause_of_an_abort_after_it() -> None:
     assert (found.cause.name, found.evidence) == ("raised", "AssertionError")
 
 
-@pytest.mark.parametrize("ended", ["ended with its own code 1", "Signal 6 (SIGABRT)"])
-def test_a_rank_that_lost_one_that_had_left_is_not_the_cause_however_it_ended(ended: str) -> None:
+@pytest.mark.parametrize(
+    ("ended", "lines"),
+    [
+        ("ended with its own code 1", CLOSED),
+        ("Signal 6 (SIGABRT)", CLOSED),
+        ("lost a peer: RuntimeError: Connection reset by peer", ("trainer: preflight, 1.0 s",)),
+    ],
+)
+def test_a_rank_that_lost_one_that_had_left_is_not_the_cause_however_it_ended(
+    ended: str, lines: tuple[str, ...]
+) -> None:
     """gloo may abort a rank that has raised, while Python shuts down."""
-    sign = Sign(f"{ended}, after rank 1 had ended with 0", "logs/", "rank 0", 1.0, CLOSED)
+    sign = Sign(f"{ended}, after rank 1 had ended with 0", "logs/", "rank 0", 1.0, lines)
     found = diagnose([sign])
     assert found is not None
     assert found.cause.name == "left early"

@@ -192,8 +192,9 @@ def _after(after: Sequence[tuple[Sign, Cause]]) -> list[str]:
     by_cause: dict[str, list[str]] = {}
     for sign, cause in after:
         whose = by_cause.setdefault(cause.name, [])
-        if not any(f"{one} ".startswith(f"{sign.who} ") for one in whose):  # or with its host
-            whose.append(sign.who)
+        if not any(f"{one} ".startswith(f"{sign.who} ") for one in whose):
+            # The same rank may be there without its host.
+            whose[:] = [one for one in whose if not sign.who.startswith(f"{one} ")] + [sign.who]
     lines = []
     for name, whose in by_cause.items():
         shown = ", ".join(filter(None, whose[:4])) + (

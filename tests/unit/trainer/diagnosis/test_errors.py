@@ -214,10 +214,11 @@ def test_of_ranks_that_hang_the_one_that_does_not_wait_is_named(
     assert stuck(stacks) == found
 
 
-def test_a_rank_is_named_once_with_its_host_and_without() -> None:
+@pytest.mark.parametrize("twice", [("rank 0 on vm", "rank 0"), ("rank 0", "rank 0 on vm")])
+def test_a_rank_is_named_once_with_its_host_and_without(twice: tuple[str, str]) -> None:
     signs = [
         Sign("lost a peer", "logs/", who, time)
-        for time, who in enumerate(("rank 1 on vm", "rank 0 on vm", "rank 0", "rank 10"))
+        for time, who in enumerate(("rank 1 on vm", *twice, "rank 10"))
     ]
     found = diagnose(signs)
     assert found is not None

@@ -47,8 +47,11 @@ _NOT_OWN = re.compile(
 
 
 def plain(lines: Sequence[str]) -> list[str]:
-    """Return lines without the `[rank0]: ` that torch.distributed puts before lines of a traceback."""
-    return [re.sub(r"^\[rank\d+\]: ?", "", line) for line in lines]
+    """Return lines without what stands before lines of a traceback.
+
+    That is `[rank0]: ` of torch.distributed, and the margin of an ExceptionGroup.
+    """
+    return [re.sub(r"^(\[rank\d+\]: ?)?( +\| | +\+-.*-$)?", "", line) for line in lines]
 
 
 def errors(lines: Sequence[str]) -> list[list[str]]:

@@ -128,6 +128,18 @@ LINES: dict[str, tuple[str, str, str]] = {
             "ConnectionResetError: [Errno 104] Connection reset by peer\n"
         ),
     ),
+    "a group of errors": (
+        "file",
+        "shard-7.tar",
+        (
+            f"  + Exception Group {RAISED_AT.replace(chr(10), f'{chr(10)}  | ')}"
+            "ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)\n"
+            "  +-+---------------- 1 ----------------\n"
+            f"    | {RAISED_AT.replace(chr(10), f'{chr(10)}    | ')}"
+            "FileNotFoundError: [Errno 2] No such file or directory: '/data/shard-7.tar'\n"
+            "    +------------------------------------\n"
+        ),
+    ),
     "torchrun in a rank": (
         "raised",
         "fold 7",

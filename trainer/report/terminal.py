@@ -21,12 +21,12 @@ class Display:
     """Shows each event when `__call__` gets it."""
 
     def __init__(self) -> None:
-        self._console = Console()
+        self._console = Console(markup=False, emoji=False)  # a path may hold [x] or :x:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            TextColumn("{task.fields[numbers]}", markup=False),
             TimeRemainingColumn(),
             console=self._console,
         )
@@ -53,10 +53,10 @@ class Display:
                 self._numbers["checkpoint"] = str(event["step"])
             case "fault":
                 fields = (f"{k} {_text(v)}" for k, v in event.items() if k not in ("event", "time"))
-                self._console.print("fault:", ", ".join(fields), markup=False)
+                self._console.print("fault:", ", ".join(fields))
             case "sample":
                 shown = event.get("text", event.get("tokens", ""))
-                self._console.print("sample:", _text(shown), markup=False)
+                self._console.print("sample:", _text(shown))
             case "usage":
                 pass  # for `python -m k8s top`
             case "summary":
@@ -64,7 +64,7 @@ class Display:
                 self._console.print(_table("summary", event))
             case _:
                 self.close()
-                self._console.print(event["event"], event.get("message", ""), markup=False)
+                self._console.print(event["event"], event.get("message", ""))
 
     def close(self) -> None:
         """Stop the progress bar; its last state stays on the terminal."""

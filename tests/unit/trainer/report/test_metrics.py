@@ -60,3 +60,15 @@ def test_standard_output_that_fails_ends_no_run(
         monkeypatch.undo()
     assert [event["step"] for event in events(tmp_path)] == [1, 2]
     assert caplog.text.count("standard output: ") == 1
+
+
+@pytest.mark.parametrize("text", ["runs/exp[lr=0.1]", "runs/a[/b]", "probe:x:net"])
+def test_a_terminal_shows_a_text_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    with reporting(Settings(out=str(tmp_path), log="rich"), ALONE) as report:
+        report("launch", out=text)
+        report("eval", step=1, loss=1.0, metric=text, **{text: 0.5})
+        report("step", step=1, steps=2, loss=1.0, samples_per_s=3.0)
+        report("summary", steps=2, checkpoint=text)
+    assert capsys.readouterr().out.count(text) == 3

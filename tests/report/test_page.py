@@ -225,6 +225,18 @@ def test_a_run_of_100_000_steps_is_small_opens_and_keeps_its_peak(
         assert page.errors == []
 
 
+def test_a_curve_that_stays_at_one_value_has_this_value_at_its_axis(
+    browser: Chromium, tmp_path: Path
+) -> None:
+    steps = [{"event": "step", "time": at, "step": at, "lr": 0.03} for at in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)))
+    write([read(tmp_path)], tmp_path / "report.html")
+    with browser.open(tmp_path / "report.html") as page:
+        is_drawn(page)
+        assert "0.03" in page.evaluate(texts_of("#lr .role-axis-label text"))
+        assert page.errors == []
+
+
 def test_what_a_stranger_wrote_is_text(
     browser: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,8 @@ def _lines(
         alt.Tooltip("v:Q", title=title, format=form),
     ]
     few = len(rows) <= _FEW
+    # Vega would round the only label of an axis, 0.03, to 0.
+    is_flat = len({row["v"] for row in rows}) == 1
     shown = legend(curves, columns=1 if len(curves) > 6 else 3) if len(curves) > 1 else None
     chart = (
         alt.Chart(alt.InlineData(rows))
@@ -90,7 +92,12 @@ def _lines(
                 axis=alt.Axis(format="~s"),
                 scale=alt.Scale(nice=False, padding=4),
             ),
-            y=alt.Y("v:Q", title=None, scale=alt.Scale(zero=False)),
+            y=alt.Y(
+                "v:Q",
+                title=None,
+                axis=alt.Axis(format=form) if is_flat else alt.Undefined,
+                scale=alt.Scale(zero=False),
+            ),
             color=alt.Color("c:N", title=None, legend=shown, sort=list(curves)),
             opacity=alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.1)),
             tooltip=tooltip,

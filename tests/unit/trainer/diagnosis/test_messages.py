@@ -228,6 +228,12 @@ MESSAGES: dict[str, list[tuple[str, str]]] = {
             ),
         ),
     ],
+    "what muster refuses": [
+        ("refused", "rank 1: TRAINER_STEPS 9, rank 0 has 4; all nodes need the same (exit 64)"),
+        ("refused", "model Net: its chain() returns no list of modules (exit 64)"),
+        ("refused", "/data/meta.json: not a JSON object: Expecting value (exit 65)"),
+        ("raised", "ended with its own code 3 (exit 65)"),
+    ],
     "what programs say of themselves": [
         ("raised", "AttributeError: 'Net' object has no attribute 'module'"),
         ("data", "RuntimeError: no images found in /data"),

@@ -16,7 +16,7 @@ from trainer.arguments import Parser
 from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.config.printable import printable
-from trainer.diagnosis.diagnose import Diagnosis, diagnose, in_words
+from trainer.diagnosis.diagnose import THREAD, Diagnosis, diagnose, in_words
 from trainer.diagnosis.errors import errors, plain, stuck
 from trainer.diagnosis.signs import NOT_OF_RANKS, Sign, cut, read_log
 from trainer.regular import open_regular
@@ -88,7 +88,8 @@ def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
     if attempt.reason:
         text = f"{attempt.reason} (exit {attempt.exit})"
         said = _lines_by_rank(run.folder / "logs", newest=attempt is run.attempts[-1])
-        who = stuck(said)
+        dead = [who for who, own in said.items() if any(map(THREAD.match, plain(own)))]
+        who = stuck(said) or (dead[0] if len(dead) == 1 else "")
         lines = said[who] if who else [line for own in said.values() for line in own]
         yield Sign(text, "logs/", who or "launcher", attempt.ended, tuple(lines))
     # For a user's program the launcher writes the error event; it repeats the launcher's own events.

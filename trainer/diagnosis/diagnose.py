@@ -32,7 +32,7 @@ _NO_REASON = re.compile(
     r"ended\b|raised, and was ended|Signal \d|exit \d"
 )  # these say only how it ended
 _GIVES_REASON = re.compile(r"own code 1\b")
-_THREAD = re.compile(r"Exception in thread ")
+THREAD = re.compile(r"Exception in thread ")
 _HEAD = re.compile(r"[ \t^~]|Traceback |\W*$|.*(Warning|WARN)")  # lines that give no reason
 
 
@@ -83,9 +83,7 @@ def _cause_of(sign: Sign) -> tuple[Cause | None, str]:
     cause = find(sign.text)
     lines = plain(sign.detail)
     # A thread that died explains a hang: the rank itself went on.
-    unexplained = ["raised", "crash", "no script", _LEFT] + ["hang"] * any(
-        map(_THREAD.match, lines)
-    )
+    unexplained = ["raised", "crash", "no script", _LEFT] + ["hang"] * any(map(THREAD.match, lines))
     gone = _GONE.search(sign.text)
     is_of_gone = gone and _is_of_others(find(_GONE.sub("", sign.text)))
     if cause is not None and (is_of_gone or cause.name not in unexplained):

@@ -67,6 +67,17 @@ FIFTH_SET: dict[str, Whole] = {
         },
         variables={"MUSTER_STALL": "8"},
     ),
+    "a thread that dies on one rank": Whole(
+        _OWN,
+        "KeyError: 'shard 7'",
+        "rank 1",
+        {
+            "SETUP": "if rank == 1:\n    threading.Thread(target=lambda: {}['shard 7']).start()\n"
+            "    threading.Event().wait()",
+            "TIMEOUT": "300",
+        },
+        variables={"MUSTER_STALL": "8"},
+    ),
     "a pool that prepares": Whole(
         _OWN,
         "invalid literal for int()",

@@ -112,7 +112,9 @@ class Folder:
                 raise ValueError(
                     f"{image.width} x {image.height} pixels take {size:,} bytes, over {_MOST_BYTES:,}"
                 )
-            return self._cut(image), label
+            # Of 16 bits Pillow keeps the high byte in colour, but convert() cuts grey ones off at 255.
+            grey = image.mode == "I;16"
+            return self._cut(image.point(lambda level: level / 256) if grey else image), label
 
     def transform_batch(self, images: Tensor, keys: Tensor | None) -> Tensor:
         return self._normalise(images, keys)

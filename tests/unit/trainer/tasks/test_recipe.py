@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from k8s.jobfile.validate import settings_of, validate
@@ -63,6 +65,16 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index(augment: str, tmp_path: 
     assert not images.equal(read(data, other)[0][0])
 
 
+@pytest.mark.parametrize("augment", ["window", "crop"])
+def test_grey_images_of_16_bits_keep_their_levels(augment: str, tmp_path: Path) -> None:
+    for number, image in enumerate(sorted(photos(tmp_path).glob("train/*/*"))):
+        level = np.full((30, 30), 7 * number, np.uint16)
+        Image.fromarray(level * 256 + number).save(image)
+    training = task_of(tmp_path, augment=augment).data(train=True)
+    levels = [int(training[number][0].float().mean()) for number in range(36)]
+    assert levels == [7 * number for number in range(36)]
+
+
 def test_a_mixture_has_the_shares_of_its_parts(tmp_path: Path) -> None:
     """With one colour per class, the parts of a mixed picture can be identified."""
     for part in ("train", "val"):
@@ -81,8 +93,6 @@ def test_a_mixture_has_the_shares_of_its_parts(tmp_path: Path) -> None:
 
 
 def photograph(path: Path, level: int) -> None:
-    from PIL import Image
-
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (40, 40), (level, level, level)).save(path)
 

@@ -87,7 +87,7 @@ def _scripts(folder: Path) -> list[tuple[Path, str]]:
         try:
             if not path.is_file() or path.stat().st_size > _MOST_BYTES:
                 continue
-            source = path.read_text(encoding="utf-8")
+            source = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError):
             continue
         if _is_called_so(path) or re.search(

@@ -243,8 +243,9 @@ def test_another_code_of_ones_own_task_is_refused(start: Any, tmp_path: Path) ->
     env = {f"TRAINER_{name.upper()}": value for name, value in BASE.items()}
     env |= {"TRAINER_TASK": "own:Own", "TRAINER_OUT": str(tmp_path / "run"), "TRAINER_LOG": "json"}
     env |= {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PYTHONDONTWRITEBYTECODE": "1"}
-    for text in (code.format(1), "# only a comment\n\n" + code.format(1)):
-        (tmp_path / "own.py").write_text(text)
+    # A comment, or the mark with which some editors begin a file, is no other code.
+    for start_of_file in ("", "# only a comment\n\n", "\ufeff"):
+        (tmp_path / "own.py").write_text(start_of_file + code.format(1))
         ended = start("-m", "trainer", **env).end()
         assert ended.code == 0, ended.stderr
     (tmp_path / "own.py").write_text(code.format(2))

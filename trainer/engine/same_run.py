@@ -113,5 +113,5 @@ def _hash_of_code(task: str) -> str:
     file = getattr(sys.modules.get(name), "__file__", None)
     if not colon or file is None:
         return ""
-    code = ast.unparse(ast.parse(Path(file).read_text(encoding="utf-8")))
+    code = ast.unparse(ast.parse(Path(file).read_bytes()))
     return blake2b(code.encode(), digest_size=8).hexdigest()

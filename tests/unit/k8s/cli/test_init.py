@@ -28,7 +28,7 @@ CASES: list[tuple[dict[str, str], dict[str, Any], bool, str]] = [
         "go.py, a pr",
     ),
     (
-        {"main.py": "from transformers import Trainer", "util.py": ""},
+        {"main.py": "\ufefffrom transformers import Trainer", "util.py": ""},
         {"script": "main.py", "patterns": "transformers"},
         True,
         "because the script imports transformers",

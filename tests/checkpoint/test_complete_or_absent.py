@@ -17,7 +17,7 @@ from trainer.checkpoint.manifest import Progress
 from trainer.checkpoint.read import load
 from trainer.checkpoint.retention import Keep
 from trainer.checkpoint.state import capture
-from trainer.checkpoint.store import Local, store_at
+from trainer.checkpoint.store import Local, split, store_at
 from trainer.checkpoint.write import Refused, write
 from trainer.config.exits import Exit, Fault
 
@@ -171,6 +171,12 @@ def test_a_checkpoint_named_by_hand(tmp_path: Path) -> None:
     with pytest.raises(Fault, match="TRAINER_RESUME=.*not a complete checkpoint") as caught:
         found(tmp_path, str(tmp_path / "typo"))
     assert caught.value.code == Exit.DATA
+
+
+@pytest.mark.parametrize("named", ["/best", "file:///best", "/best/"])
+def test_a_checkpoint_at_the_root_of_the_file_system(named: str) -> None:
+    store, name = split(named)
+    assert store.where(name) == "/best"
 
 
 def test_starting_over_sets_the_old_ones_aside(tmp_path: Path) -> None:

@@ -123,14 +123,16 @@ def test_a_checkpoint_that_does_not_fit_sets_none_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("named", [False, True])
 def test_a_finished_run_that_is_evaluated_again_has_the_metric_in_its_checkpoint(
-    tmp_path: Path,
+    named: object, tmp_path: Path
 ) -> None:
     common = {"task": "synthetic", "steps": "4", "checkpoint_steps": "2", "eval_steps": "0"}
     run_ranks(1, tmp_path, **common)  # as after a stop request in the last evaluation
     last = str(tmp_path / "checkpoints" / "step-00000004")
     assert complete(last).manifest.metric is None
-    events = run_ranks(2, tmp_path, checkpoint_keep_best="1", **common)
+    resume = f"/..{last}" if named else "auto"  # another way to write its path
+    events = run_ranks(2, tmp_path, checkpoint_keep_best="1", resume=resume, **common)
     scores = [event["accuracy"] for event in events if event["event"] == "eval"]
     assert scores == [scores[0]] * 2
     assert complete(last).manifest.metric == scores[0]
@@ -153,13 +155,13 @@ def test_a_named_checkpoint_is_read_though_the_nodes_share_no_folder(tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("force", ["", "force:"])
+@pytest.mark.parametrize("before", ["", "force:", "file://", "/.."])
 def test_a_restart_of_a_run_from_a_named_checkpoint_still_has_it(
-    force: str, tmp_path: Path
+    before: str, tmp_path: Path
 ) -> None:
     common = {"task": "synthetic", "eval_steps": "0", "checkpoint_steps": "2", "steps": "8"}
     run_ranks(1, tmp_path, checkpoint_keep="3", **common)
-    named = f"{force}{tmp_path}/checkpoints/step-00000004"
+    named = f"{before}{tmp_path}/checkpoints/step-00000004"
     for _ in range(2):
         run_ranks(1, tmp_path, checkpoint_keep="1", resume=named, **common)
         assert steps_in(tmp_path / "checkpoints") == [4, 8]

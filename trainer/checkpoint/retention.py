@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from trainer.checkpoint.manifest import MANIFEST_FILE, Damage, decode, name_of, step_of
-from trainer.checkpoint.store import Store
+from trainer.checkpoint.store import Store, absolute
 from trainer.config.exits import Fault
 
 
@@ -38,7 +38,7 @@ def remove_old(store: Store, keep: Keep, *, newest: int) -> None:
             continue
         metrics[manifest.progress.step] = manifest.metric
     for name in map(name_of, removable(metrics, keep)):
-        if store.where(name) != keep.named:
+        if absolute(store.where(name)) != absolute(keep.named):
             store.remove(name)
 
 

@@ -170,8 +170,14 @@ def store_at(place: str | Path) -> Store:
 
 def split(checkpoint: str) -> tuple[Store, str]:
     """Return the store of a checkpoint's path or URL, and its name in the store."""
-    parent, _, name = checkpoint.rstrip("/").rpartition("/")
-    return store_at(parent or "."), name
+    parent, slash, name = checkpoint.removeprefix("file://").rstrip("/").rpartition("/")
+    return store_at(parent or slash or "."), name
+
+
+def absolute(checkpoint: str) -> str:
+    """Return a checkpoint's URL, or its path as no other text writes it, to compare it with another."""
+    path = checkpoint.removeprefix("file://")
+    return path if "://" in path else str(Path(path).resolve())
 
 
 def difference(store: Store, folder: str, name: str, expected: File) -> str | None:

@@ -13,7 +13,7 @@ from trainer.checkpoint.read import load
 from trainer.checkpoint.retention import Keep
 from trainer.checkpoint.saver import Saved, Saver
 from trainer.checkpoint.state import capture
-from trainer.checkpoint.store import store_at
+from trainer.checkpoint.store import absolute, store_at
 from trainer.checkpoint.write import Label, add_metric
 from trainer.config.exits import Exit, Fault
 from trainer.config.identity import differences
@@ -180,7 +180,8 @@ def record(run: Run, metric: float | None) -> bool:
     found = run.unevaluated
     if metric is None or found is None or run.saver is None:
         return metric is not None
-    if run.runtime.is_main and found.where == run.saver.store.where(found.name):
+    own = absolute(run.saver.store.where(found.name))
+    if run.runtime.is_main and absolute(found.where) == own:
         try:
             add_metric(found, metric)
         except OSError as error:

@@ -181,9 +181,10 @@ def _affinity(asked: Scheduling, name: str) -> dict[str, object]:
             raise config_error(f"scheduling.affinity.podAffinity.{_PREFERRED}: must be a list")
         weighed = [*others, {"weight": 100, "podAffinityTerm": term}]
         made["podAffinity"] = {**pods, _PREFERRED: weighed}
-    unwanted = {_HOST: asked.host_ignore_list} if asked.host_ignore_list else {}
-    unwanted |= {key: values for key, values in asked.avoid_labels.items() if values}
-    if unwanted:
+    unwanted = {_HOST: asked.host_ignore_list}
+    for key, values in asked.avoid_labels.items():
+        unwanted[key] = [*unwanted.get(key, []), *values]
+    if unwanted := {key: values for key, values in unwanted.items() if values}:
         node = made.get("nodeAffinity", {})
         made["nodeAffinity"] = {**node, _REQUIRED: _elsewhere(node, unwanted)}
     return made

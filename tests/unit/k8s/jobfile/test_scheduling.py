@@ -43,6 +43,10 @@ def test_hosts_are_avoided_in_every_term(launcher: str) -> None:
     for spec in pod_specs(launcher, hostIgnoreList=["a", "b"]):
         terms = spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
         assert terms == [{"matchExpressions": [avoided]}]
+    by_label = {"kubernetes.io/hostname": ["b"], "empty": []}
+    for spec in pod_specs(launcher, hostIgnoreList=["a"], avoidLabels=by_label):
+        terms = spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+        assert terms == [{"matchExpressions": [avoided]}]
     own = {"key": "x", "operator": "Exists"}
     written = {
         PREFERRED: [],

@@ -88,7 +88,14 @@ def _load(path: str) -> dict[str, Any]:
 def _parse(text: str, *, where: str) -> Any:
     value = read_one(text, label=where)
     _check(value, at="", where=where)
-    return value
+    return _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    """Copy mappings and lists: YAML gives one object for all places of an alias; --set changes one."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def _check(value: Any, *, at: str, where: str) -> None:

@@ -113,6 +113,12 @@ def test_anchors_and_merge_keys_work(tmp_path: Path) -> None:
     assert read(tmp_path, text).values["resources"] == {"cpu": 1, "gpu": 3}
 
 
+def test_an_option_changes_one_place_of_what_an_alias_repeats(tmp_path: Path) -> None:
+    text = "volumes: [{ephemeral: &small {size: 1Gi}}, {ephemeral: *small}]"
+    found = read(tmp_path, text, sets=("volumes[0].ephemeral.size=2Gi",)).values["volumes"]
+    assert found == [{"ephemeral": {"size": "2Gi"}}, {"ephemeral": {"size": "1Gi"}}]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

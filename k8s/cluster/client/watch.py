@@ -39,7 +39,7 @@ def changes(
         try:
             yield from _watch(cluster, path, query, version, deadline=deadline)
         except Gone:
-            continue
+            time.sleep(max(0.0, min(_LEAST, deadline - time.monotonic())))
 
 
 def _watch(

@@ -93,6 +93,20 @@ def test_a_watch_begins_anew_when_its_version_is_forgotten(how: str, cluster: Cl
     assert len(lists) == 2
 
 
+@pytest.mark.parametrize(
+    "answer", [(410, {}, "{}"), (200, {}, '{"type": "ERROR", "object": {"code": 500}}\n')]
+)
+def test_a_watch_that_always_fails_is_not_asked_for_without_pause(
+    answer: Answer, cluster: Cluster
+) -> None:
+    server, config = cluster
+    fill(server, restarts=0)
+    server.answer = lambda _, path: answer if "watch=true" in path else None
+    deadline = time.monotonic() + 0.5  # ten pauses, see conftest.py
+    seen = [*changes(connection(config, timeout=5), *JOBSET, "digits", deadline=deadline)]
+    assert 2 <= len(seen) <= 12
+
+
 def test_a_watch_of_garbage_is_69(cluster: Cluster) -> None:
     server, config = cluster
     fill(server, restarts=0)

@@ -25,12 +25,14 @@ def changes(
 ) -> Iterator[Object | None]:
     """Yield an object as it is now and after every change, or None while it does not exist.
 
-    Ends at `deadline`, a time of time.monotonic(). A broken watch continues from its last version; if
-    the server has dropped that version (410), it starts again. Raises what `api.call` raises.
+    Ends at `deadline`, a time of time.monotonic(), after one look at least. A broken watch continues
+    from its last version; if the server has dropped that version (410), it starts again. Raises what
+    `api.call` raises.
     """
     path = objects.path_of(cluster, api_version, kind)
     query: dict[str, object] = {"fieldSelector": f"metadata.name={name}"}
-    while time.monotonic() < deadline:
+    goes_on = True
+    while goes_on:
         page = api.call(cluster, "GET", path, query=query)
         items = objects.list_in(cluster, path, page, "items")
         # The items of a list have no apiVersion and kind.
@@ -40,6 +42,7 @@ def changes(
             yield from _watch(cluster, path, query, version, deadline=deadline)
         except Gone:
             time.sleep(max(0.0, min(_LEAST, deadline - time.monotonic())))
+        goes_on = time.monotonic() < deadline
 
 
 def _watch(

@@ -143,8 +143,9 @@ def test_wait_ends_with_the_code_that_speaks_for_the_job(
     server.put(*JOBSET, jobset(**status))
     for node, code in enumerate(pods):
         server.put("v1", "Pod", pod(f"digits-{node}", node, **ended(code)))
-    code, _, _ = run(config, "wait", "digits")
-    assert code == expected
+    for limit in ([], ["--timeout", "0"]):
+        code, _, _ = run(config, "wait", "digits", *limit)
+        assert code == expected
 
 
 def test_wait_for_a_job_that_succeeds_needs_no_right_on_pods(run: Run, cluster: Cluster) -> None:

@@ -218,7 +218,7 @@ class _Volumes:
     values: Values  # checkpoints, data, volumes
     shm: Values
     unmigrated: list[Values]  # volumes for podPatch
-    mounts: list[Values]  # the trainer's mounts of those
+    mounts: list[Values]  # the trainer's mounts for podPatch
     notes: list[str]
 
 
@@ -240,6 +240,7 @@ def _volumes(pod: Values, main: Values, others: list[Values]) -> _Volumes:
             continue
         volume = by_name[name]
         source = _source(volume)
+        called = f"{name}-volume" if name in TAKEN_NAMES else name
         folder = {"/out": "checkpoints", "/data": "data"}.get(path)
         if path == "/dev/shm":  # noqa: S108
             size = (volume.get("emptyDir") or {}).get("sizeLimit")
@@ -252,9 +253,11 @@ def _volumes(pod: Values, main: Values, others: list[Values]) -> _Volumes:
                     f"volume {name}: muster mounts its own {path}; "
                     "mount this volume elsewhere, in `volumes`"
                 )
+        elif any(one["name"] == called for one in migrated):  # `volumes` has one mount of each
+            mounts.append({**mount, "name": called})
         elif source:
-            made = {"name": f"{name}-volume" if name in TAKEN_NAMES else name, "path": path}
-            made |= source | ({"readOnly": True} if mount.get("readOnly") else {})
+            made = {"name": called, "path": path} | source
+            made |= {"readOnly": True} if mount.get("readOnly") else {}
             migrated.append(made | ({"subPath": mount["subPath"]} if "subPath" in mount else {}))
         else:
             unmigrated.append(volume)

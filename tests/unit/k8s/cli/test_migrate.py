@@ -59,6 +59,7 @@ spec:
             volumeMounts:
             - {name: shm, mountPath: /dev/shm}
             - {name: fsx, mountPath: /fsx, readOnly: true}
+            - {name: fsx, mountPath: /models, subPath: models}
             - {name: cfg, mountPath: /cfg}
             - {name: ckpt, mountPath: /out}
           volumes:
@@ -126,6 +127,7 @@ def test_the_job_file_renders_to_a_job_like_the_one_it_came_from() -> None:
     assert limits.items() >= {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"}.items()
     mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
     assert {"/fsx", "/cfg", "/dev/shm", "/out"} <= mounts.keys()
+    assert mounts["/models"] == mounts["/fsx"]
     assert inside["serviceAccountName"] == "trainer"
     cfg = next(one for one in inside["volumes"] if one["name"] == mounts["/cfg"])
     assert cfg["configMap"]["items"] == [{"key": "a", "path": "b"}]

@@ -188,9 +188,15 @@ def test_starting_over_sets_the_old_ones_aside(tmp_path: Path) -> None:
         assert (folder / f"aside.{number}" / "step-00000005").exists()
 
 
+class Silent(nn.Linear):
+    def load_state_dict(self, *_: Any, **__: Any) -> Any:
+        raise ValueError
+
+
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
+        (Silent(3, 2), "ValueError"),
         (nn.Linear(4, 2), "Size mismatch"),
         (nn.Sequential(nn.Linear(3, 2)), "Missing key in checkpoint state_dict"),
         (nn.Linear(3, 2, bias=False), "1 tensors that the model lacks, such as model.bias"),

@@ -89,7 +89,7 @@ def load(
     except (CheckpointException, RuntimeError, ValueError, KeyError, TypeError) as error:
         if (fault := as_fault(error)).code != Exit.CODE:  # a lost peer, a broken device
             raise fault from error
-        reason = str(error).strip().splitlines()[-1]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise Fault(
             Exit.DATA, f"checkpoint {found.where}: does not fit this run: {reason}"
         ) from error

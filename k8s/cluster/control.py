@@ -23,7 +23,6 @@ KUEUE_VERSIONS = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
 def suspend(cluster: Cluster, job: Job) -> None:
     """Stop a job's pods, which save a checkpoint first. Raises Fault(64) for a job that has ended."""
     _check_not_ended(job, "suspend")
-    _annotate(cluster, job, None)
     _set_suspended(cluster, job, suspend=True)
 
 

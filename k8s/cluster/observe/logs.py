@@ -4,6 +4,7 @@ follow(cluster, get_job(cluster, "digits"), print, query={"follow": "true"})
 """
 
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -26,6 +27,7 @@ from trainer.config.exits import Exit, Fault
 _SILENCE = 600  # seconds without a line before a followed log is opened again
 _LONGEST = 1 << 20  # bytes of a line; the rest of a longer line is dropped
 _INTERVAL = 1.0  # seconds between two lists of the pods
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT")  # the kubelet's own words in a log have none
 _BROKEN = (OSError, ValueError, urllib3.exceptions.HTTPError)
 
 
@@ -238,7 +240,7 @@ class LogFollower:
                     complete, rest = [rest], b""
                 for line in complete:
                     text = line.decode(errors="replace")
-                    if stamped:
+                    if stamped and _STAMP.match(text):
                         last, _, text = text.partition(" ")
                         if last <= before:  # shown before the connection broke
                             continue

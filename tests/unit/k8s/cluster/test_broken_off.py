@@ -154,6 +154,20 @@ def test_a_followed_log_goes_on_where_it_broke_off(cluster: Cluster) -> None:
     assert lines == ["[node 0] one", "[node 0] two", "[node 0] three"]
 
 
+def test_what_the_kubelet_writes_into_a_followed_log_is_shown_whole(cluster: Cluster) -> None:
+    server, config = cluster
+    fill(server, **COMPLETED)
+    problem = "failed to create fsnotify watcher: too many open files"
+    whole = f"2026-01-01T00:00:00.000000001Z one\n{problem}\n"
+    server.answer = lambda _, path: (200, {}, whole) if "/log" in path else None
+    connected = connection(config, timeout=5)
+    lines: list[str] = []
+    job = jobs.get_job(connected, "digits")
+    chosen = logs.Selection(nodes=frozenset({0}))
+    logs.follow(connected, job, lines.append, query={"follow": "true"}, selection=chosen)
+    assert lines == ["[node 0] one", f"[node 0] {problem}"]
+
+
 def test_a_log_that_never_pauses_does_not_keep_the_others_out(cluster: Cluster) -> None:
     server, config = cluster
     fill(server, **COMPLETED)

@@ -96,7 +96,7 @@ def find(cluster: Cluster, file: Path, manifests: list[Object]) -> Submission:
     kind, job = state.find_job_manifest(wrapped_job.with_contents(manifests))
     for manifest in manifests:
         objects.resource(cluster, manifest["apiVersion"], manifest["kind"])
-        own = manifest["metadata"].get("namespace", cluster.namespace)
+        own = manifest["metadata"].get("namespace") or cluster.namespace
         if own != cluster.namespace:
             raise config_error(
                 f"{manifest['kind']} {manifest['metadata']['name']} is for namespace {own}, not "

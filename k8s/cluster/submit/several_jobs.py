@@ -100,7 +100,7 @@ def _check(found: list[Submission], most: int, wanted: Wanted) -> None:
 
 
 def _max_parallel(one: Submission) -> int:
-    text = one.root["metadata"].get("annotations", {}).get(MAX_PARALLEL)
+    text = (one.root["metadata"].get("annotations") or {}).get(MAX_PARALLEL)
     if text is None:
         return 2**31
     if not str(text).isdecimal() or int(text) < 1:

@@ -54,6 +54,21 @@ def test_what_is_submitted_arrives_whatever_it_is_written_in(
     assert held["metadata"]["annotations"]["owner"] == text
 
 
+@pytest.mark.parametrize("key", ["namespace", "annotations"])
+def test_a_key_of_a_manifest_without_a_value_is_none(
+    key: str, run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    """As kubectl reads it."""
+    made = [*yaml.safe_load_all(golden("job").read_text(encoding="utf-8"))]
+    for one in made:
+        one["metadata"][key] = None
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml_text.dump(made), encoding="utf-8")
+    for more in ([], [str(golden("job", "own-script"))]):
+        code, _, err = run(cluster[1], "submit", str(file), *more)
+        assert code == 0, err
+
+
 def test_submit_writes_nothing_when_one_object_is_refused(run: Run, cluster: Cluster) -> None:
     server, config = cluster
     refuse(server, 422, "spec.network:\n forbidden", method="PATCH", at="/jobsets/")

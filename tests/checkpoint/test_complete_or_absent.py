@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,25 @@ def test_the_newest_are_kept_and_the_newest_is_found(tmp_path: Path) -> None:
 def test_nothing_there_is_a_start(tmp_path: Path) -> None:
     assert found(tmp_path / "none") is None
     assert found(tmp_path / "none", "never") is None
+
+
+def test_a_folder_that_may_not_be_read_is_no_start() -> None:
+    """As of a claim that root has written to, in a pod of another user."""
+    with tempfile.TemporaryDirectory() as top:
+        Path(top).chmod(0o755)
+        folder = Path(top) / "checkpoints"
+        save(folder, 1)
+        folder.chmod(0o311)
+        own = os.geteuid()
+        if own == 0:  # who may read everything
+            os.seteuid(65534)
+        try:
+            with pytest.raises(Fault, match=f"checkpoints {folder}: Permission denied") as caught:
+                found(folder)
+        finally:
+            os.seteuid(own)
+            folder.chmod(0o755)
+    assert caught.value.code == Exit.DATA
 
 
 def test_a_half_written_one_is_not_seen_and_removed_at_the_start(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def set_aside(store: Store, *, after: int, runtime: Runtime) -> None:
 
 def newest(store: Store, *, before: int, runtime: Runtime) -> Found | None:
     """Return the newest complete checkpoint of less than `before` steps, the same on every rank."""
-    names = from_main(store.names() if runtime.is_main else [], runtime, list[str])
+    names = _on_main(store.names, store, runtime)
     earlier = [name for name in names if (step_of(name) or 0) < before]
     return _newest_complete(earlier, store, runtime)
 

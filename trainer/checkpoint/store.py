@@ -43,7 +43,11 @@ class Local:
 
     def names(self) -> list[str]:
         """Return the names of the checkpoints, oldest first."""
-        return in_order(path.name for path in self.root.glob("step-*"))
+        try:
+            # Not glob(), which finds nothing where it may not read.
+            return in_order(path.name for path in self.root.iterdir())
+        except FileNotFoundError:
+            return []
 
     def open(self, folder: str, file: str) -> BinaryIO:
         """Open a regular file to read. Anything else is refused, e.g. a device that never ends."""

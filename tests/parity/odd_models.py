@@ -129,6 +129,13 @@ class MaxNorm(synthetic.Task):
         return _Rows(64, 10, max_norm=0.5)
 
 
+class MaxNormFirst(synthetic.Task):
+    """The same in a model that can be cut into stages."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(_Rows(64, 64, max_norm=0.5), super().model())
+
+
 class _Rows(nn.Embedding):
     def forward(self, values: Tensor) -> Tensor:
         return super().forward(values.argmax(dim=1))

@@ -62,6 +62,12 @@ REFUSED = [
                 for mode in ("ddp", "fsdp")
             ),
             (
+                4,
+                "odd_models:MaxNormFirst",
+                {"mode": "pp", "mesh": "pp=2,dp_replicate=2"},
+                "task tests.parity.odd_models:MaxNormFirst: its model's 0 has max_norm=0.5, by which",
+            ),
+            (
                 2,
                 "own_tasks:Followed",
                 {"mode": "fsdp"},

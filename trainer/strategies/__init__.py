@@ -42,6 +42,8 @@ def build(mode: str, model: nn.Module, context: "Context") -> "Strategy":
     sizes = context.runtime.sizing.mesh
     if sizes.get("dp_shard", 1) > 1 or sizes.get("tp", 1) > 1:
         refuse_gradient_hooks(model, context.settings)
+    if context.runtime.sizing.batches.replicas > 1 and not MODES[mode].sends_every:
+        refuse_max_norm(model, context.settings)
     module = import_module(f"{__name__}.{mode.replace('-', '_')}")
     strategy: Strategy = module.build(model, context)
     if half(context.settings) is None:

@@ -27,7 +27,6 @@ from trainer.strategies import (
     broadcast_buffers,
     clip,
     inference,
-    refuse_max_norm,
 )
 
 _RANK = 2  # of the two matrices that powersgd sends
@@ -47,7 +46,6 @@ def replicate(
 ) -> Strategy:
     """Return the strategy that averages gradients over the ranks and updates with `optimizer`."""
     runtime, settings, mesh = context.runtime, context.settings, context.mesh
-    refuse_max_norm(model, settings)
     group = mesh.get_group("dp_replicate")
     replica = DistributedDataParallel(
         model,

@@ -30,14 +30,7 @@ from trainer.data.sets import Batch
 from trainer.distributed.precision import half
 from trainer.distributed.tensors import digest
 from trainer.models.blocks import blocks, is_chosen, tied
-from trainer.strategies import (
-    Context,
-    Strategy,
-    accumulate,
-    broadcast_buffers,
-    refuse_max_norm,
-    single,
-)
+from trainer.strategies import Context, Strategy, accumulate, broadcast_buffers, single
 
 _TOGETHER = 2**18  # parameters of small blocks: 1 MiB in float32
 
@@ -99,7 +92,6 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
                 f"task {settings.task}: its parameter {name} is a scalar, which cannot be sharded; "
                 "give it shape (1,), or use mode ddp",
             )
-    refuse_max_norm(model, settings)
     # reduce_dtype is set, because its default changed in torch 2.15 from param_dtype to the gradient's.
     precision = exact = MixedPrecisionPolicy()
     if dtype := half(settings):

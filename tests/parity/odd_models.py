@@ -150,6 +150,16 @@ class Lazy(synthetic.Task):
         return made
 
 
+class RaisesInModel(synthetic.Task):
+    def model(self) -> nn.Module:
+        raise KeyError("width")
+
+
+class RaisesInLoss(synthetic.Task):
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        raise KeyError(len(outputs), len(targets))
+
+
 class ClampedFirst(synthetic.Task):
     """The same in a model that can be cut into stages."""
 

@@ -1,5 +1,6 @@
 """Options that do not go with a mode or with one another: 64, by name, with what would work."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,9 @@ import pytest
 
 from tests.faults.tasks import planted
 from tests.ranks import run_ranks
+from trainer.config.environment import parse, variable
+from trainer.config.exits import Exit, Fault
+from trainer.tools import dry_run
 
 pytestmark = pytest.mark.slow
 
@@ -110,6 +114,21 @@ def test_what_cannot_be_is_refused_by_name(
     compiler = planted(CXX="true")  # what this machine lacks is not what is asked
     events = run_ranks(ranks, tmp_path, compiler, code=64, **settings)
     assert message in events[-1]["message"]
+
+
+@pytest.mark.parametrize("mode", ["ddp", "auto"])
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [("RaisesInModel", "model() raised KeyError: "), ("RaisesInLoss", "the first step raised Key")],
+)
+def test_a_dry_run_refuses_a_task_that_raises_as_a_real_run_does(
+    task: str, message: str, mode: str, tmp_path: Path
+) -> None:
+    written = {"task": f"tests.parity.odd_models:{task}", "mode": mode, "device_memory": "1"}
+    settings = parse(written | {"out": str(tmp_path)}, label=variable)
+    with pytest.raises(Fault, match=re.escape(f"task {settings.task}: {message}")) as caught:
+        dry_run.run(settings, 2)
+    assert caught.value.code == Exit.CONFIG
 
 
 def test_a_change_that_a_sharded_stage_would_lose_ends_the_job(start: Any) -> None:

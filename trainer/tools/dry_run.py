@@ -60,7 +60,10 @@ def run(settings: Settings, world_size: int) -> Exit:
 def _choose_by_memory(
     settings: Settings, sizing: Sizing, memory: float
 ) -> tuple[Sizing, list[Need]]:
-    """Return the first mode that fits, or the last that could be tried, with what its ranks need."""
+    """Return the first mode that fits, or the last that could be tried, with what its ranks need.
+
+    Raises the Fault of the first mode if none could be tried.
+    """
     room = auto.USABLE * memory
     tried: list[str] = []
     last: tuple[Sizing, list[Need]] = sizing, []
@@ -81,7 +84,8 @@ def _choose_by_memory(
     else:
         tried.append(_ADVICE)
     limit = f"{auto.USABLE:.0%} of {memory / 2**20:.0f} MiB can be used"
-    return replace(last[0], reason=f"auto: {', '.join(tried)}; {limit}"), last[1]
+    needs = last[1] or needs_of_ranks(settings, sizing)
+    return replace(last[0], reason=f"auto: {', '.join(tried)}; {limit}"), needs
 
 
 def _summary(need: Need, memory: float | None) -> str:

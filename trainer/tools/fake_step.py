@@ -21,7 +21,7 @@ from trainer.data.loader import Loader
 from trainer.data.order import Order, training_shares
 from trainer.data.sets import Batch, tokens_of
 from trainer.data.stream import Stream
-from trainer.data.task_contract import blocks_of, own_of
+from trainer.data.task_contract import blamed_on, blocks_of, own_of
 from trainer.distributed.optim import update_as_on_a_gpu
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime, place
@@ -82,7 +82,8 @@ def _need(settings: Settings, runtime: Runtime, *, real: bool) -> Need:
     ):
         own = own_of(task, settings.task)
         context = strategies.Context(settings, runtime, task.loss, lambda: batches[0], own)
-        model = _model(task, dtype_of(settings))
+        with _blamed_on(settings.task, "model()"):
+            model = _model(task, dtype_of(settings))
         choose(blocks_of(task, model, settings.task))
         if settings.activation_checkpointing:
             recompute_blocks(model)
@@ -95,7 +96,8 @@ def _need(settings: Settings, runtime: Runtime, *, real: bool) -> Need:
         # The optimiser makes its state before the step that is counted, as in any later step.
         for parameter in strategy.module.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        strategy.optimizer.step()
+        with _blamed_on(settings.task, "the first step"):
+            strategy.optimizer.step()
         strategy.optimizer.zero_grad()
         average = Average(strategy.module, settings.ema_decay) if settings.ema_decay else None
 
@@ -104,7 +106,8 @@ def _need(settings: Settings, runtime: Runtime, *, real: bool) -> Need:
             strategy.clip(settings.clip_norm)
             strategy.optimizer.step()
 
-        need = measure(step, strategy, footprint, rank=runtime.rank)
+        with _blamed_on(settings.task, "the first step"):
+            need = measure(step, strategy, footprint, rank=runtime.rank)
         if average:
             need = replace(need, average=_bytes_on_rank(average.state_dict().values()))
         if mode.sends_every and runtime.mesh:
@@ -179,6 +182,18 @@ def _model(task: tasks.Task, dtype: torch.dtype) -> nn.Module:
             return copied(other_thread.submit(task.model).result(), torch.empty_like)
     finally:
         torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def _blamed_on(name: str, method: str) -> Iterator[None]:
+    """Do as `blamed_on`, but pass on that the code reads values, which fake tensors do not have."""
+    try:
+        with blamed_on(name, method):
+            yield
+    except Fault as fault:
+        if isinstance(fault.__cause__, LOOKS_INTO_DATA):
+            raise fault.__cause__ from None
+        raise
 
 
 def _micro_batches(settings: Settings, task: tasks.Task, runtime: Runtime) -> list[Batch]:

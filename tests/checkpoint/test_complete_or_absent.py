@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tests.checkpoint.small import ALONE, equal, found, label, loaded, save, trained
-from trainer.checkpoint.find import Found
+from trainer.checkpoint.find import Found, newest
 from trainer.checkpoint.manifest import Progress
 from trainer.checkpoint.read import load
 from trainer.checkpoint.retention import Keep
@@ -51,7 +51,10 @@ def test_nothing_there_is_a_start(tmp_path: Path) -> None:
     assert found(tmp_path / "none", "never") is None
 
 
-def test_a_folder_that_may_not_be_read_is_no_start() -> None:
+@pytest.mark.parametrize(
+    "look", [found, lambda folder: newest(store_at(folder), before=2, runtime=ALONE)]
+)
+def test_a_folder_that_may_not_be_read_is_no_start(look: Callable[[Path], object]) -> None:
     """As of a claim that root has written to, in a pod of another user."""
     with tempfile.TemporaryDirectory() as top:
         Path(top).chmod(0o755)
@@ -63,7 +66,7 @@ def test_a_folder_that_may_not_be_read_is_no_start() -> None:
             os.seteuid(65534)
         try:
             with pytest.raises(Fault, match=f"checkpoints {folder}: Permission denied") as caught:
-                found(folder)
+                look(folder)
         finally:
             os.seteuid(own)
             folder.chmod(0o755)

@@ -21,8 +21,8 @@ _LINK = re.compile(
     r"(During handling of|The above exception) |.*Original Traceback|-- Process \d+ terminated"
     r"|\S*CheckpointException: "
 )
-# Frames of multiprocessing, and what they say about the error after them.
-_TELLING = {
+# Frames of multiprocessing, and what each means for the error below it.
+_MEANINGS = {
     re.compile(r".*, in _fixup_main_from_(path|name)$"): (
         "in a new process that imported the program again:"
     ),
@@ -57,25 +57,25 @@ def plain(lines: Sequence[str]) -> list[str]:
 def errors(lines: Sequence[str]) -> list[list[str]]:
     """Return tracebacks' messages, C++ exceptions and ERROR lines, each in one line, newest first.
 
-    Errors of one chain are in one list. Those below a telling frame begin with what it says.
+    Errors of one chain are in one list. One below a frame of `_MEANINGS` comes after its meaning.
     """
     found: list[list[str]] = []
     linked: list[bool] = []  # to the previous one
-    told: list[str] = []
+    meaning: list[str] = []
     is_frame = is_message = is_linked = is_elsewhere = is_ignored = False
     for line in lines:
         is_linked |= bool(_LINK.match(line))
         is_elsewhere |= bool(_ELSEWHERE.match(line))
         is_ignored |= bool(_IGNORED.match(line))
-        told += [text for frame, text in _TELLING.items() if frame.match(line)]
+        meaning = [text for frame, text in _MEANINGS.items() if frame.match(line)] or meaning
         said = _MESSAGE.match(line)
         if is_frame and is_ignored and _RAISED.match(line):
             is_frame = is_message = is_ignored = False
         elif said or (is_frame and _RAISED.match(line)):
-            found.append([*told[-1:], said[1] or said[2] if said else line])
+            found.append([*meaning, said[1] or said[2] if said else line])
             linked.append(is_linked)
             is_frame, is_message, is_linked, is_elsewhere = False, True, is_elsewhere, False
-            told = []
+            meaning = []
         elif _START.match(line) or _FRAME.match(line):
             is_frame, is_message = True, False
         elif _OTHER.match(line) or _ELSEWHERE.match(line) or _IGNORED.match(line):

@@ -84,7 +84,7 @@ def _choose_by_memory(
     else:
         tried.append(_ADVICE)
     limit = f"{auto.USABLE:.0%} of {memory / 2**20:.0f} MiB can be used"
-    needs = last[1] or needs_of_ranks(settings, sizing)
+    needs = last[1] or needs_of_ranks(settings, sizing)  # which raises why it is not possible
     return replace(last[0], reason=f"auto: {', '.join(tried)}; {limit}"), needs
 
 

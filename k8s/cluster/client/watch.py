@@ -31,8 +31,7 @@ def changes(
     """
     path = objects.path_of(cluster, api_version, kind)
     query: dict[str, object] = {"fieldSelector": f"metadata.name={name}"}
-    goes_on = True
-    while goes_on:
+    while True:
         page = api.call(cluster, "GET", path, query=query)
         items = objects.list_in(cluster, path, page, "items")
         # The items of a list have no apiVersion and kind.
@@ -42,7 +41,8 @@ def changes(
             yield from _watch(cluster, path, query, version, deadline=deadline)
         except Gone:
             time.sleep(max(0.0, min(_LEAST, deadline - time.monotonic())))
-        goes_on = time.monotonic() < deadline
+        if time.monotonic() >= deadline:
+            return
 
 
 def _watch(

@@ -68,10 +68,11 @@ class Footprint(TorchDispatchMode):
             if word is not None:
                 size = max(_largest(args), _largest(out))
                 self.sent[word] += round(size * _SENT[word](_group_size(args)))
+        empty = "empty" in func.name()
         for made, values in ((True, out), (False, (args, kwargs))):
             for value in leaves(values):
                 if isinstance(value, Tensor):
-                    self._see(value.untyped_storage(), made=made, empty="empty" in func.name())
+                    self._see(value.untyped_storage(), made=made, empty=empty)
         for key in [*self._may_shrink]:
             if (storage := self._live[key]()) is not None and not self._count(key, storage):
                 self._may_shrink.discard(key)

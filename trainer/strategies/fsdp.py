@@ -112,7 +112,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> FSDPModule:
         fully_shard(
             module,
             mesh=mesh,
-            reshard_after_forward=settings.reshard,
+            # None, torch's default: False for the root, with which the backward pass begins.
+            reshard_after_forward=None if settings.reshard else False,
             mp_policy=exact if module in norms else precision,
             offload_policy=offload,
         )

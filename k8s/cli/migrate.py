@@ -15,6 +15,7 @@ from k8s.base.yaml_text import dump, read, read_text
 from k8s.jobfile.validate import validate
 from k8s.launchers.torchrun import SET_ELSEWHERE, parse, run_of, run_of_torchrun, without_torchrun
 from k8s.plan.launcher import Launcher
+from k8s.plan.own_program import starts_ranks
 from k8s.render.manifests import render
 from trainer.config.exits import Fault
 
@@ -146,6 +147,4 @@ def _program(words: list[str]) -> tuple[dict[str, Any], list[str]]:
             return {"run": run_of("module", others[1:])}, dollars
         if others and not others[0].startswith("-"):
             return {"run": run_of("script", others)}, dollars
-    starts_its_own = PurePath(first).name in ("accelerate", "deepspeed", "colossalai")
-    more = [f"run.command: {first} starts the ranks itself: set procsPerNode: 0"]
-    return {"run": {"command": words}}, [*(more if starts_its_own else []), *dollars]
+    return {"run": {"command": words}}, [*starts_ranks(words), *dollars]

@@ -23,11 +23,13 @@ SET_ELSEWHERE = (
 
 def without_torchrun(words: Sequence[str]) -> list[str] | None:
     """Return the words after torchrun or python -m torch.distributed.run; None for another program."""
-    if words and PurePath(words[0]).name == "torchrun":
-        return [*words[1:]]
-    is_python = len(words) > 2 and PurePath(words[0]).name.startswith("python")
+    first, *others = words or [""]
+    if PurePath(first).name == "torchrun":
+        return others
+    others = others[others[:1] == ["-u"] :]
     modules = (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"])
-    return [*words[3:]] if is_python and [*words[1:3]] in modules else None
+    is_python = PurePath(first).name.startswith("python")
+    return others[2:] if is_python and others[:2] in modules else None
 
 
 def parse(words: Sequence[str], *, label: str) -> argparse.Namespace:

@@ -5,7 +5,7 @@ render.py k8s/jobs/13-own-script.yaml --plan
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from k8s.base.errors import config_error
 from k8s.jobfile.code import ARCHIVE, CODE
@@ -87,7 +87,9 @@ def annotations(spec: JobSpec, payload: Payload) -> dict[str, str]:
 
 
 def warnings(spec: JobSpec, launcher: Launcher) -> Iterator[str]:
-    """Yield warnings about a folder that travels on a claim."""
+    """Yield warnings about the program, and about a folder that travels on a claim."""
+    if spec.run is not None and spec.run.script is None and spec.procs_per_node != 0:
+        yield from starts_ranks(spec.run.words)
     if (claim := claim_of(spec, launcher)) is None or spec.code is None:
         return
     yield (
@@ -96,6 +98,22 @@ def warnings(spec: JobSpec, launcher: Launcher) -> Iterator[str]:
     )
     if spec.code.pvc is not None and spec.most_nodes > 1:
         yield f"code.pvc: {spec.most_nodes} pods mount it, so it must be ReadWriteMany"
+
+
+# Also within a shell's line; `pip install deepspeed` there starts nothing.
+_STARTS_RANKS = re.compile(
+    r"(?:^|[\s;&|/(])(torchrun|torch\.distributed\.(?:run|launch)|accelerate(?= launch)|"
+    r"colossalai(?= run)|deepspeed(?= -| \S+\.py))\s"
+)
+
+
+def starts_ranks(words: Sequence[str]) -> Iterator[str]:
+    """Yield a warning if a command starts the ranks of its node itself: each rank would do so."""
+    if found := _STARTS_RANKS.search(" ".join(words)):
+        yield (
+            f"run: {found[1]} starts the ranks itself: set procsPerNode: 0 with run.command, or run "
+            "its script directly"
+        )
 
 
 def working_folder(spec: JobSpec) -> str | None:

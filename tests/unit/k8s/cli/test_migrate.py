@@ -202,9 +202,17 @@ COMMANDS: list[tuple[list[str], list[str], dict[str, Any], str]] = [
     (["python", "-m", "torch.distributed.run", "t.py"], [], {"run": {"script": "t.py"}}, ""),
     (["python", "-m", "pkg.train", "-x"], [], {"run": {"module": "pkg.train", "args": ["-x"]}}, ""),
     (["python", "-c", "print()"], [], {"run": {"command": ["python", "-c", "print()"]}}, ""),
-    (["bash", "-c"], ["torchrun t.py"], {"run": {"command": ["bash", "-c", "torchrun t.py"]}}, ""),
+    (["python", "-u", "-m", "torch.distributed.run", "t.py"], [], {"run": {"script": "t.py"}}, ""),
+    (["bash", "-c"], ["cd /a && torchrun t.py"],
+     {"run": {"command": ["bash", "-c", "cd /a && torchrun t.py"]}},
+     "torchrun starts the ranks itself: set procsPerNode: 0"),
+    (["sh", "-c", "python -m torch.distributed.run t.py"], [],
+     {"run": {"command": ["sh", "-c", "python -m torch.distributed.run t.py"]}},
+     "torch.distributed.run starts the ranks itself"),
+    (["sh", "-c", "pip install accelerate deepspeed && python t.py"], [],
+     {"run": {"command": ["sh", "-c", "pip install accelerate deepspeed && python t.py"]}}, ""),
     (["accelerate", "launch", "t.py"], [], {"run": {"command": ["accelerate", "launch", "t.py"]}},
-     "accelerate starts the ranks itself: set procsPerNode: 0"),
+     "run: accelerate starts the ranks itself: set procsPerNode: 0"),
     (["python", "t.py", "$(RANK)"], [], {"run": {"script": "t.py", "args": ["$(RANK)"]}},
      "$(NAME) is not replaced"),
     (["python", "-m", "trainer.launch"], [], {}, ""),
@@ -226,6 +234,7 @@ def test_what_runs_is_carried(
         **wanted,
     }
     assert note in "".join(notes)
+    assert "starts the ranks itself" in note or not any("starts the ranks" in one for one in notes)
     rendered = render(values, "pytorchjob")
     inside = pods(rendered)[0]["spec"]["containers"][0]
     assert ("command" in inside) == bool(wanted)

@@ -197,6 +197,24 @@ def test_a_run_that_cannot_work(
     assert line.removeprefix("render.py: ").split(": ", 1)[1].startswith(says), line
 
 
+@pytest.mark.parametrize(
+    ("run", "procs", "warned"),
+    [
+        ({"command": ["torchrun", "t.py"]}, 8, True),
+        ({"command": ["bash", "-c", "cd /a && accelerate launch t.py"]}, None, True),
+        ({"module": "torch.distributed.run", "args": ["t.py"]}, 8, True),
+        ({"command": ["torchrun", "t.py"]}, 0, False),
+        ({"command": ["bash", "-c", "pip install deepspeed accelerate && python t.py"]}, 8, False),
+        ({"script": "/t.py", "args": ["--launcher", "torchrun", "-v"]}, 8, False),
+    ],
+)
+def test_ranks_that_would_each_start_all_ranks_are_warned_of(
+    run: dict[str, Any], procs: int | None, *, warned: bool
+) -> None:
+    said = "\n".join(planned(job(run=run, procsPerNode=procs)).warnings)
+    assert ("starts the ranks itself: set procsPerNode: 0" in said) == warned
+
+
 def test_the_launchers_times_are_variables_since_there_is_no_trainer() -> None:
     env = [{"name": "TRAINER_PEER_TIMEOUT", "value": "10"}]
     plan = planned(job(run={"script": "/a.py"}, env=env))

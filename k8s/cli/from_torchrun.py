@@ -12,7 +12,13 @@ from typing import Any
 
 from k8s.base.errors import config_error
 from k8s.cli.migrate import print_job_file
-from k8s.launchers.torchrun import SET_ELSEWHERE, parse, run_of_torchrun, without_torchrun
+from k8s.launchers.torchrun import (
+    SET_ELSEWHERE,
+    local_rank_note,
+    parse,
+    run_of_torchrun,
+    without_torchrun,
+)
 
 _LABEL = "--from-torchrun"
 IMAGE = "docker.io/pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"
@@ -46,6 +52,7 @@ def convert(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         for option in SET_ELSEWHERE
         if getattr(asked, option.replace("-", "_")) is not None
     ]
+    notes += local_rank_note(rest, asked)
     travels = _travels(asked, notes)
     values = {
         "name": job_name(PurePath(asked.program[0]).stem),
@@ -82,11 +89,11 @@ def _nodes(text: str) -> int | dict[str, int]:
 
 
 def _ranks(text: str, notes: list[str]) -> dict[str, Any]:
-    if text.isdecimal():
+    if text.isdecimal() and int(text):
         notes.append(f"resources.gpu: {text}, one for each rank; without GPUs set procsPerNode")
         return {"resources": {"gpu": int(text)}}
     if text not in ("gpu", "auto", "cpu", "xpu"):
-        raise config_error(f"{_LABEL}: --nproc-per-node={text!r}: must be a number")
+        raise config_error(f"{_LABEL}: --nproc-per-node={text!r}: must be a number, at least 1")
     notes.append(
         f"--nproc-per-node={text}: set resources.gpu, from which the number of ranks follows"
     )

@@ -13,7 +13,14 @@ from k8s import launchers
 from k8s.base.errors import config_error, in_one_line
 from k8s.base.yaml_text import dump, read, read_text
 from k8s.jobfile.validate import validate
-from k8s.launchers.torchrun import SET_ELSEWHERE, parse, run_of, run_of_torchrun, without_torchrun
+from k8s.launchers.torchrun import (
+    SET_ELSEWHERE,
+    local_rank_note,
+    parse,
+    run_of,
+    run_of_torchrun,
+    without_torchrun,
+)
 from k8s.plan.launcher import Launcher
 from k8s.plan.own_program import starts_ranks
 from k8s.render.manifests import render
@@ -137,7 +144,7 @@ def _program(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         notes = (
             [f"{' '.join(given)} of torchrun: left out; the launcher does this"] if given else []
         )
-        return found, [*notes, *dollars]
+        return found, [*notes, *local_rank_note(words, asked), *dollars]
     first, *others = words
     if PurePath(first).name.startswith("python"):
         others = others[others[:1] == ["-u"] :]  # here always

@@ -17,7 +17,9 @@ SET_ELSEWHERE = (
     *("node-rank", "master-addr", "master-port", "local-addr"),
     *("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"),
     *("role", "log-dir", "redirects", "tee", "local-ranks-filter", "monitor-interval"),
-    *("start-method", "logs-specs", "local-rank"),
+    *("start-method", "logs-specs", "local-rank", "log-line-prefix-template"),
+    *("duplicate-stdout-filters", "duplicate-stderr-filters", "event-log-handler"),
+    *("numa-binding", "signals-to-handle", "shutdown-timeout"),
 )
 
 
@@ -43,7 +45,7 @@ def parse(words: Sequence[str], *, label: str) -> argparse.Namespace:
     add("nnodes", default="1")
     add("nproc-per-node", default="1")
     add("max-restarts", type=int, default=0)
-    for flag in ("standalone", "no-python", "run-path"):
+    for flag in ("standalone", "no-python", "run-path", "use-env"):
         add(flag, action="store_true")
     add("module", "-m", action="store_true")
     for option in SET_ELSEWHERE:
@@ -53,6 +55,15 @@ def parse(words: Sequence[str], *, label: str) -> argparse.Namespace:
     if not asked.program:
         raise config_error(f"{label}: no program in {shlex.join(['torchrun', *words])!r}")
     return asked
+
+
+def local_rank_note(words: Sequence[str], asked: argparse.Namespace) -> list[str]:
+    """Return a note if the program got an argument that neither torchrun nor muster gives it."""
+    given = "torch.distributed.launch" in words and not asked.use_env
+    note = (
+        "the program got --local-rank from torch.distributed.launch; let it read LOCAL_RANK instead"
+    )
+    return [note] if given else []
 
 
 def run_of_torchrun(asked: argparse.Namespace) -> dict[str, Any]:

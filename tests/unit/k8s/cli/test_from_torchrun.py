@@ -45,6 +45,10 @@ def values(line: str) -> dict[str, Any]:
             },
         ),
         (
+            "torchrun --numa-binding node --signals_to_handle TERM --event-log-handler a /a.py",
+            {"nodes": 1, "resources": {"gpu": 1}, "run": {"script": "/a.py"}},
+        ),
+        (
             "NCCL_DEBUG=INFO torchrun --rdzv-endpoint a:1 -r 3 /a.py 'two words' $HOME",
             {
                 "nodes": 1,
@@ -57,6 +61,20 @@ def values(line: str) -> dict[str, Any]:
 )
 def test_a_command_line_becomes_a_job(line: str, wanted: dict[str, Any]) -> None:
     assert values(line) == wanted
+
+
+@pytest.mark.parametrize(
+    ("line", "noted"),
+    [
+        ("python -m torch.distributed.launch --nproc_per_node=2 t.py", True),
+        ("python -m torch.distributed.launch --use_env --nproc_per_node=2 t.py", False),
+        ("torchrun --nproc_per_node=2 t.py", False),
+    ],
+)
+def test_an_argument_that_only_the_old_launcher_gives_is_noted(line: str, *, noted: bool) -> None:
+    found, notes = convert(line.split())
+    assert found["run"] == {"script": "t.py"}
+    assert any("read LOCAL_RANK instead" in note for note in notes) == noted
 
 
 @pytest.mark.parametrize(
@@ -100,6 +118,10 @@ def test_what_render_would_refuse_is_a_note(
         ("torchrun --nnodes 2", "no program in 'torchrun --nnodes 2'"),
         ("torchrun --bogus train.py", "unrecognized arguments: --bogus"),
         ("torchrun --nnodes two train.py", "--nnodes='two': must be a number, or MIN:MAX"),
+        (
+            "torchrun --nproc-per-node 0 train.py",
+            "--nproc-per-node='0': must be a number, at least 1",
+        ),
         ("torchrun --nproc-per-node all train.py", "--nproc-per-node='all': must be a number"),
         ("torchrun --max-restarts x train.py", "argument --max-restarts"),
         ("torchrun --nnodes", "expected one argument"),

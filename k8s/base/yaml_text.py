@@ -152,15 +152,24 @@ def _yaml_errors(label: str) -> Iterator[None]:
         yield
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
+        if str(getattr(error, "context", None)).startswith("while scanning"):
+            mark = getattr(error, "context_mark", None)  # where the key or the quote begins
         place = f"{label}:{mark.line + 1}:{mark.column + 1}" if mark else label
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        if problem == "but found another document":
-            problem = "a second document starts here"
+        problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error)
+        problem = _PLAINER.get(problem, problem)
         raise config_error(f"{place}: not YAML: {in_one_line(problem)}") from None
     except RecursionError:
         raise config_error(f"{label}: nested too deeply, or refers to itself") from None
 
 
+# What libyaml says, as the reader of a job file needs it.
+_PLAINER = {
+    "but found another document": "a second document starts here",
+    "could not find expected ':'": "a key without ': ' after it",
+    "found character that cannot start any token": "no value begins with this character: put text in "
+    "quotes, and indent with spaces, not tabs",
+    "found unexpected end of stream": "a quote that does not end",
+}
 _DEEPEST = 200
 _MOST_VALUES = 200_000  # a rendered job has about 300
 _MOST_BYTES = 16 << 20

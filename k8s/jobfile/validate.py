@@ -60,7 +60,7 @@ _MESSAGES = {
     "string_type": "must be text; write it in quotes",
     "dict_type": "must be a mapping",
     "model_type": "must be a mapping",
-    "list_type": "must be a list",
+    "list_type": "must be a list, such as [a, b]",
     "too_short": "must not be empty",
 }
 
@@ -84,6 +84,9 @@ def _explain(error: ValidationError) -> str:
     if kind == "missing":
         return f"{path}: missing; it is {_field_at(location).description}"
     message = _MESSAGES.get(kind, plain(first["msg"]))
+    if kind in ("model_type", "list_type") and (known := _keys_at(location)):
+        message = "must be a " + ("mapping" if kind == "model_type" else "list of mappings")
+        message += f"; choose keys from {', '.join(known)}"
     if location[:1] == ["trainer"] and len(location) > 1:
         message = "must be one value: text, a number, true or false"
         if re.fullmatch(OWN_KEY, str(location[1])):
@@ -111,7 +114,8 @@ def _keys_of(field: Any) -> list[str]:
 
 def _keys_at(location: list[Any]) -> list[str]:
     if location:
-        return _keys_of(_field_at(location))
+        field = _field_at(location)
+        return _keys_of(field) if field else []
     return [str(field.alias) for field in JobSpec.model_fields.values()]
 
 
@@ -120,8 +124,9 @@ def _field_at(location: list[Any]) -> Any:
     field: Any = None
     for part in location:
         if isinstance(part, str) and model:
-            field = next(field for field in model.model_fields.values() if field.alias == part)
-            model = _model_of(field.annotation)
+            fields = {one.alias: one for one in model.model_fields.values()}
+            field = fields.get(part)  # a matrix has keys of the user's own
+            model = _model_of(field.annotation) if field else None
     return field
 
 

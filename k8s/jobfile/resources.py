@@ -70,6 +70,10 @@ def ranks(resources: Resources, procs: int | None) -> int:
 def shm(resources: Resources) -> tuple[str, int]:
     """Return the size of /dev/shm as text and in bytes; memory holds it and must hold more."""
     memory, text = resources.memory, resources.shm
+    if memory is not None and memory.isdecimal() and int(memory) < _MEBI:
+        raise config_error(
+            f"resources.memory={memory!r}: without a suffix it is bytes; write e.g. {memory}Gi"
+        )
     if text is None:
         if memory is None:
             return quantity.binary(_DEFAULT_SHM), _DEFAULT_SHM

@@ -26,6 +26,7 @@ SETTINGS = [
     (["resources.memory=128Mi"], "resources.memory='128Mi': must be more than resources.shm, 256Mi, which is part of it; use e.g. 512Mi"),
     (["resources.memory=256Mi"], "resources.memory='256Mi': must be more than resources.shm"),
     (["resources.memory=2GB"], "resources.memory='2GB': not a quantity; for GB write G or Gi"),
+    (["resources.memory=16"], "resources.memory='16': without a suffix it is bytes; write e.g. 16Gi"),
     (["resources.memory=512m"], "resources.memory='512m': must be a whole number of bytes"),
     (["resources.cpu=-1"], "resources.cpu='-1': must be at least 1m"),
     (["env=[{name: A, value: x}, {name: A, value: y}]"], "env[1].name='A': given twice, first in env[0]"),

@@ -4,6 +4,7 @@ Every launcher sets these variables, so `torchrun -m trainer` and `python -m tra
 with every launcher. Imports no torch.
 """
 
+import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -118,7 +119,9 @@ def _host(address: str, variable: str) -> str:
     address = address.removeprefix("[").removesuffix("]")
     try:
         address.encode("idna")  # as getaddrinfo does
-    except UnicodeError:
+        if ":" in address:  # or it is HOST:PORT, which never resolves
+            ipaddress.IPv6Address(address)
+    except ValueError:
         raise Fault(
             Exit.CONFIG, f"{variable}={address!r}: must be a host's name or an IP address"
         ) from None

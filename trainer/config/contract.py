@@ -46,7 +46,10 @@ def resolve(environment: Mapping[str, str], *, devices: Callable[[], int]) -> Co
     Raises Fault(64) with the variable that is missing or wrong.
     """
     low, high = _nodes(environment)
-    elastic = environment.get("PET_RDZV_BACKEND", "static") == "c10d"
+    backend = environment.get("PET_RDZV_BACKEND") or "static"
+    if backend not in ("static", "c10d"):
+        raise Fault(Exit.CONFIG, f"PET_RDZV_BACKEND={backend!r}: must be static or c10d")
+    elastic = backend == "c10d"
     if low != high and not elastic:
         raise Fault(
             Exit.CONFIG,

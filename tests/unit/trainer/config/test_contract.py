@@ -81,6 +81,7 @@ REFUSED = [
     ),
     (ELASTIC | {"PET_RDZV_ENDPOINT": "job"}, "PET_RDZV_ENDPOINT='job': must be HOST:PORT"),
     (ELASTIC | {"PET_RDZV_ENDPOINT": "job:0"}, "PET_RDZV_ENDPOINT='job:0': must be HOST:PORT"),
+    (ELASTIC | {"PET_RDZV_BACKEND": "etcd"}, "PET_RDZV_BACKEND='etcd': must be static or c10d"),
     (ELASTIC | {"PET_MAX_RESTARTS": "-1"}, "PET_MAX_RESTARTS='-1': must be"),
     (NODE_1_OF_2 | {"PET_MASTER_ADDR": "a..b"}, "PET_MASTER_ADDR='a..b': must be a host's name or"),
     (NODE_1_OF_2 | {"PET_MASTER_ADDR": "a:29500"}, "PET_MASTER_ADDR='a:29500': must be a host"),

@@ -71,8 +71,10 @@ class Membership:
         rules = self._rules
         if self.state not in (State.WAITING, State.RUNNING):
             return "the run is ending"
-        if self.full or (not rules.elastic and node.number in self._numbers):
+        if self.full:
             return "an earlier attempt of this job still runs here"
+        if not rules.elastic and node.number in self._numbers:
+            return f"an earlier attempt or another node with PET_NODE_RANK={node.number} is here"
         if not rules.elastic and node.number >= rules.max_nodes:
             return f"this job has {rules.max_nodes} nodes, numbered from 0"
         if len(self.nodes) >= rules.max_nodes:

@@ -98,6 +98,9 @@ def test_ranks_that_failed_bring_all_nodes_to_the_next_round(serve: Any) -> None
 def test_a_node_too_late_too_many_or_of_another_job_is_refused(serve: Any) -> None:
     fixed = serve(2, 2, elastic=False)
     first, second = fixed(0), fixed(1)
+    wait_for(lambda: second.joined)
+    with pytest.raises(Fault, match="another node with PET_NODE_RANK=1"):
+        fixed(1, seconds=0.2)
     rounds(first, second)
     with pytest.raises(Fault, match="an earlier attempt of this job still runs here"):
         fixed(1, seconds=0.2)

@@ -161,7 +161,7 @@ class RendezvousClient:
 
     def _join(self, deadline: float) -> None:
         """Join, and retry while refused: the server may be that of an attempt that is about to end."""
-        endpoint = self._contract.endpoint
+        endpoint, logged = self._contract.endpoint, set[str]()
         while not self._left:
             try:
                 problem = self._try_to_join()
@@ -169,11 +169,12 @@ class RendezvousClient:
                 problem = str(error)
             if not problem or self._left:
                 return
-            if problem != self._problem:
+            self._problem = problem
+            if problem not in logged:  # two may take turns
+                logged.add(problem)
                 _log.info(
                     "waiting for the rendezvous server on node 0 at %s (%s)", endpoint, problem
                 )
-                self._problem = problem
             if time.monotonic() + _RETRY_INTERVAL >= deadline:
                 raise Fault(Exit.PEER, self._who_is_missing())
             with self._changed:

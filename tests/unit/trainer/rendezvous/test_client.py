@@ -1,7 +1,9 @@
 """The rendezvous client, with a bare socket as its server."""
 
 import contextlib
+import itertools
 import json
+import logging
 import socket
 import struct
 import threading
@@ -208,3 +210,19 @@ def test_only_a_server_with_the_secret_ends_the_run() -> None:
         assert member.failure is None
     with joined(encode("finished")) as (member, _):
         assert wait_for(lambda: member.failure).code == Exit.DONE
+
+
+def test_problems_that_take_turns_are_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    """As while node 0's machine is off: no answer at first, and no route once ARP has failed."""
+    problems = itertools.cycle([TimeoutError("timed out"), OSError("No route to host")])
+
+    def fail() -> socket.socket:
+        raise next(problems)
+
+    caplog.set_level(logging.INFO)
+    member = client(contract(1, nodes=2, port=1), open_connection=fail)
+    member.start(deadline=time.monotonic() + 2)
+    with pytest.raises(Fault, match="could not join the master"):
+        next_round(member)
+    problems_logged = [one.getMessage().partition("(")[2] for one in caplog.records]
+    assert problems_logged == ["timed out)", "No route to host)"]

@@ -111,6 +111,7 @@ def test_a_second_sigterm_kills(start: Any) -> None:
     assert started.process.poll() is None
     started.process.send_signal(signal.SIGTERM)
     assert started.process.wait(5) == 70
+    assert "(SIGKILL); the launcher got a second signal (exit" in started.read(started.stderr)
 
 
 HANGS = """

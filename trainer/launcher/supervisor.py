@@ -66,15 +66,14 @@ class Supervisor:
             peer_timeout=options.peer_timeout,
             has_store=program.open_store is not None,
         )
-        folder = Path(options.health) if options.health else None
+        self._health_folder = folder = Path(options.health) if options.health else None
         health.forget(folder)
-        self._health_folder = folder
         self._renew_health = health.sign(folder, health.LAUNCHER, limit=options.health_limit)
         self._oom_kills = oom_kills()
         self._attempts = AttemptLog(Path(options.run_folder), contract)
         self._signals: list[int] = []
         self._kill_at = float("inf")
-        self._late = ""  # what ranks did that still ran then
+        self._late = ""  # why ranks that still ran were killed
         self._ranks = Ranks()
         self._store: Process | None = None
 
@@ -289,15 +288,17 @@ class Supervisor:
     def _turn(self) -> None:
         """Show that this process is alive, act on signals, and wait a moment."""
         self._renew_health()
+        grace = self._contract.shutdown_timeout
         if self._signals and self._kill_at == float("inf"):
-            self._kill_at = time.monotonic() + self._contract.shutdown_timeout
+            self._kill_at = time.monotonic() + grace
             self._client.say_that_it_stops()
             self._ranks.send(signal.SIGTERM)
         kills = {signal.SIGINT} if self._program.is_trainer else {signal.SIGINT, signal.SIGTERM}
-        if is_late := time.monotonic() >= self._kill_at:
-            timeout = self._contract.shutdown_timeout
-            self._late = f"; it still ran {timeout} s after SIGTERM (PET_SHUTDOWN_TIMEOUT)"
-        if is_late or kills.intersection(self._signals[1:]):
+        if kills.intersection(self._signals[1:]):
+            self._late = "; the launcher got a second signal"
+        elif time.monotonic() >= self._kill_at:
+            self._late = f"; it still ran {grace} s after SIGTERM (PET_SHUTDOWN_TIMEOUT)"
+        if self._late:
             self._ranks.kill()
         time.sleep(_TURN)
 

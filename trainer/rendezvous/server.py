@@ -211,7 +211,8 @@ class RendezvousServer:
         node = Node(number, ranks, f"node {number}", own=peer.own)
         if not peer.own:
             self.address, its_address = _addresses(peer.connection.socket)
-            node.name += f" ({its_address})"
+            # Without PET_NODE_RANK all nodes of an elastic job have the number 0.
+            node.name = f"{node.name} ({its_address})" if number else f"the node at {its_address}"
         if refusal := self._membership.join(node, now=time.monotonic()):
             self._write(peer, encode("refused", reason=refusal))
             return False

@@ -37,7 +37,8 @@ class Contract:
 
     @property
     def endpoint(self) -> str:
-        return f"{self.address}:{self.port}"
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}"
 
 
 def resolve(environment: Mapping[str, str], *, devices: Callable[[], int]) -> Contract:

@@ -56,7 +56,8 @@ def test_the_operators_own_rank_and_world_size_are_not_read() -> None:
 
 def test_the_brackets_of_an_ipv6_address_are_left_out() -> None:
     assert place(ELASTIC | {"PET_RDZV_ENDPOINT": "[::1]:29500"}).address == "::1"
-    assert place(NODE_1_OF_2 | {"PET_MASTER_ADDR": "[::1]"}).address == "::1"
+    contract = place(NODE_1_OF_2 | {"PET_MASTER_ADDR": "[::1]"})
+    assert (contract.address, contract.endpoint) == ("::1", "[::1]:29500")
 
 
 REFUSED = [

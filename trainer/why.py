@@ -95,10 +95,10 @@ def signs(run: History, attempt: Attempt) -> Iterator[Sign]:
     # For a user's program the launcher writes the error event; it repeats the launcher's own events.
     writer = "launcher" if "program" in run.launch else "rank 0"
     is_said = writer == "launcher" and bool(attempt.failures or attempt.reason)
-    is_last = attempt is run.attempts[-1]
-    if is_last and run.ending and run.ending["event"] == "error" and not is_said:
-        text = f"{run.ending.get('message', '')} (exit {run.ending.get('code')})"
-        yield Sign(text, "metrics.jsonl", writer, run.ending["time"])
+    error = attempt.ending
+    if error.get("event") == "error" and not is_said:
+        text = f"{error.get('message', '')} (exit {error.get('code')})"
+        yield Sign(text, "metrics.jsonl", writer, error["time"])
     elif attempt.exit == Exit.STOPPED and not attempt.failures:
         yield Sign(
             f"stopped after step {attempt.last_step} (exit 143)", "metrics.jsonl", "", attempt.ended

@@ -61,7 +61,6 @@ _NUMBERS = frozenset(
     )
 )
 _TIMES = frozenset(("began", "time"))
-_NEWEST = {"summary": "ending", "error": "ending", "profile": "profile"}  # kept as
 _LONGEST = 1 << 20  # bytes of a line
 _MOST = 1 << 29  # bytes of a file, from its end
 _LONGEST_TEXT = 300  # characters of a field that is shown
@@ -109,11 +108,12 @@ class Attempt:
     last_step: int | None = None
     seen: set[tuple[str, str]] = field(default_factory=set)  # a launcher's action, and its node
     failures: list[Event] = field(default_factory=list)
+    ending: Event = field(default_factory=dict)  # its summary or error event
 
 
 @dataclass
 class History:
-    """A run. `ending` is its summary or error event, if the last attempt has one."""
+    """A run."""
 
     name: str
     folder: Path
@@ -124,7 +124,6 @@ class History:
     usage: list[Event] = field(default_factory=list)
     profile: Event = field(default_factory=dict)  # the newest
     account: Account = field(default_factory=Account)
-    ending: Event | None = None
     metric: str | None = None
     steps: int | None = None  # that the run will take
 
@@ -236,7 +235,7 @@ def _take(history: History, event: Event) -> None:
     if kind == "attempt":
         _take_attempt(attempt, event)
     elif kind == "launch":
-        attempt.launch, history.ending = event, None
+        attempt.launch = event
     elif kind == "step" and "step" in event:
         attempt.last_step = int(event["step"])
         history.steps = int(event["steps"]) if "steps" in event else history.steps
@@ -249,8 +248,9 @@ def _take(history: History, event: Event) -> None:
         _mark(history, event, "resumption" if event.get("action") == "resumed" else kind)
     elif kind == "usage" and "ranks" in event:
         history.usage.append(event)
-    elif kind in _NEWEST:
-        setattr(history, _NEWEST[kind], event)
+    elif kind == "profile":
+        history.profile = event
+    attempt.ending = event if kind in ("summary", "error") else attempt.ending
     attempt.exit = exit_of(event, attempt.exit)
 
 
@@ -300,7 +300,6 @@ def _attempt_of(history: History, event: Event) -> Attempt:
     if last is None or begins:
         last = Attempt(float(event["began" if "began" in event else "time"]), time)
         attempts.append(last)
-        history.ending = None
     last.seen.add(sign)
     return last
 

@@ -23,7 +23,7 @@ def verdict(run: History) -> Verdict:
     last, wall = run.attempts[-1], duration(run.account.wall)
     done = "no step" if last.last_step is None else f"step {last.last_step:,}"
     done += f" of {run.steps:,}" if run.steps and last.last_step is not None else ""
-    ending = run.ending or {}
+    ending = last.ending
     if ending.get("event") == "summary" and "steps" in ending and last.exit in (None, Exit.DONE):
         score = ending.get(run.metric or "")
         result = f"{run.metric} {score:.4g}, " if isinstance(score, float | int) else ""
@@ -37,20 +37,20 @@ def verdict(run: History) -> Verdict:
             "open", f"no end is recorded: it still runs, or was killed; {done} in {wall}"
         )
     code = last.exit if last.exit is not None else int(ending.get("code", Exit.CODE))
-    return Verdict("failed", f"exit {code} at {done}: {cause(run, last, code=code)}")
+    return Verdict("failed", f"exit {code} at {done}: {cause(last, code=code)}")
 
 
-def cause(run: History, attempt: Attempt, *, code: int) -> str:
+def cause(attempt: Attempt, *, code: int) -> str:
     """Return why an attempt ended.
 
-    This is the message of its first failed rank, else the run's error, the launcher's reason or the
+    This is the message of its first failed rank, else its error event's, the launcher's reason or the
     meaning of the exit code.
     """
     if attempt.failures and code != Exit.STOPPED:
         first = attempt.failures[0]
         return f"rank {first.get('rank', '?')}: {first.get('message', '')}"
-    if run.ending and run.ending["event"] == "error":
-        return str(run.ending.get("message", ""))
+    if attempt.ending.get("event") == "error":
+        return str(attempt.ending.get("message", ""))
     meaning = MEANINGS[Exit(code)].text if code in set(Exit) else "the program's own exit code"
     return attempt.reason or meaning
 

@@ -115,7 +115,7 @@ def attempts(run: History) -> list[dict[str, str]]:
                 "time": duration(attempt.ended - attempt.began),
                 "last step": "-" if attempt.last_step is None else f"{attempt.last_step:,}",
                 "exit": "none recorded" if code is None else str(code),
-                "cause": cause(run, attempt, code=code) if code else "",
+                "cause": cause(attempt, code=code) if code else "",
             }
         )
     return rows

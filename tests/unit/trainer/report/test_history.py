@@ -251,6 +251,16 @@ def test_an_attempt_that_was_stopped_is_not_one_whose_rank_failed(tmp_path: Path
     assert [row["cause"] for row in attempts(run)] == [MEANINGS[Exit.STOPPED].text]
 
 
+def test_the_error_of_an_earlier_attempt_is_its_own(tmp_path: Path) -> None:
+    from trainer.report.page.tables import attempts
+
+    events, *_ = ENDINGS["a fault of rank 0, then a second start that went to the end"]
+    again = [event("launch", 22), event("error", 23, code=64, message="other")]
+    run = read(write(tmp_path, *events, *again))
+    assert [row["cause"] for row in attempts(run)] == ["sample 7 cannot be read", "", "other"]
+    assert "before    attempt 1: refused: rank 0" in why(run)
+
+
 def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:
     write(tmp_path, event("step", 1, step=1, loss=0.5))
     with (tmp_path / "metrics.jsonl").open("ab") as file:

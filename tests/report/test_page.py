@@ -116,6 +116,26 @@ def test_on_a_phone_figures_and_legends_are_whole_and_large_enough(
         assert page.evaluate(NOT % ("'.chart text'", LARGE)) == "[]"
 
 
+WIDE = "one.scrollWidth <= one.clientWidth"
+
+
+def test_on_a_phone_no_table_and_no_long_name_is_cut_off(browser: Chromium, tmp_path: Path) -> None:
+    metric = "validation/precision_macro_average_over_all_classes"
+    refusal = f"checkpoint {tmp_path}/checkpoints/step-00000100 is of a run with other settings"
+    lines: list[dict[str, Any]] = [
+        {"event": "launch", "began": 0},
+        {"event": "step", "step": 1000, "loss": 0.5, "seconds": 1},
+        {"event": "eval", "step": 1000, "metric": metric, metric: 0.5},
+        {"event": "error", "code": 64, "message": refusal},
+    ]
+    texts = [json.dumps(line | {"time": at}) for at, line in enumerate(lines, 1)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(texts))
+    write([read(tmp_path)], tmp_path / "report.html")
+    with browser.open(tmp_path / "report.html", width=375) as page:
+        is_drawn(page)
+        assert page.evaluate(NOT % ("'.scroll, figcaption'", WIDE)) == "[]"
+
+
 def test_on_paper_settings_are_shown_and_nothing_to_press_is(
     browser: Chromium, several: Path
 ) -> None:
@@ -125,8 +145,7 @@ def test_on_paper_settings_are_shown_and_nothing_to_press_is(
         for selector, wanted in (("pre", "true"), (".control", "false")):
             each = f"[...document.querySelectorAll('{selector}')]"
             page.wait_for(f"{each}.every(one => one.checkVisibility() == {wanted})")
-        wide = "one.scrollWidth <= one.clientWidth"
-        assert page.evaluate(NOT % ("'.scroll'", wide)) == "[]"
+        assert page.evaluate(NOT % ("'.scroll'", WIDE)) == "[]"
 
 
 def texts_of(selector: str) -> str:

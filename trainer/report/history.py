@@ -51,13 +51,7 @@ _NUMBERS = frozenset(
         "own_s",
         "wait_s",
         *(f"{phase}_s" for phase in PHASES),
-        "calls",
-        "first",
-        "last",
-        "median_s",
-        "cpu",
-        "busy",
-        "to",
+        *("calls", "first", "last", "median_s", "cpu", "busy", "to"),
     )
 )
 _TIMES = frozenset(("began", "time"))
@@ -277,6 +271,8 @@ def _mark(history: History, event: Event, kind: str) -> None:
     parts = [f"{name.replace('_', ' ')} {_short(event[name])}" for name in names]
     step = int(event["step"]) if "step" in event else None
     history.marks.append(Mark(event["time"], kind, step, ", ".join(parts)))
+    if event.get("kind") == "stopped" and step is not None:  # between two step events
+        history.attempts[-1].last_step = step
 
 
 def _short(value: object) -> str:

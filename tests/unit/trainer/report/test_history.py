@@ -80,7 +80,7 @@ ENDINGS: dict[str, tuple[list[dict[str, Any]], list[Any], list[tuple[Any, Any]],
         [
             event("launch", 22, began=21),
             event("step", 23, step=5, steps=9, seconds=1),
-            event("fault", 24, kind="stopped", signal="SIGTERM", step=5),
+            event("fault", 24, kind="stopped", signal="SIGTERM", step=7),
         ],
         [
             attempt("launched", 1, began=0),
@@ -89,8 +89,8 @@ ENDINGS: dict[str, tuple[list[dict[str, Any]], list[Any], list[tuple[Any, Any]],
             attempt("started", 21, host="b", first_rank=0),
             attempt("ended", 25, host="b", exit=143),
         ],
-        [(None, None), (143, 5)],
-        "stopped: stopped by a signal at step 5 of 9; start it again to continue",
+        [(None, None), (143, 7)],
+        "stopped: stopped by a signal at step 7 of 9; start it again to continue",
     ),
     "a rank killed on another node: the cause is there, not on rank 0's": (
         [

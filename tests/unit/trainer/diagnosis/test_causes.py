@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gzip
 import http.server
+import importlib
 import json
 import os
 import pickle
@@ -53,6 +54,14 @@ def in_place() -> None:
     hidden = torch.sigmoid(NET(X))
     hidden += 1
     hidden.sum().backward()
+
+
+def circular(folder: Path) -> None:
+    package = folder / "circular"
+    package.mkdir()
+    (package / "model.py").write_text("import circular.data\nWIDTH = 8\n")
+    (package / "data.py").write_text("import circular.model\nSIZE = circular.model.WIDTH\n")
+    importlib.import_module("circular.model")
 
 
 def locked(folder: Path) -> None:
@@ -252,6 +261,7 @@ RAISED: list[tuple[str, Callable[[Path], object]]] = [
     ("content", lambda _: tomllib.loads("lr: 0.1")),
     ("content", lambda _: b"\xff\xfe1".decode()),
     ("credentials", refused),
+    ("own module", circular),
     ("package", lambda _: CDLL("libno_such.so.12")),
     # Of a program's own: words that also stand in the table's texts.
     ("raised", lambda _: {"size": 1}["shape"]),
@@ -287,6 +297,7 @@ def test_what_a_library_raises_has_its_cause(
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
     cause, code = RAISED[number]
     with pytest.raises(Exception) as raised:  # noqa: PT011  # which one is in the table
         code(tmp_path)

@@ -65,12 +65,12 @@ def test_the_rank_that_failed_first_is_shown_with_its_last_lines_and_the_other_a
 TRAINS = """
 import sys
 for step in range(1, 4):
-    print(f"step={step} loss={1 / step} samples_per_second=10", file=sys.stderr)
+    print(f"step={1000 * step:,} loss={1 / step} samples_per_second={1234.5:,}", file=sys.stderr)
 print("checkpoint=/out/three")
 print("loss=soon step=many")
 """
 PATTERNS = {
-    "step": r"step=(\d+)",
+    "step": r"step=([\d,]+)",
     "loss": r"loss=(?P<value>\S+)",
     "samples_per_second": r"samples_per_second=(\S+)",
     "checkpoint": r"checkpoint=(\S+)",
@@ -94,7 +94,7 @@ def test_events_are_read_out_of_the_lines_of_rank_0(start: Any, tmp_path: Path) 
             for name in ("time", "goodput", "wall_s", "spent_s"):
                 event.pop(name, None)
         steps = [
-            {"event": "step", "step": step, "loss": 1 / step, "samples_per_s": 10}
+            {"event": "step", "step": 1000 * step, "loss": 1 / step, "samples_per_s": 1234.5}
             for step in range(1, 4)
         ]
         assert sorted(events, key=str) == sorted(

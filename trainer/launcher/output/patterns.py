@@ -16,6 +16,7 @@ from trainer.report.events import Event
 
 _INTERVAL = 1.0  # seconds at least between events of steps without a figure
 _LONGEST = 10_000  # characters of a line that are searched
+_COMMA = re.compile(r"(?<=\d),(?=\d{3})")  # of thousands, as in 1,234.5
 
 
 class Patterns:
@@ -34,9 +35,9 @@ class Patterns:
         figures: dict[str, object] = {}
         for name, field in (("loss", "loss"), ("samples_per_second", "samples_per_s")):
             with contextlib.suppress(ValueError, KeyError):
-                figures[field] = float(found[name])
+                figures[field] = float(_COMMA.sub("", found[name]))
         with contextlib.suppress(ValueError, KeyError):
-            step = int(found["step"]) + self._before
+            step = int(_COMMA.sub("", found["step"])) + self._before
             is_new, self._step = step != self._step, step
             if is_new and not figures and time.monotonic() - self._read >= _INTERVAL:
                 return self._event("step", step=step)
@@ -47,7 +48,7 @@ class Patterns:
         found = pattern.search(line[:_LONGEST])
         if found and {"epoch", "of"} <= pattern.groupindex.keys():
             with contextlib.suppress(ValueError, TypeError):
-                self._before = int(found["epoch"]) * int(found["of"])
+                self._before = int(found["epoch"]) * int(_COMMA.sub("", found["of"]))
         return (found["value" if "value" in pattern.groupindex else 1] or "") if found else ""
 
     def _event(self, kind: str, **fields: object) -> Event:

@@ -38,9 +38,10 @@ class Display:
             case "launch":
                 self._console.print(_table("launch", event))
             case "step":
+                speed = event["samples_per_s"]
                 self._numbers |= {
-                    "loss": f"{event['loss']:.4f}",
-                    "samples/s": f"{event['samples_per_s']:,.0f}",
+                    "loss": _figure(event["loss"]),
+                    "samples/s": f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
                 }
                 if self._task is None:
                     self._bar.start()
@@ -48,7 +49,7 @@ class Display:
                 numbers = "  ".join(f"{name} {value}" for name, value in self._numbers.items())
                 self._bar.update(self._task, completed=event["step"], numbers=numbers)
             case "eval":
-                self._numbers["test " + event["metric"]] = f"{event[event['metric']]:.4f}"
+                self._numbers["test " + event["metric"]] = _figure(event[event["metric"]])
             case "checkpoint" if event["action"] != "refused":
                 self._numbers["checkpoint"] = str(event["step"])
             case "fault":
@@ -79,9 +80,14 @@ def _table(title: str, event: Event) -> Table:
     return table
 
 
+def _figure(value: float) -> str:
+    return f"{value:.4g}" if 0 < abs(value) < 0.001 else f"{value:,.4f}"
+
+
 def _text(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:,.4f}".rstrip("0").rstrip(".")
+        text = _figure(value)
+        return text if "e" in text else text.rstrip("0").rstrip(".")
     if isinstance(value, list):
         return "\n".join(map(_text, value))
     if isinstance(value, dict):

@@ -72,3 +72,15 @@ def test_a_terminal_shows_a_text_as_it_is(
         report("step", step=1, steps=2, loss=1.0, samples_per_s=3.0)
         report("summary", steps=2, checkpoint=text)
     assert capsys.readouterr().out.count(text) == 3
+
+
+def test_a_terminal_shows_small_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with reporting(Settings(out=str(tmp_path), log="rich"), ALONE) as report:
+        report("launch", lr=2e-5)
+        report("eval", step=1, loss=1.0, metric="error", error=3e-7)
+        report("step", step=1, steps=2, loss=4e-10, samples_per_s=0.25)
+        report("summary", steps=2, error=5e-10)
+    shown = capsys.readouterr().out.split()
+    assert [
+        text for text in ("2e-05", "3e-07", "4e-10", "5e-10", "0.25") if text not in shown
+    ] == []

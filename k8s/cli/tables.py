@@ -90,8 +90,8 @@ def progress_text(progress: Progress) -> str:
     of = "" if progress.steps is None else f" of {progress.steps}"
     parts = [f"step {progress.step}{of}"]
     parts += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
-    if progress.samples_per_s is not None:
-        parts.append(f"{progress.samples_per_s:.4g} samples/s")
+    if (speed := progress.samples_per_s) is not None:
+        parts.append(f"{speed:,.0f} samples/s" if speed >= 1000 else f"{speed:.4g} samples/s")
     if progress.goodput is not None:
         parts.append(f"goodput {progress.goodput:.0%}{_others(progress.spent_s)}")
     if progress.seconds_left is not None:

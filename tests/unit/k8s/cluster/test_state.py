@@ -216,6 +216,7 @@ def test_progress_is_the_newest_step_among_other_words() -> None:
         ({"step": 3}, "step 3"),
         ({"step": 3, "samples_per_s": 90.0}, "step 3, 90 samples/s"),
         ({"step": 3, "steps": 9, "samples_per_s": 90.0}, "step 3 of 9, 90 samples/s"),
+        ({"step": 3, "samples_per_s": 12345.6}, "step 3, 12,346 samples/s"),
         (
             {
                 "step": 3,

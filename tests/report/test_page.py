@@ -209,6 +209,20 @@ def test_several_runs_show_what_differs_a_legend_and_a_table_that_sorts(
         assert page.errors == []
 
 
+def test_a_column_of_several_runs_has_one_metric(browser: Chromium, tmp_path: Path) -> None:
+    for metric, value in {"accuracy": 0.5, "perplexity": 80}.items():
+        (folder := tmp_path / metric).mkdir()
+        event = {"event": "eval", "time": 1, "step": 1, "metric": metric, metric: value}
+        (folder / "metrics.jsonl").write_text(json.dumps(event))
+    write([read(tmp_path / name) for name in ("accuracy", "perplexity")], tmp_path / "report.html")
+    with browser.open(tmp_path / "report.html") as page:
+        head = page.evaluate(texts_of("table.sortable th:nth-child(3)"))
+        assert (head, page.evaluate(texts_of("table.sortable td:nth-child(3)"))) == (
+            "accuracy",
+            "0.5 -",
+        )
+
+
 def write_long_run(folder: Path) -> None:
     """Write 100,000 steps of eight ranks, with every figure that a run can have and one peak."""
     figures = ("loss", "grad_norm", "lr", "memory", "samples_per_s", "tokens_per_s", "flops_per_s")

@@ -54,6 +54,7 @@ def page(runs: Sequence[History], *, version: str = "") -> str:
     )
     charts = draw(runs)
     several = len(runs) > 1
+    metric = next((run.metric for run in runs if run.metric), "")
     text = environment.get_template("page.html.j2").render(
         title=f"{len(runs)} runs" if several else runs[0].name,
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704  # our own
@@ -61,8 +62,8 @@ def page(runs: Sequence[History], *, version: str = "") -> str:
         specs=jinja2.utils.htmlsafe_json_dumps([chart.spec for chart in charts]),
         charts=charts,
         runs=runs,
-        rows=[_row(run) for run in runs],
-        metric=next((run.metric for run in runs if run.metric), None),
+        rows=[_row(run, metric) for run in runs],
+        metric=metric,
         differing=tables.differences(runs) if several else {},
         version=version,
         muster=metadata.version("muster") if _is_installed() else "",
@@ -77,9 +78,9 @@ def _script() -> str:
     return vl_convert.javascript_bundle((_FOLDER / "page.js").read_text(encoding="utf-8"))
 
 
-def _row(run: History) -> dict[str, Any]:
+def _row(run: History, metric: str) -> dict[str, Any]:
     """Return a run's row in the table of several: each figure as a number to sort by, and as text."""
-    score = run.evaluations.get(run.metric or "")
+    score = run.evaluations.get(metric)
     loss = run.curves.get("loss")
     figures: list[tuple[float, str]] = [
         (one.values[-1], f"{one.values[-1]:.4g}") if one else (float("-inf"), "-")

@@ -34,6 +34,7 @@ def listed(
 ) -> "Listing":
     """Return the files below the classes' folders, by class, each class in the order of its paths.
 
+    Raises OSError if a folder cannot be read.
     The order is part of a run, which takes samples by their numbers. A listing in the file `keep` is
     used if no folder has changed since. Otherwise a new one is written there, unless a folder changed
     in the last minutes or there is no run folder, as in a check of a task.
@@ -112,13 +113,17 @@ def _files(root: Path, name: str, suffixes: set[str], changed: dict[str, int]) -
     found = []
     above = len(str(root)) + 1
     changed[name] = (root / name).stat().st_mtime_ns
-    for where, folders, files in os.walk(f"{root}/{name}", followlinks=True):
+    for where, folders, files in os.walk(f"{root}/{name}", onerror=_refuse, followlinks=True):
         below = where[above:]
         for folder in folders:  # before it is read, so that a later change is noticed
             changed[f"{below}/{folder}"] = os.stat(f"{where}/{folder}").st_mtime_ns  # noqa: PTH116
         # A Path takes ten times as long.
         found += [f"{below}/{x}" for x in files if os.path.splitext(x)[1].lower() in suffixes]  # noqa: PTH122
     return sorted(found, key=lambda path: path.replace("/", "\0"))  # a folder before its neighbours
+
+
+def _refuse(error: OSError) -> None:
+    raise error  # os.walk would leave out a folder that cannot be read
 
 
 def _read(file: Path) -> Listing:

@@ -153,11 +153,11 @@ class Task(Classification):
                 root, self.classes, size, cut=partial(middle, size=size, side=side), keep=keep
             )
         if own.augment == "window" and not own.mixup and not own.cutmix:
-            return Folder(root, self.classes, size, keep=keep)
+            return _filled(Folder(root, self.classes, size, keep=keep))
         from trainer.tasks.parts import recipe  # noqa: PLC0415  # as long to import as torch
 
         cut = None if own.augment == "window" else recipe.cut(own.augment, size)
-        images = Folder(root, self.classes, size, cut=cut, keep=keep)
+        images = _filled(Folder(root, self.classes, size, cut=cut, keep=keep))
         return recipe.Mixed(images, own, classes=len(self.classes))
 
     def parameter_groups(self, parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
@@ -182,6 +182,19 @@ class Task(Classification):
         labels = targets.argmax(dim=1) if targets.ndim == 2 else targets
         first = outputs.topk(min(5, outputs.shape[1])).indices == labels[:, None]
         return {"accuracy": first[:, 0].float(), "top5": first.any(dim=1).float()}
+
+
+def _filled(images: Folder) -> Folder:
+    """Return the training images. Raises Fault(65) if a class has none, which a run could not learn."""
+    listing = images.samples
+    counts = zip(listing.about["classes"], listing.firsts, listing.firsts[1:], strict=False)
+    if empty := [name for name, first, end in counts if first == end]:
+        raise Fault(
+            Exit.DATA,
+            f"{listing.about['root']}: no image in {', '.join(empty[:5])}; wanted: in the folder of "
+            f"each class files with names that end in {', '.join(sorted(_SUFFIXES))}",
+        )
+    return images
 
 
 def _classes(settings: Settings, part: str) -> list[str]:

@@ -1,10 +1,12 @@
 """The list of a folder's files: in the order of their paths, kept while the folders do not change."""
 
+import errno
 import os
 import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,3 +135,19 @@ def test_a_list_that_cannot_be_kept_costs_a_warning(
     assert below(listing(root), root) == IN_ORDER
     assert "the list of files cannot be saved and is made again at each start" in caplog.text
     assert sorted(path.name for path in root.parent.iterdir()) == ["kept", "train"]
+
+
+@pytest.mark.parametrize("folder", ["dog", "cat/a"])
+def test_a_folder_that_cannot_be_read_is_not_left_out(
+    root: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = os.scandir
+
+    def scandir(path: str) -> Any:  # root, as which tests may run, can read every folder
+        if path.endswith(folder):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return read(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError, match=f"Permission denied: '.*/{folder}'"):
+        listing(root)

@@ -173,3 +173,14 @@ def test_a_wrong_setting_is_refused_at_render_time(key: str, value: Any, says: s
         settings_of(validate({"name": "photos", "trainer": trainer}))
     assert caught.value.code == Exit.CONFIG
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("augment", ["window", "crop"])
+def test_a_class_without_an_image_to_train_on_is_65(tmp_path: Path, augment: str) -> None:
+    """Its images may have another format. The run would end with 0 and never have seen the class."""
+    for image in (photos(tmp_path) / "train/digit-2").iterdir():
+        image.rename(image.with_suffix(".bmp"))
+    with pytest.raises(
+        Fault, match=r"train: no image in digit-2; wanted: .* end in \.gif, .*\.webp"
+    ):
+        task_of(tmp_path, augment=augment).data(train=True)

@@ -6,6 +6,7 @@ No code in a file is run: a pickle that contains more than tensors is refused.
 """
 
 import logging
+import re
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from itertools import takewhile
@@ -116,6 +117,11 @@ def _read(path: Path, where: str) -> dict[str, Tensor]:
     # torch's reader may raise any exception for a damaged file.
     except Exception as error:
         reason = str(error).partition("\n")[0].partition(". This file")[0]
+        if held := re.search(r"GLOBAL (\S+)", str(error)):  # beside the weights, such as arguments
+            reason += (
+                f": it holds {held[1]}, and only tensors are read from a pickle; save its state dict "
+                "alone, with torch.save, to another file"
+            )
         raise Fault(
             Exit.DATA,
             f"{where}: cannot be read as a state dict or safetensors: {type(error).__name__}: {reason}",
@@ -134,7 +140,10 @@ def _tensors(values: Any, where: str) -> dict[str, Tensor]:
         if isinstance(name, str) and isinstance(value, Tensor)
     }
     if not tensors:
-        wanted = "a state dict, or a folder of *.safetensors"
+        wanted = (
+            "a state dict, or a folder of *.safetensors; python -m trainer.export makes a file of a "
+            "checkpoint of muster"
+        )
         raise Fault(Exit.DATA, f"{where}: holds no tensors by name; wanted: {wanted}")
     return tensors
 

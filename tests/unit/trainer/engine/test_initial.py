@@ -1,6 +1,7 @@
 """Initial weights and frozen weights: what fits is loaded, what does not fit is refused."""
 
 import logging
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +206,15 @@ class Malicious:
         (lambda _: None, "No such file"),
         (lambda path: path.write_bytes(b""), ""),
         (lambda path: path.write_bytes(b"no weights at all"), ""),
-        (lambda path: path.mkdir(), "a folder of *.safetensors"),
+        (lambda path: path.mkdir(), "a folder of *.safetensors; python -m trainer.export makes"),
         (lambda path: torch.save({"epoch": 3}, path), "holds no tensors by name"),
         (lambda path: torch.save(torch.zeros(3), path), "holds no tensors by name"),
         (lambda path: torch.save({"a": Malicious()}, path), "UnpicklingError: Weights only load"),
         (lambda path: torch.save(Net(), path), "UnpicklingError: Weights only load"),
+        (
+            lambda path: torch.save({"model": filled(Net()), "args": Namespace(lr=1)}, path),
+            "it holds argparse.Namespace, and only tensors are read from a pickle; save its state dict",
+        ),
         (
             lambda path: path.with_suffix(".safetensors").write_bytes(b"\xff" * 99),
             "SafetensorError: ",

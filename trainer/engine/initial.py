@@ -74,6 +74,8 @@ def _load(
     names = [name for name in wanted if name in found and name not in skipped]
     for several in tied(model).values():  # some files have a tied tensor only once
         skipped |= {*several} if {*several} & {*names} else set()
+    # As load_state_dict, for BatchNorm of a file from before torch counted batches.
+    skipped |= {name for name in wanted if name.endswith(".num_batches_tracked")}
     missing = [name for name in wanted if name not in found and name not in skipped]
     unlike = [
         f"{name} of shape {_shape(wanted[name])}, {_shape(found[name])} there"

@@ -108,6 +108,15 @@ def test_a_prefix_of_either_side_is_no_matter(
     assert "of its names is read as" in caplog.text
 
 
+def test_a_file_from_before_torch_counted_batches_is_read(tmp_path: Path) -> None:
+    """Many of torchvision's files are; load_state_dict takes them too."""
+    state = filled(Net())
+    del state["body.1.num_batches_tracked"]
+    found = loaded(Net(), init=as_state_dict(state, tmp_path))
+    assert all(found[name].equal(tensor) for name, tensor in state.items())
+    assert found["body.1.num_batches_tracked"] == 0
+
+
 def test_another_head_is_refused_and_may_be_skipped(tmp_path: Path) -> None:
     file = as_state_dict(filled(Net(classes=10)), tmp_path)
     code, message = refusal(Net(), init=file)

@@ -56,11 +56,15 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
     """Write a checkpoint's weights to `out`, which appears only when it is complete.
 
     `averaged` writes the weights averaged with TRAINER_EMA_DECAY instead of the last step's.
-    Raises Fault(64) if there are none or safetensors has no such dtype, Fault(65) for a damaged
-    checkpoint and Fault(71) if it cannot be read or the file cannot be written.
+    Raises Fault(64) if there are none, if safetensors has no such dtype or if `out` has a pickle's
+    name, Fault(65) for a damaged checkpoint and Fault(71) if it cannot be read or the file cannot be
+    written.
     """
     if out.is_dir():
         raise Fault(Exit.CONFIG, f"-o {out}: is a folder; name a file")
+    if out.suffix in (".pt", ".pth", ".bin", ".ckpt"):  # which torch.load then could not read
+        safe = out.with_suffix(".safetensors").name
+        raise Fault(Exit.CONFIG, f"-o {out}: the file has the format safetensors; name it {safe}")
     # torch takes seconds to import; --help and wrong arguments do not need it.
     from safetensors import SafetensorError  # noqa: PLC0415
     from safetensors.torch import save_file  # noqa: PLC0415

@@ -94,6 +94,11 @@ def test_averaged_weights_take_the_place_of_the_last_ones(tmp_path: Path) -> Non
         (["CHECKPOINT", "-o", "CHECKPOINT/muster.json/x"], 71, "cannot be written: "),
         (["CHECKPOINT"], 64, "required: -o"),
         (["CHECKPOINT", "-o", "."], 64, "-o .: is a folder; name a file"),
+        (
+            ["CHECKPOINT", "-o", "a.pt"],
+            64,
+            "-o a.pt: the file has the format safetensors; name it a.s",
+        ),
     ],
 )
 def test_a_refusal_is_one_line_a_code_and_no_file(

@@ -132,6 +132,7 @@ def test_a_language_model_learns_and_two_ranks_are_one(folder: Path, tmp_path: P
         ("AutoModelForSequenceClassification", "bert", "classes"),
         ("AutoModelForSeq2SeqLM", "t5", "pairs"),
         ("AutoModelForCausalLM", "gpt2", "plain"),
+        ("AutoModelForCausalLM", "gpt2", "classes"),  # lines with a label that it has no use for
     ],
 )
 def test_other_heads_and_plain_text_learn(

@@ -141,7 +141,7 @@ class Task:
     def _classes(self) -> list[int | str]:
         """The labels in the training set's lines; empty if there are none."""
         lines = self._folder / "train.jsonl"
-        if not lines.exists():
+        if self._shifts or not lines.exists():
             return []
         found = {one["label"] for _, one in _objects(lines) if "label" in one}
         numbers = [label for label in found if isinstance(label, int)]
@@ -163,7 +163,7 @@ class Task:
                     text_target=line["target"], truncation=True, max_length=self._own.length
                 )
                 sample["labels"] = target["input_ids"]
-            elif "label" in line:
+            elif "label" in line and not self._shifts:
                 sample["labels"] = self._classes.index(line["label"])
             elif "labels" in line:
                 sample["labels"] = line["labels"]

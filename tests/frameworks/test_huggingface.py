@@ -33,6 +33,7 @@ import pathlib, sys
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config
+from transformers import BertForSequenceClassification
 folder, words = sys.argv[1], ["[PAD]", "[UNK]", *sys.argv[2:]]
 tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
 tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -49,8 +50,12 @@ cached = pathlib.Path(folder, "home/hub/models--someone--tiny")
 made.save_pretrained(cached / "snapshots" / ("0" * 40))
 torch.manual_seed(5)
 GPT2LMHeadModel(gpt2).save_pretrained(cached / "snapshots" / ("0" * 40))
-BertConfig(vocab_size=size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-    intermediate_size=32).to_json_file(f"{folder}/bert.json")
+bert = BertConfig(vocab_size=size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+    intermediate_size=32)
+bert.to_json_file(f"{folder}/bert.json")
+bert.num_labels = 3
+BertForSequenceClassification(bert).save_pretrained(f"{folder}/of-3-classes")
+made.save_pretrained(f"{folder}/of-3-classes")
 T5Config(vocab_size=size, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2,
     decoder_start_token_id=0, pad_token_id=0).to_json_file(f"{folder}/t5.json")
 """
@@ -95,6 +100,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for text in texts
             ]
             write(made / name / f"{part}.jsonl", lines)
+        (made / "tags").mkdir(exist_ok=True)
+        tags = [[(n + m) % 5 for m in range(4)] for n in range(64)]
+        write(
+            made / "tags" / f"{part}.jsonl",
+            [{"input_ids": [tag + 2 for tag in one], "labels": one} for one in tags],
+        )
         (made / "plain").mkdir(exist_ok=True)
         (made / "plain" / f"{part}.txt").write_text("\n".join(texts * 4))
     return made
@@ -129,16 +140,22 @@ def test_a_language_model_learns_and_two_ranks_are_one(folder: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("head", "model", "data"),
     [
-        ("AutoModelForSequenceClassification", "bert", "classes"),
-        ("AutoModelForSeq2SeqLM", "t5", "pairs"),
-        ("AutoModelForCausalLM", "gpt2", "plain"),
-        ("AutoModelForCausalLM", "gpt2", "classes"),  # lines with a label that it has no use for
+        ("AutoModelForSequenceClassification", "bert.json", "classes"),
+        ("AutoModelForSequenceClassification", "of-3-classes", "classes"),  # which are two
+        ("AutoModelForTokenClassification", "bert.json", "tags"),
+        ("AutoModelForSeq2SeqLM", "t5.json", "pairs"),
+        ("AutoModelForCausalLM", "gpt2.json", "plain"),
+        (
+            "AutoModelForCausalLM",
+            "gpt2.json",
+            "classes",
+        ),  # lines with a label that it has no use for
     ],
 )
 def test_other_heads_and_plain_text_learn(
     head: str, model: str, data: str, folder: Path, tmp_path: Path
 ) -> None:
-    settings = {"task_head": head, "model": f"{folder}/{model}.json", "task_length": "16"}
+    settings = {"task_head": head, "model": f"{folder}/{model}", "task_length": "16"}
     found = events(folder, "trainer", tmp_path, data=str(folder / data), **settings)
     losses = curve(found, "loss")
     assert losses[-5:].mean() < 0.9 * losses[:5].mean()

@@ -38,6 +38,7 @@ OWN_SETTINGS = True
 
 _IGNORED = -100  # a label that does not count, as in transformers
 _NEXT = "AutoModelForCausalLM"  # its label at a position is the token after it
+_OF_TOKENS = "AutoModelForTokenClassification"  # its `labels` are classes
 
 Sample = dict[str, Any]
 
@@ -73,12 +74,15 @@ class Task:
 
     def model(self) -> nn.Module:
         kind = getattr(self._library, self._own.head)
-        more = {"num_labels": len(self._classes)} if self._classes else {}
         with _named("TRAINER_MODEL", self._name):
+            config = self._library.AutoConfig.from_pretrained(self._name)
+            # A head that has these numbers is kept. Another starts with random weights.
+            if new := not {*self._classes} <= {*range(config.num_labels)}:
+                config.num_labels = len(self._classes)
             if self._name.endswith(".json"):
-                config = self._library.AutoConfig.from_pretrained(self._name, **more)
                 return _Logits(kind.from_config(config))
-            return _Logits(kind.from_pretrained(self._name, dtype=torch.float32, **more))
+            more = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": new}
+            return _Logits(kind.from_pretrained(self._name, **more))
 
     def data(self, *, train: bool) -> "_Samples":
         part = "train" if train else "val"
@@ -144,6 +148,9 @@ class Task:
         if self._shifts or not lines.exists():
             return []
         found = {one["label"] for _, one in _objects(lines) if "label" in one}
+        if self._own.head == _OF_TOKENS:
+            lists = [one.get("labels", []) for _, one in _objects(lines)]
+            found |= {label for one in lists for label in one} - {_IGNORED}
         numbers = [label for label in found if isinstance(label, int)]
         if len(numbers) == len(found):
             return [*range(max(numbers, default=-1) + 1)]

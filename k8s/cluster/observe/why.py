@@ -50,6 +50,9 @@ def _signs(cluster: Cluster, job: Job, unread: list[str]) -> Iterator[Sign]:
     pods = jobs.newest_pod_objects(cluster, job)
     children = list(_children(cluster, job))
     names = {one["metadata"]["name"] for one in [*pods, *children]}
+    started = {pod["metadata"]["name"]: _started(pod) for pod in pods}
+    # What delayed the start no longer counts once the pods have their machines.
+    newest = max(started.values(), default=0.0)
     warnings: dict[str, list[Sign]] = {}
     for event in jobs.events(cluster, job, names, fields="type=Warning"):
         about = event["involvedObject"]
@@ -59,10 +62,11 @@ def _signs(cluster: Cluster, job: Job, unread: list[str]) -> Iterator[Sign]:
             f"{about.get('kind', 'object')} {about['name']}",
             as_seconds(event.get("lastTimestamp") or event.get("eventTime")),
         )
-        warnings.setdefault(about["name"], []).append(sign)
+        if _counts(sign, since=started.get(about["name"], newest)):
+            warnings.setdefault(about["name"], []).append(sign)
     for child in [job.root_object, *children]:
         yield from warnings.get(child["metadata"]["name"], [])
-        yield from _conditions(child)
+        yield from (one for one in _conditions(child) if _counts(one, since=newest))
     if job.state.reason:
         yield Sign(job.state.reason, f"{job.root_object['kind']} {job.name}", f"job {job.name}")
     for number, pod in enumerate(pods):
@@ -74,6 +78,14 @@ def _signs(cluster: Cluster, job: Job, unread: list[str]) -> Iterator[Sign]:
             unread=unread,
             is_log_read=number < _MOST_LOGS,
         )
+
+
+def _started(pod: Object) -> float:
+    return as_seconds(pod.get("status", {}).get("startTime")) or 0.0
+
+
+def _counts(sign: Sign, *, since: float) -> bool:
+    return sign.time is None or sign.time >= since
 
 
 def _children(cluster: Cluster, job: Job) -> Iterator[Object]:

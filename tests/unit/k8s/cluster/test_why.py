@@ -61,6 +61,7 @@ def disrupted(reason: str, message: str) -> dict[str, Any]:
 
 
 CREATING = waiting("ContainerCreating")
+EARLIER = {"lastTimestamp": "2026-01-01T00:00:03Z"}
 
 # By cause: the status of the second pod and the cluster's events, as Kubernetes 1.34 writes them.
 PODS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
@@ -77,11 +78,12 @@ PODS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         [],
     ),
     "volume mount": (
-        CREATING,
+        CREATING | {"startTime": "2026-01-01T00:00:04Z"},
         [
+            event("FailedScheduling", "0/4 nodes are available") | EARLIER,
             event(
                 "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1": already used by pods'
-            )
+            ),
         ],
     ),
     "missing object": (
@@ -209,6 +211,12 @@ def test_why_kueue_does_not_admit_it(run: Run, cluster: Cluster) -> None:
     told = ask(run, config)
     assert told["cause"].endswith("(queue)"), told
     assert "insufficient unused quota for cpu in flavor big" in told["evidence"]
+    # Later it runs. Volcano's PodGroup keeps such a condition, and events stay for an hour.
+    server.put("v1", "Event", event("Pending", message, "jobset-digits-1", "Workload"))
+    ran = terminated(137, "OOMKilled", startTime="2026-01-01T00:00:06Z")
+    server.put("v1", "Pod", pod(POD, 1, **ran))
+    server.put(*JOBSET, job | {"spec": {}, "status": FAILED})
+    assert ask(run, config)["cause"].endswith("(host memory)")
 
 
 def test_a_deadline(run: Run, cluster: Cluster) -> None:

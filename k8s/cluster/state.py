@@ -23,10 +23,16 @@ def with_notes(state: State, root: Object) -> State:
     queue = (root["metadata"].get("labels") or {}).get(QUEUE)
     if state.phase is Phase.SUSPENDED and queue:
         state = replace(state, reason=f"waits in queue {queue} of Kueue")
+    if is_being_deleted(root) and not state.phase.ended:
+        return replace(state, reason="being deleted")
     at = (root["metadata"].get("annotations") or {}).get(CANCELLED)
     if at is None or state.phase.ended:
         return state
     return State(Phase.CANCELLED, f"at {at}; `resume` would let it go on", state.restarts, at)
+
+
+def is_being_deleted(found: Object) -> bool:
+    return "deletionTimestamp" in found["metadata"]
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,11 @@ def pod(found: Object, kind: JobKind) -> Pod:
         for one in status.get("initContainerStatuses") or []
         if one.get("state", {}).get("terminated", {}).get("exitCode") and not has_run
     ]
-    deleted = "deletionTimestamp" in found["metadata"]
     return Pod(
         name=found["metadata"]["name"],
         node=kind.node(found),
         host=found.get("spec", {}).get("nodeName", ""),
-        phase="Terminating" if deleted else status.get("phase", ""),
+        phase="Terminating" if is_being_deleted(found) else status.get("phase", ""),
         reason=reason(found),
         restarts=sum(c.get("restartCount", 0) for c in container_statuses(found)),
         codes=tuple(e["exitCode"] for e in _ends(found)),

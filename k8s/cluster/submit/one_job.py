@@ -66,8 +66,13 @@ class Submission:
     folder: Folder | None
 
     @property
+    def is_being_deleted(self) -> bool:
+        return self.before is not None and state.is_being_deleted(self.before.root_object)
+
+    @property
     def has_ended(self) -> bool:
-        return self.before is not None and self.before.state.phase.ended
+        ended = self.before is not None and self.before.state.phase.ended
+        return ended and not self.is_being_deleted
 
 
 def submit(
@@ -79,7 +84,7 @@ def submit(
     has another launcher, because the pods and companions of both would have the same labels.
     """
     one = find(cluster, file, manifests)
-    if replace:
+    if replace or one.is_being_deleted:
         one = make_room(cluster, one)
     if one.before is not None and one.has_ended:
         raise config_error(

@@ -50,8 +50,10 @@ def submit_all(cluster: Cluster, files: dict[Path, list[Object]], wanted: Wanted
     found = [one_job.find(cluster, file, manifests) for file, manifests in files.items()]
     most = min(map(_max_parallel, found))
     _check(found, most, wanted)
-    if wanted.replace:
-        found = [one_job.make_room(cluster, one) for one in found]
+    found = [
+        one_job.make_room(cluster, one) if wanted.replace or one.is_being_deleted else one
+        for one in found
+    ]
     left = [one for one in found if not one.has_ended]
     for one in found:
         one_job.try_out(cluster, one, force=wanted.force)

@@ -231,6 +231,31 @@ def test_submit_waits_for_the_pods_of_a_deleted_job(phase: str, run: Run, cluste
     )
 
 
+@pytest.mark.parametrize("status", [RUNNING, COMPLETED])
+@pytest.mark.parametrize("others", [[], [str(golden("jobset", "own-script"))]])
+def test_submit_waits_for_a_job_that_is_being_deleted(
+    status: dict[str, Any], others: list[str], run: Run, cluster: Cluster
+) -> None:
+    """A finalizer keeps it, e.g. that of an AppWrapper. What is applied to it would go with it."""
+    server, config = cluster
+    going = jobset(None, "digits-ddp", **status)
+    going["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["a/b"]}
+    going["metadata"]["deletionGracePeriodSeconds"] = 0
+    server.put(*JOBSET, going)
+    place = server.path(*JOBSET, "digits-ddp")
+    assert ("being deleted" in run(config, "list")[1]) == (status is RUNNING)
+
+    def answer(method: str, target: str) -> None:
+        before = [one for one, path in server.requests if path == place]
+        if target == place and before[-3:] == ["DELETE", "GET", "GET"]:  # looked at twice
+            server.objects.pop(place, None)
+
+    server.answer = answer
+    code, _, err = run(config, "submit", str(golden("jobset")), *others)
+    assert code == 0, err
+    assert "deletionTimestamp" not in server.objects[place]["metadata"]
+
+
 def test_pods_of_a_deleted_job_that_do_not_go(
     run: Run, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

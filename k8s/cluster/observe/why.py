@@ -67,8 +67,9 @@ def _signs(cluster: Cluster, job: Job, unread: list[str]) -> Iterator[Sign]:
     for child in [job.root_object, *children]:
         yield from warnings.get(child["metadata"]["name"], [])
         yield from (one for one in _conditions(child) if _counts(one, since=newest))
-    if job.state.reason:
-        yield Sign(job.state.reason, f"{job.root_object['kind']} {job.name}", f"job {job.name}")
+    suspended = "is suspended" if job.state.phase is Phase.SUSPENDED else ""
+    if text := ": ".join(filter(None, (suspended, job.state.reason))):
+        yield Sign(text, f"{job.root_object['kind']} {job.name}", f"job {job.name}")
     for number, pod in enumerate(pods):
         yield from _of_pod(
             cluster,

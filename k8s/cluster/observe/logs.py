@@ -124,13 +124,14 @@ def follow(
 ) -> Fault | None:
     """Show the job's selected lines; with `follow` in the query, until the job ends.
 
-    Return an error if none of its logs could be read.
+    Return an error if none of its logs could be read, or if the pods of a job that has ended are gone.
     """
     follower = LogFollower(cluster, query=query, selection=selection)
     try:
         while True:
             job = jobs.refresh(cluster, job)
-            for pod in jobs.pods(cluster, job):
+            pods = jobs.pods(cluster, job)
+            for pod in pods:
                 if pod.phase != "Pending" and selection.has_pod(pod):
                     follower.add(pod)
             follower.drain(show, seconds=_INTERVAL)
@@ -138,6 +139,12 @@ def follow(
                 continue
             if "follow" not in query or job.state.phase.ended:
                 follower.drain(show, seconds=0)
+                if not pods and job.state.phase.ended:
+                    return Fault(
+                        Exit.DATA,
+                        f"{cluster.where}: job {job.name} has ended and its pods are gone, with their "
+                        "logs; the folder logs/ of its run folder has them",
+                    )
                 return follower.failure
             time.sleep(_INTERVAL)
     finally:

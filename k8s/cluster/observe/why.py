@@ -67,6 +67,10 @@ def _signs(cluster: Cluster, job: Job, unread: list[str]) -> Iterator[Sign]:
     for child in [job.root_object, *children]:
         yield from warnings.get(child["metadata"]["name"], [])
         yield from (one for one in _conditions(child) if _counts(one, since=newest))
+    if not pods and job.state.phase is Phase.FAILED:
+        unread.append(
+            "its logs: its pods are gone; ask its run folder: python -m trainer.why FOLDER"
+        )
     suspended = "is suspended" if job.state.phase is Phase.SUSPENDED else ""
     if text := ": ".join(filter(None, (suspended, job.state.reason))):
         yield Sign(text, f"{job.root_object['kind']} {job.name}", f"job {job.name}")

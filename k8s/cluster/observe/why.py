@@ -142,7 +142,8 @@ def _of_pod(
     if not ends and read.phase in ("Pending", ""):
         yield from (*own, *warnings, *_waiting(pod, containers, place))
         return
-    own += [sign for sign in warnings if "Unhealthy" in sign.text or "Evicted" in sign.text]
+    reasons = ["Unhealthy", "Evicted"] + ["NodeNotReady"] * (not ends and _is_unready(status))
+    own += [sign for sign in warnings if any(one in sign.text for one in reasons)]
     for container, end, is_previous in ends[-1:]:
         query = {"tailLines": _TAIL, "timestamps": "true"}
         query |= {"previous": "true"} if is_previous else {}
@@ -161,6 +162,12 @@ def _of_pod(
             detail = tuple(line.partition(" ")[2] for line in lines)
             own.append(Sign(says.strip(), source, place, at, detail))
     yield from own
+
+
+def _is_unready(status: Object) -> bool:
+    """Return whether a pod is not ready now: a node that came back makes its pods ready again."""
+    conditions = status.get("conditions") or []
+    return any(one["type"] == "Ready" and one.get("status") == "False" for one in conditions)
 
 
 def _disruption(status: Object, place: str, name: str) -> Iterator[Sign]:

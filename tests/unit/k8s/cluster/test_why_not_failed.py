@@ -1,10 +1,10 @@
-"""`why NAME` and `logs NAME` of a job that is suspended or has no pods."""
+"""`why NAME` and `logs NAME` of a job that is suspended, has lost a machine, or has no pods."""
 
 from typing import Any
 
 import pytest
 
-from tests.cluster_objects import FAILED, JOBSET, Cluster, Run, jobset
+from tests.cluster_objects import FAILED, JOBSET, RUNNING, Cluster, Run, jobset, pod
 
 VOLCANO = ("batch.volcano.sh/v1alpha1", "Job")
 
@@ -29,6 +29,29 @@ def test_a_suspended_job_says_how_to_resume_it(
     out = run(config, "why", "digits")[1]
     assert "suspended (cancelled)" in out
     assert "do        python -m k8s resume digits" in out
+
+
+@pytest.mark.parametrize("ready", ["True", "False"])
+def test_a_running_pod_whose_machine_does_not_answer(
+    ready: str, run: Run, cluster: Cluster
+) -> None:
+    """Its phase stays Running. The event stays for an hour, also if the machine comes back."""
+    server, config = cluster
+    server.put(*JOBSET, jobset(**RUNNING))
+    status: dict[str, Any] = {
+        "phase": "Running",
+        "conditions": [{"type": "Ready", "status": ready}],
+    }
+    server.put("v1", "Pod", pod("digits-node-0-1", 1, **status))
+    event = {
+        "metadata": {"name": "digits.1"},
+        "type": "Warning",
+        "reason": "NodeNotReady",
+        "message": "Node is not ready",
+        "involvedObject": {"name": "digits-node-0-1", "kind": "Pod"},
+    }
+    server.put("v1", "Event", event)
+    assert ("(node lost)" in run(config, "why", "digits")[1]) == (ready == "False")
 
 
 def test_a_failed_job_whose_pods_are_gone(run: Run, cluster: Cluster) -> None:

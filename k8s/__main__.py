@@ -21,6 +21,7 @@ log = logging.getLogger("k8s")
 def main() -> int:
     """Run a verb and return the exit code."""
     log_to_stderr()
+    code: Any = Exit.DONE
     try:
         command: Callable[..., Any] = typer.main.get_command(app)
         code = command(standalone_mode=False)
@@ -30,10 +31,9 @@ def main() -> int:
         return fault.code
     except typer.Abort:
         return 130
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # typer and rich make it sys.exit(1)
         # The reader has closed the pipe, e.g. head. Python would fail again at the final flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.DONE
     except typer.TyperException as error:
         text = error.format_message()
         log.error("%s (exit %d); --help lists the verbs", text, Exit.CONFIG)  # noqa: TRY400

@@ -16,6 +16,7 @@ from k8s.cluster.profile import profile as ask_for_profile
 from k8s.cluster.submit.one_job import read_manifests
 from k8s.cluster.submit.several_jobs import Wanted, submit_all
 from k8s.cluster.sync import sync as put_code
+from trainer.config.exits import Exit
 
 log = logging.getLogger("k8s")
 
@@ -43,7 +44,12 @@ def submit(
     """Submit rendered jobs by server-side apply, after a dry run of every object."""
     found = {file: read_manifests(file) for file in files}
     wanted = Wanted(wait_ or follow, print_line if follow else None, log_state, force, replace)
-    raise typer.Exit(submit_all(context.obj(), found, wanted))
+    try:
+        raise typer.Exit(submit_all(context.obj(), found, wanted))
+    except BrokenPipeError:
+        text = "the output was closed; the jobs go on, and `wait NAME` gives their codes (exit %d)"
+        log.error(text, Exit.PEER)  # noqa: TRY400  # one line
+        raise typer.Exit(Exit.PEER) from None
 
 
 @app.command("wait")

@@ -1,6 +1,7 @@
 """Watches, lists and logs that continue after a break, or start again."""
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,18 @@ from k8s.cluster import jobs
 from k8s.cluster.client.objects import listed
 from k8s.cluster.client.watch import changes
 from k8s.cluster.observe import logs
-from tests.cluster_objects import COMPLETED, JOBSET, RUNNING, Cluster, connection, fill, jobset
+from tests.cluster_objects import (
+    COMPLETED,
+    JOBSET,
+    RUNNING,
+    Cluster,
+    connection,
+    fill,
+    golden,
+    jobset,
+    pod,
+)
+from tests.conftest import run_command
 from tests.standin.server import Answer, Server
 from trainer.config.exits import Fault
 
@@ -184,3 +196,28 @@ def test_a_log_that_never_pauses_does_not_keep_the_others_out(cluster: Cluster) 
     follower.drain(shown.append, seconds=0)
     follower.close()
     assert len(shown) == 400_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verb", "code"),
+    [("logs digits", 0), ("status digits --all", 0), ("submit FILE --follow", 69)],
+)
+def test_a_reader_that_has_enough_is_no_error(verb: str, code: int, cluster: Cluster) -> None:
+    """Only the job's own end may make `submit --follow` end with 0."""
+    server, config = cluster
+    fill(server, **RUNNING)
+    for node in range(2, 300):
+        server.put("v1", "Pod", pod(f"digits-node-0-{node}", node, phase="Running"))
+    server.put("v1", "Pod", pod("digits-ddp-0", 0, job="digits-ddp", phase="Failed"))
+    for name in ("digits-node-0-0", "digits-ddp-0"):
+        server.logs[name] = "a line of the log\n" * 20_000
+    command = f"{sys.executable} -m k8s {verb.replace('FILE', str(golden('jobset')))}"
+    done = run_command(
+        ["bash", "-o", "pipefail", "-c", f"{command} | head -n 1"],
+        env={"KUBECONFIG": str(config)},
+        timeout=60,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Error" not in done.stderr
+    assert ("the jobs go on" in done.stderr) == (code != 0)

@@ -52,7 +52,7 @@ def print_status(
         console.print(f"code: {printable(text)}", markup=False)
     if found.progress:
         console.print(progress_text(found.progress), soft_wrap=True)
-    table = Table("node", _whole("pod"), _whole("on"), "phase", "restarts", "reason")
+    table = Table("node", _whole("pod"), _whole("on"), "phase", "restarts", _whole("reason"))
     shown = pods
     if len(pods) > _MANY and not every_pod:
         at_work = ("Running", "Succeeded")
@@ -108,7 +108,7 @@ def _others(spent: Mapping[str, float]) -> str:
 
 
 def _whole(title: str) -> Column:
-    """Return a column of names that breaks long ones: cut short, those of a matrix look the same."""
+    """Return a column that breaks long words: cut short, the names of a matrix look the same."""
     return Column(title, overflow="fold")
 
 
@@ -122,7 +122,7 @@ def _number(value: int | None) -> str:
 
 def print_jobs(jobs: Iterable[Job]) -> None:
     """Print a line for each job."""
-    table = Table(_whole("name"), "launcher", "state", "restarts", "reason")
+    table = Table(_whole("name"), "launcher", "state", "restarts", _whole("reason"))
     for job in jobs:
         state = job.state
         table.add_row(
@@ -133,7 +133,7 @@ def print_jobs(jobs: Iterable[Job]) -> None:
 
 def print_findings(found: Iterable[Finding]) -> None:
     marks = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}
-    table = Table("", "about", "found")
+    table = Table("", "about", _whole("found"))
     for finding in found:
         table.add_row(marks[finding.good], finding.about, _text(finding.text))
     Console().print(table)

@@ -172,7 +172,8 @@ def test_a_long_name_is_shown_to_its_end(run: Run, cluster: Cluster) -> None:
     name = "sweep-lr0-01-weightdecay0-0001-seed0-abc"
     server.put(*JOBSET, jobset(None, name, **FAILED))
     host = {"nodeName": "ip-10-0-12-34.us-west-2.compute.internal"}
-    one = pod(f"{name}-node-0-0-x1y2z", 0, job=name, **ended(70))
+    reason = "CreateContainerConfigError"
+    one = pod(f"{name}-node-0-0-x1y2z", 0, job=name, phase="Pending", reason=reason)
     server.put("v1", "Pod", one | {"spec": one["spec"] | host})
 
     def column(number: int, *verb: str) -> str:
@@ -182,6 +183,7 @@ def test_a_long_name_is_shown_to_its_end(run: Run, cluster: Cluster) -> None:
     assert column(1, "list") == name
     assert column(2, "status", name) == f"{name}-node-0-0-x1y2z"
     assert column(3, "status", name) == host["nodeName"]
+    assert column(6, "status", name) == reason
 
 
 def test_a_job_that_was_started_again_often_has_its_progress(run: Run, cluster: Cluster) -> None:

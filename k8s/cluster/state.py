@@ -102,7 +102,7 @@ def trainer_container(found: Object) -> Object:
 
 def _procs(container: Object) -> int | None:
     text = variables(container).get("PET_NPROC_PER_NODE", "")
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
 def variables(container: Object) -> dict[str, str]:

@@ -246,3 +246,13 @@ def test_a_job_that_has_ended_is_not_shown_as_cancelled(
     cancelled = {"annotations": {CANCELLED: "2026-01-01T00:00:00Z"}}
     job = {"metadata": cancelled, "spec": {"suspend": phase is Phase.CANCELLED}, "status": status}
     assert with_notes(KINDS["job"].read(job), job).phase is phase
+
+
+@pytest.mark.parametrize(
+    ("text", "procs"), [("2", 2), ("auto", None), ("9" * 5000, None)], ids=["2", "auto", "long"]
+)
+def test_ranks_of_a_pod(text: str, procs: int | None) -> None:
+    """Python refuses to read a number of more than 4,300 digits."""
+    container = {"name": "trainer", "env": [{"name": "PET_NPROC_PER_NODE", "value": text}]}
+    found = {"metadata": {"name": "a"}, "spec": {"containers": [container]}}
+    assert pod(found, KINDS["job"]).procs == procs

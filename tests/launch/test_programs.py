@@ -68,6 +68,7 @@ for step in range(1, 4):
     print(f"step={1000 * step:,} loss={1 / step} samples_per_second={1234.5:,}", file=sys.stderr)
 print("checkpoint=/out/three")
 print("loss=soon step=many")
+print("loss=0,125")  # no thousands
 """
 PATTERNS = {
     "step": r"step=([\d,]+)",

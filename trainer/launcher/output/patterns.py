@@ -16,7 +16,7 @@ from trainer.report.events import Event
 
 _INTERVAL = 1.0  # seconds at least between events of steps without a figure
 _LONGEST = 10_000  # characters of a line that are searched
-_COMMA = re.compile(r"(?<=\d),(?=\d{3})")  # of thousands, as in 1,234.5
+_COMMA = re.compile(r"(?<=\d)(?<!\b0),(?=\d{3})")  # of thousands: in 1,234.5, not in 0,123
 
 
 class Patterns:

@@ -74,7 +74,7 @@ class Membership:
         if self.full:
             return "an earlier attempt of this job still runs here"
         if not rules.elastic and node.number in self._numbers:
-            return f"an earlier attempt or another node with PET_NODE_RANK={node.number} is here"
+            return f"another node with PET_NODE_RANK={node.number}, or an earlier attempt, is connected"
         if not rules.elastic and node.number >= rules.max_nodes:
             return f"this job has {rules.max_nodes} nodes, numbered from 0"
         if len(self.nodes) >= rules.max_nodes:

@@ -70,7 +70,9 @@ def _load(
     """Copy the tensors into the model's tensors of the same names; return lines for the log."""
     wanted = model.state_dict()
     found, note = _renamed(given, wanted)
-    skipped = {name for name in wanted if _matches(name, _globs(settings.init_skip))}
+    globs = _globs(settings.init_skip)
+    _refuse_unknown("TRAINER_INIT_SKIP", globs, model, wanted)
+    skipped = {name for name in wanted if _matches(name, globs)}
     names = [name for name in wanted if name in found and name not in skipped]
     for several in tied(model).values():  # some files have a tied tensor only once
         skipped |= {*several} if {*several} & {*names} else set()
@@ -174,13 +176,7 @@ def _prefix(names: Collection[str]) -> str:
 def _freeze(model: nn.Module, globs: Collection[str]) -> str:
     """Freeze the parameters that match; return a line for the log."""
     named = dict(model.named_parameters(remove_duplicate=False))  # a tied weight has several names
-    for glob in globs:
-        if not any(fnmatchcase(name, glob) for name in named):
-            raise Fault(
-                Exit.CONFIG,
-                f"TRAINER_FREEZE={glob!r}: no parameter of model {type(model).__name__} has such a "
-                f"name; it has {_some(list(named))}",
-            )
+    _refuse_unknown("TRAINER_FREEZE", globs, model, named)
     for name, parameter in named.items():
         parameter.requires_grad_(parameter.requires_grad and not _matches(name, globs))
     every = list(model.parameters())
@@ -191,6 +187,18 @@ def _freeze(model: nn.Module, globs: Collection[str]) -> str:
     return (
         f"trained: {len(left)} of {len(every)} tensors, {numbers[0]:,} of {numbers[1]:,} parameters"
     )
+
+
+def _refuse_unknown(
+    setting: str, globs: Collection[str], model: nn.Module, names: Collection[str]
+) -> None:
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise Fault(
+                Exit.CONFIG,
+                f"{setting}={glob!r}: no tensor of model {type(model).__name__} has such a name; it has "
+                f"{_some(list(names))}",
+            )
 
 
 def _globs(text: str) -> list[str]:

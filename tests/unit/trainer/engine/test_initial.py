@@ -266,18 +266,26 @@ def test_a_tied_weight_is_frozen_by_each_of_its_names(
 
 
 @pytest.mark.parametrize(
-    ("freeze", "says"),
+    ("settings", "says"),
     [
         (
-            "boddy.*",
-            "TRAINER_FREEZE='boddy.*': no parameter of model Net has such a name; it has b",
+            {"freeze": "boddy.*"},
+            "TRAINER_FREEZE='boddy.*': no tensor of model Net has such a name; it has body.0.weight",
         ),
-        ("body.*,head.*", "TRAINER_FREEZE=body.*,head.*: leaves nothing to train"),
-        ("*", "leaves nothing to train"),
+        (
+            {"init_skip": "body.*,heads.*"},
+            "TRAINER_INIT_SKIP='heads.*': no tensor of model Net has such a name; it has body.0.weight",
+        ),
+        ({"freeze": "body.*,head.*"}, "TRAINER_FREEZE=body.*,head.*: leaves nothing to train"),
+        ({"freeze": "*"}, "leaves nothing to train"),
     ],
 )
-def test_a_glob_that_means_nothing_or_all_is_refused(freeze: str, says: str) -> None:
+def test_a_glob_that_means_nothing_or_all_is_refused(
+    settings: dict[str, str], says: str, tmp_path: Path
+) -> None:
     model = Net()
-    code, message = refusal(model, freeze=freeze)
+    if "init_skip" in settings:
+        settings["init"] = str(as_state_dict(filled(Net()), tmp_path))
+    code, message = refusal(model, **settings)
     assert code == Exit.CONFIG
     assert says in message

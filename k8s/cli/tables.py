@@ -170,7 +170,8 @@ def usage_table(
     job: Job, found: LogEvents, rows: Iterable[Mapping[str, Any]], *, measured: bool
 ) -> Group:
     """Return the output of `top`: a line for every rank; the first rank's also has the pod's figures."""
-    table = Table("rank", "node", "pod", "CPU", "GPU", "GPU memory", "pod's CPU", "pod's memory")
+    figures = ("CPU", "GPU", "GPU memory", "pod's CPU", "pod's memory")
+    table = Table("rank", "node", _whole("pod"), *figures)
     before = None
     for row in rows:
         first, before = row["pod"] != before, row["pod"]

@@ -184,6 +184,7 @@ def test_a_long_name_is_shown_to_its_end(run: Run, cluster: Cluster) -> None:
     assert column(2, "status", name) == f"{name}-node-0-0-x1y2z"
     assert column(3, "status", name) == host["nodeName"]
     assert column(6, "status", name) == reason
+    assert column(3, "top", name) == 2 * f"{name}-node-0-0-x1y2z"  # of each rank
 
 
 def test_a_job_that_was_started_again_often_has_its_progress(run: Run, cluster: Cluster) -> None:

@@ -31,7 +31,9 @@ def main() -> int:
         return fault.code
     except typer.Abort:
         return 130
-    except (BrokenPipeError, SystemExit):  # typer and rich make it sys.exit(1)
+    except (BrokenPipeError, SystemExit) as error:  # typer and rich make it sys.exit(1)
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         # The reader has closed the pipe, e.g. head. Python would fail again at the final flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except typer.TyperException as error:

@@ -145,11 +145,7 @@ def test_a_language_model_learns_and_two_ranks_are_one(folder: Path, tmp_path: P
         ("AutoModelForTokenClassification", "bert.json", "tags"),
         ("AutoModelForSeq2SeqLM", "t5.json", "pairs"),
         ("AutoModelForCausalLM", "gpt2.json", "plain"),
-        (
-            "AutoModelForCausalLM",
-            "gpt2.json",
-            "classes",
-        ),  # lines with a label that it has no use for
+        ("AutoModelForCausalLM", "gpt2.json", "classes"),  # their label is not used
     ],
 )
 def test_other_heads_and_plain_text_learn(

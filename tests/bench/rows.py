@@ -271,7 +271,7 @@ ROWS = {
         {"torch.load": 1},
         rounds=9,
     ),
-    "start-1": _start_row("one rank", 1, rounds=5),
+    "start-1": _start_row("one rank", 1, rounds=15),
     "start-2": _start_row("two ranks", 2, rounds=5),
     "start-8": _start_row("eight ranks", 8, rounds=3),
     "restart": Row(
@@ -290,12 +290,10 @@ ROWS = {
         "50 MB of weights of a checkpoint to a safetensors file, the whole process",
         commands.export,
         {"torch.load": 1.05},
-        rounds=9,
     ),
     "status": Row(
         "the status of a job of 1,000 pods, the whole process",
         commands.status,
         {"kubectl": 1.5},
-        rounds=9,
     ),
 }

@@ -38,15 +38,15 @@ def main() -> int:
     date = datetime.now(UTC)
     result: dict[str, Any] = {"date": date.isoformat(timespec="seconds"), **where(), "rows": {}}
     print(_heading(result))
+    args.folder.mkdir(parents=True, exist_ok=True)
+    path = args.folder / f"{date:%Y%m%dT%H%M%S}.json"
     for name in args.rows or ROWS:
         row = ROWS[name]
         times = row.measure(args.rounds or row.rounds)
         found = result["rows"][name] = _row(row, times)
         print("\n".join(_lines(name, found)), flush=True)
-    result["load_after"] = os.getloadavg()[0]
-    args.folder.mkdir(parents=True, exist_ok=True)
-    path = args.folder / f"{date:%Y%m%dT%H%M%S}.json"
-    path.write_text(json.dumps(result), encoding="utf-8")
+        result["load_after"] = os.getloadavg()[0]
+        path.write_text(json.dumps(result), encoding="utf-8")  # a row that fails loses no other
     print(f"\n{path}")
     return 0
 

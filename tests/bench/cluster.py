@@ -38,6 +38,7 @@ _COLUMNS = {
 def cluster(folder: Path, *, pods: int) -> Iterator[Path]:
     """Yield the kubeconfig of a cluster that runs until the block ends."""
     server = Server()
+    server.asks_for_token = False  # kubectl sends none without TLS
     sizes = ("--set", f"nodes={pods}", "--set", f"trainer.globalBatch={4 * pods}")
     file = ROOT / "k8s" / "jobs" / "02-digits-ddp.yaml"
     command = [sys.executable, str(ROOT / "render.py"), str(file), "--launcher", "job", *sizes]

@@ -1,6 +1,8 @@
 """The benchmark: real contenders take turns, and a spread that is too wide gives no verdict."""
 
 import json
+import shutil
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.bench import __main__ as bench
-from tests.bench import growth, page
+from tests.bench import commands, growth, page
 from tests.bench.measure import (
     SCRIPTS,
     Contender,
@@ -55,8 +57,10 @@ def test_the_table_and_the_file_have_every_ratio(
     times = {"muster": [Took(1.0, 2.0, 3, 8)] * 3, "bare": [Took(1.0, 1.0, 2, 2)] * 3}
     row = Row("a row", lambda _: times, {"bare": 1.03})
     monkeypatch.setitem(ROWS, "step", row)
-    monkeypatch.setattr("sys.argv", ["bench", "step", "--folder", str(tmp_path)])
-    assert bench.main() == 0
+    monkeypatch.setitem(ROWS, "start-1", replace(row, measure=lambda _: dict[str, Any]()["failed"]))
+    monkeypatch.setattr("sys.argv", ["bench", "step", "start-1", "--folder", str(tmp_path)])
+    with pytest.raises(KeyError, match="failed"):
+        bench.main()
     line = "| step | bare | 1.00 (0%) | 2.00 (0%) | 1.50 | 4.00 | 1.03 | met |"
     assert line in capsys.readouterr().out
     (file,) = tmp_path.iterdir()
@@ -104,6 +108,13 @@ def test_a_time_may_begin_with_a_line() -> None:
 def test_a_contender_that_fails_is_shown() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         in_turn({"one": Contender(("-c", "raise SystemExit('broken')"))}, rounds=1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl")
+def test_status_is_compared_with_kubectl() -> None:
+    times = commands.status(1)
+    assert [len(took) for took in times.values()] == [1, 1]
 
 
 def test_the_pages_table_is_that_of_the_newest_runs() -> None:

@@ -45,7 +45,7 @@ class Server:
     For tests: if `answer` returns something, it is the answer to a request; `forget()` makes a watch
     from an old version end with 410; `hang_up()` ends every watch; `groups` is what discovery shows;
     `requests` are the requests so far; `logs` are texts by the pod's name; `enter` makes the command
-    that runs one in the pod at a path.
+    that runs one in the pod at a path; `asks_for_token`: whether one without it gets 401.
     """
 
     release = "v1.34.2"
@@ -57,6 +57,7 @@ class Server:
         self.objects: dict[str, Object] = {}
         self.groups = dict(GROUPS)
         self.requests: list[tuple[str, str]] = []
+        self.asks_for_token = True
         self.answer: Callable[[str, str], Answer | None] = lambda _, __: None
         self.admit: Callable[[Object], None] = lambda _: None  # raises Refusal
         self._started = datetime.now(UTC).replace(microsecond=0)  # the time of a log's first line

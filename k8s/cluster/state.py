@@ -40,7 +40,7 @@ class Pod:
     """A pod, which is a node of the job. `codes` are the exit codes that count, the trainer's last.
 
     `container` is the name of the trainer's container, which runs `procs` ranks, or of the init
-    container that failed before it.
+    container that runs or has failed before it. `has_log`: whether that has started.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Pod:
     procs: int | None
     uid: str
     container: str
+    has_log: bool
 
     @property
     def ranks(self) -> range:
@@ -75,10 +76,16 @@ def pod(found: Object, kind: JobKind) -> Pod:
         one.get("state", {}).keys() & {"running", "terminated"} or one.get("lastState")
         for one in status.get("containerStatuses") or []
     )
-    failed = [
+    init_containers = found.get("spec", {}).get("initContainers") or []
+    sidecars = [one["name"] for one in init_containers if one.get("restartPolicy") == "Always"]
+    before = [
         one.get("name", "")
         for one in status.get("initContainerStatuses") or []
-        if one.get("state", {}).get("terminated", {}).get("exitCode") and not has_run
+        if not has_run
+        and (
+            one.get("state", {}).get("terminated", {}).get("exitCode")
+            or ("running" in one.get("state", {}) and one.get("name") not in sidecars)
+        )
     ]
     return Pod(
         name=found["metadata"]["name"],
@@ -90,7 +97,8 @@ def pod(found: Object, kind: JobKind) -> Pod:
         codes=tuple(e["exitCode"] for e in _ends(found)),
         procs=_procs(container),
         uid=found["metadata"].get("uid", found["metadata"]["name"]),
-        container=next(iter(failed), container.get("name", "")),
+        container=next(iter(before), container.get("name", "")),
+        has_log=bool(before) or status.get("phase", "") != "Pending",
     )
 
 

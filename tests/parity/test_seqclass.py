@@ -75,6 +75,16 @@ def test_loss_and_score_leave_padding_out() -> None:
     assert task().score(outputs, targets)[1] == 1
 
 
+def test_a_class_without_a_file_is_65(tmp_path: Path) -> None:
+    for name in ("ham", "lost+found", "spam"):
+        (tmp_path / name / "of-2026").mkdir(parents=True)
+        if name != "lost+found":
+            (tmp_path / name / "of-2026" / "1.txt").touch()
+    with pytest.raises(Fault, match=r"no file in lost\+found; each subfolder is a class") as caught:
+        task(data=tmp_path)
+    assert caught.value.code == Exit.DATA
+
+
 def test_a_class_is_a_folder_and_a_sequence_a_file(tmp_path: Path) -> None:
     for name in ("ham", "spam"):
         (tmp_path / name).mkdir()

@@ -132,7 +132,7 @@ def follow(
             job = jobs.refresh(cluster, job)
             pods = jobs.pods(cluster, job)
             for pod in pods:
-                if pod.phase != "Pending" and selection.has_pod(pod):
+                if pod.has_log and selection.has_pod(pod):
                     follower.add(pod)
             follower.drain(show, seconds=_INTERVAL)
             if follower.reading:
@@ -154,7 +154,7 @@ def follow(
 class LogFollower:
     """Reads the logs of several pods at once, each in a thread.
 
-    `close` ends every thread and connection. A pod that is added twice is read once.
+    `close` ends every thread and connection. A container that is added twice is read once.
     """
 
     def __init__(
@@ -164,8 +164,8 @@ class LogFollower:
         self._query = dict(query)
         self._selection = selection
         self._lines: SimpleQueue[str] = SimpleQueue()
-        self._readers: dict[str, threading.Thread] = {}
-        self._responses: dict[str, Any] = {}
+        self._readers: dict[tuple[str, str], threading.Thread] = {}
+        self._responses: dict[tuple[str, str], Any] = {}
         self._closing = threading.Event()
         self._unread: list[Fault] = []  # one for each pod whose log could not be read
 
@@ -177,11 +177,12 @@ class LogFollower:
 
     def add(self, pod: Pod) -> None:
         """Start reading a pod's log."""
-        if pod.uid not in self._readers:  # not the name: a replaced pod may have the same
+        # not the pod's name: a replaced pod may have the same
+        if (key := (pod.uid, pod.container)) not in self._readers:
             reader = threading.Thread(
                 target=self._read, args=(pod,), name=f"log of {pod.name}", daemon=True
             )
-            self._readers[pod.uid] = reader
+            self._readers[key] = reader
             reader.start()
 
     @property
@@ -225,7 +226,7 @@ class LogFollower:
                 if not isinstance(fault, Refused | Missing):  # these mean that there is no log
                     self._unread.append(fault)
                 return
-            self._responses[pod.uid] = response
+            self._responses[pod.uid, pod.container] = response
             if self._closing.is_set():  # opened while `close` was cutting the other connections
                 _cut(response)
             last, ended = self._show(pod, response, last, stamped=resumable)

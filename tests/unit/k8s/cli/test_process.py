@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,19 @@ def test_manifests_go_to_standard_output() -> None:
     done = start(str(EXAMPLE))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (ROOT / "tests" / "golden" / "digits-ddp" / "job.yaml").read_text()
+
+
+def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    pipe = tmp_path / "job.yaml"
+    os.mkfifo(pipe)
+    command = [sys.executable, str(ROOT / "render.py"), str(pipe)]
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process,
+        pipe.open("w"),  # it reads
+    ):
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
 
 
 def test_files_are_written_and_named(tmp_path: Path) -> None:

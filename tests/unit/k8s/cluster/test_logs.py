@@ -1,7 +1,9 @@
 """What `python -m k8s logs` shows and saves, with an API that only stores."""
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -95,6 +97,34 @@ def test_the_ranks_of_an_elastic_job_may_be_in_any_pod(run: Run, cluster: Cluste
     server.logs["digits-node-0-0"] = "[rank 3] here\n"  # as the rendezvous assigned them
     server.logs["digits-node-0-1"] = "[rank 1] there\n"
     assert run(config, "logs", "digits", "--rank", "3")[1] == "[node 0 rank 3] here\n"
+
+
+def test_a_container_that_prepares_the_pod_is_shown_and_then_the_trainer(
+    run: Run, cluster: Cluster
+) -> None:
+    server, config = cluster
+    server.put(*JOBSET, jobset(**RUNNING))
+    running: dict[str, Any] = {"state": {"running": {}}}
+    before = [{"name": name, **running} for name in ("proxy", "setup")]
+    found = pod("digits-node-0-0", 0, phase="Pending", initContainerStatuses=before)
+    found["spec"]["initContainers"] = [
+        {"name": "proxy", "restartPolicy": "Always"},  # a sidecar, which runs until the end
+        {"name": "setup"},
+    ]
+    server.put("v1", "Pod", found)
+
+    def log(_: str, query: dict[str, str]) -> Iterator[bytes]:
+        yield f"{query['container']} is here\n".encode()
+        started = {"containerStatuses": [{"name": "trainer", **running}], "phase": "Running"}
+        server.put("v1", "Pod", found | {"status": found["status"] | started})
+        if query["container"] == "trainer":
+            server.put(*JOBSET, jobset(**COMPLETED))
+
+    server.log = log
+    assert run(config, "logs", "digits", "-f")[:2] == (
+        0,
+        "[node 0] setup is here\n[node 0] trainer is here\n",
+    )
 
 
 def test_a_node_and_a_rank_that_are_not_there_are_refused(run: Run, cluster: Cluster) -> None:

@@ -1,5 +1,6 @@
 """What the verbs say if a cluster cannot answer or a request is wrong: one line, in time."""
 
+import json
 import re
 import time
 from functools import partial
@@ -142,6 +143,26 @@ def test_the_pauses_double_and_never_undercut_what_was_asked_for(
     assert api.call(connected, "GET", "/x") == {}
     least = [0.5, 1, 7, 4, 8]
     assert all(low <= pause <= 1.4 * low for low, pause in zip(least, pauses, strict=True)), pauses
+
+
+def test_a_user_who_may_not_read_events_gets_everything_else(
+    run: Run, cluster: Cluster, tmp_path: Path
+) -> None:
+    server, config = cluster
+    fill(server, **RUNNING)
+    said = 'events is forbidden: User "jane" cannot list resource "events"'
+    refuse(server, 403, said, at="/events")
+    code, out, _ = run(config, "why", "digits")
+    assert code == 0
+    assert said in out.splitlines()[-1]
+    code, out, _ = run(config, "status", "digits", "--json")
+    assert code == 0
+    assert said in json.loads(out)["warnings"][0]
+    code, _, err = run(config, "logs", "digits", "--save", str(tmp_path))
+    assert code == 64
+    assert said in err
+    saved = {path.name for path in tmp_path.glob("*.*") if path.suffix in (".log", ".yaml")}
+    assert saved >= {"job.yaml", "digits-node-0-0.log", "digits-node-0-1.log"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`why NAME` and `logs NAME` of a job that is suspended, has lost a machine, or has no pods."""
+"""`why NAME` and `logs NAME` of a job that is suspended, held back, has lost a machine, or its pods."""
 
 from typing import Any
 
@@ -29,6 +29,20 @@ def test_a_suspended_job_says_how_to_resume_it(
     out = run(config, "why", "digits")[1]
     assert "suspended (cancelled)" in out
     assert "do        python -m k8s resume digits" in out
+
+
+def test_a_pod_that_a_scheduling_gate_holds_back(run: Run, cluster: Cluster) -> None:
+    server, config = cluster
+    server.put(*JOBSET, jobset(**RUNNING))
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "SchedulingGated",
+        "message": "Scheduling is blocked due to non-empty scheduling gates",
+    }
+    status: dict[str, Any] = {"phase": "Pending", "conditions": [condition]}
+    server.put("v1", "Pod", pod("digits-node-0-1", 1, **status))
+    assert "(gate)" in run(config, "why", "digits")[1]
 
 
 @pytest.mark.parametrize("ready", ["True", "False"])

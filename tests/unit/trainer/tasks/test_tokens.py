@@ -79,6 +79,17 @@ def test_bad_files_are_65(meta: str | None, count: int, says: str, tmp_path: Pat
     assert says in str(caught.value)
 
 
+def test_a_vocabulary_in_a_pickle_is_65_and_says_where_to_write_it(tmp_path: Path) -> None:
+    (written(tmp_path) / "meta.pkl").touch()
+    with pytest.raises(
+        Fault, match=r'write its vocab_size to meta.json, e.g. {"vocabulary"'
+    ) as caught:
+        tasks.load(Settings(task="tokens", data=tmp_path))
+    assert caught.value.code == Exit.DATA
+    (tmp_path / "meta.json").write_text('{"vocabulary": 500}')
+    first_window(tmp_path)
+
+
 def test_a_missing_file_is_65(tmp_path: Path) -> None:
     (written(tmp_path) / "val.bin").unlink()
     with pytest.raises(Fault, match="val.bin is missing") as caught:

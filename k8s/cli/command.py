@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Fault as fault:
         print(f"render.py: {printable(str(fault))}", file=sys.stderr)
         return fault.code
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:
         # The reader has closed the pipe, e.g. head. Python would fail again at the final flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -30,6 +30,7 @@ _COMPANION_KINDS: list[Api] = [  # what any launcher may render with the job
     ("monitoring.coreos.com/v1", "PodMonitor"),
     ("monitoring.coreos.com/v1", "PrometheusRule"),
 ]
+_TO_SECOND = len("2026-01-01T00:00:00")  # of a timestamp: some have fractions, some do not
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,8 @@ def list_jobs(cluster: Cluster) -> list[Job]:
 
 def pod_objects(cluster: Cluster, job: Job) -> list[Object]:
     """Return the job's pods as objects, without those of an earlier job of its name."""
-    found, since = pods_of_name(cluster, job.name), _created(job)
-    return [pod for pod in found if _to_second(pod["metadata"].get("creationTimestamp")) >= since]
+    found, since = pods_of_name(cluster, job.name), _created(job.root_object)
+    return [pod for pod in found if _created(pod) >= since]
 
 
 def newest_pod_objects(cluster: Cluster, job: Job) -> list[Object]:
@@ -205,13 +206,9 @@ def running_containers(cluster: Cluster, job: Job) -> dict[str, Object]:
     return {pod["metadata"]["name"]: state.trainer_container(pod) for pod in found}
 
 
-def _created(job: Job) -> str:
-    """Return when the job was made. Older pods and events belong to an earlier job of its name."""
-    return _to_second(job.root_object["metadata"].get("creationTimestamp"))
-
-
-def _to_second(timestamp: str | None) -> str:
-    return (timestamp or "")[: len("2026-01-01T00:00:00")]
+def _created(found: Object) -> str:
+    """Return when an object was made. What is older than a job belongs to an earlier one of its name."""
+    return (found["metadata"].get("creationTimestamp") or "")[:_TO_SECOND]
 
 
 def pods(cluster: Cluster, job: Job, *, newest: bool = False) -> list[Pod]:
@@ -224,9 +221,9 @@ def pods(cluster: Cluster, job: Job, *, newest: bool = False) -> list[Pod]:
 def events(cluster: Cluster, job: Job, pods: set[str], *, fields: str = "") -> list[Object]:
     """Return the events of the job and of the pods with the names `pods`, oldest first."""
     items = objects.find(cluster, "v1", "Event", fields=fields)
-    names, since = {job.name, *pods}, _created(job)
+    names, since = {job.name, *pods}, _created(job.root_object)
     found = [e for e in items if e.get("involvedObject", {}).get("name") in names]
-    return sorted((e for e in found if _to_second(_time_of(e)) >= since), key=_time_of)
+    return sorted((e for e in found if _time_of(e)[:_TO_SECOND] >= since), key=_time_of)
 
 
 def _time_of(event: Object) -> str:
@@ -235,8 +232,11 @@ def _time_of(event: Object) -> str:
 
 
 def warnings(cluster: Cluster, job: Job, pods: list[Pod]) -> list[str]:
-    """Return the warning events of the job and its pods, one line each, newest last."""
-    found = events(cluster, job, {pod.name for pod in pods}, fields="type=Warning")
+    """Return a line for each warning event, newest last, or one that says why they cannot be read."""
+    try:
+        found = events(cluster, job, {pod.name for pod in pods}, fields="type=Warning")
+    except Forbidden as fault:
+        return [str(fault)]
     return [f"{e['involvedObject']['name']}: {e.get('reason')}: {e.get('message')}" for e in found]
 
 

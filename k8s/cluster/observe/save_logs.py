@@ -9,7 +9,7 @@ from pathlib import Path
 from k8s.base.errors import config_error
 from k8s.base.yaml_text import dump
 from k8s.cluster import jobs, state
-from k8s.cluster.client.api import Cluster, Object
+from k8s.cluster.client.api import Cluster, Forbidden, Object
 from k8s.cluster.jobs import Job
 from k8s.cluster.observe import logs
 from k8s.cluster.observe.logs import ALL, Selection
@@ -26,8 +26,8 @@ def save_logs(
 ) -> Iterator[Path]:
     """Write the job, its events, and each pod's spec, log and previous log; yield the paths.
 
-    No file is half written. Raises Fault(64) if the folder cannot be written. Raises Fault(69) if a log
-    could not be read, after the other logs are saved.
+    No file is half written. Raises Fault(64) if the folder cannot be written. If events or a log could
+    not be read, raises the fault after the other logs are saved.
     """
     found = jobs.pod_objects(cluster, job)
     pods = [item for item in found if selection.has_pod(state.pod(item, job.kind))]
@@ -52,7 +52,10 @@ def _files(
     """Yield the files' names and texts; an empty log makes no file. Adds unreadable logs to `unread`."""
     names = {pod["metadata"]["name"] for pod in pods}
     yield "job.yaml", dump([job.manifest] if job.wrapper is None else [job.wrapper, job.manifest])
-    yield "events.txt", "".join(f"{_line(e)}\n" for e in jobs.events(cluster, job, names))
+    try:
+        yield "events.txt", "".join(f"{_line(e)}\n" for e in jobs.events(cluster, job, names))
+    except Forbidden as fault:
+        unread.append(fault)
     query: dict[str, object] = {"timestamps": "true"}
     if since is not None:
         query["sinceSeconds"] = since

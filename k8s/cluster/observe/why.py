@@ -32,7 +32,8 @@ CHILDREN = (
 def why(cluster: Cluster, job: Job) -> list[str]:
     """Return at most ten lines: the job's state, what failed first, why, what to do, what followed.
 
-    A log that cannot be read is left out, and the last line says so. Raises what `api.call` raises.
+    Events and logs that cannot be read are left out, and the last line says so. Raises what `api.call`
+    raises.
     """
     unread: list[str] = []
     found = diagnose(_signs(cluster, job, unread))
@@ -54,7 +55,12 @@ def _signs(cluster: Cluster, job: Job, unread: list[str]) -> Iterator[Sign]:
     # What delayed the start no longer counts once the pods have their machines.
     newest = max(started.values(), default=0.0)
     warnings: dict[str, list[Sign]] = {}
-    for event in jobs.events(cluster, job, names, fields="type=Warning"):
+    events: list[Object] = []
+    try:
+        events = jobs.events(cluster, job, names, fields="type=Warning")
+    except Forbidden as fault:
+        unread.append(str(fault))
+    for event in events:
         about = event["involvedObject"]
         sign = Sign(
             f"{event.get('reason')}: {event.get('message')}",

@@ -196,6 +196,14 @@ def _classes(settings: Settings) -> dict[str, Path]:
             f"TRAINER_DATA={settings.data}: task {settings.task} found {len(found)} subfolders; "
             "it needs one for each class, with a file for each sequence",
         )
+    if empty := [
+        name for name, path in found.items() if not any(map(Path.is_file, path.rglob("*")))
+    ]:
+        raise Fault(
+            Exit.DATA,
+            f"TRAINER_DATA={settings.data}: no file in {', '.join(empty[:5])}; each subfolder is a "
+            "class, with a file for each sequence",
+        )
     return found
 
 

@@ -116,6 +116,12 @@ def of_bytes(length: int, *, size: int = 1_000_000) -> TokenFiles:
 def _meta(file: Path) -> tuple[str, int]:
     """Return dtype and vocabulary. Raises Fault(65)."""
     if not file.exists():
+        if (pickled := file.with_suffix(".pkl")).exists():  # of nanoGPT, when it is not GPT-2's
+            raise Fault(
+                Exit.DATA,
+                f"{pickled} is not read, because a pickle can run code; write its vocab_size to "
+                f'{file.name}, e.g. {{"vocabulary": 65}}',
+            )
         return "uint16", _GPT2_VOCABULARY
     try:
         found = json.loads(file.read_text(encoding="utf-8"))

@@ -147,10 +147,18 @@ class Task:
         lines = self._folder / "train.jsonl"
         if self._shifts or not lines.exists():
             return []
-        found = {one["label"] for _, one in _objects(lines) if "label" in one}
-        if self._own.head == _OF_TOKENS:
-            lists = [one.get("labels", []) for _, one in _objects(lines)]
-            found |= {label for one in lists for label in one} - {_IGNORED}
+        found: set[int | str] = set()
+        for where, line in _objects(lines):
+            of_tokens = line.get("labels", []) if self._own.head == _OF_TOKENS else []
+            for label in [line["label"]] if "label" in line else of_tokens:
+                if not isinstance(label, int | str):
+                    raise Fault(
+                        Exit.DATA,
+                        f"{where}: label {label!r}: wanted a class, a whole number or a text; a number "
+                        "to estimate (regression) or several classes need a task of your own",
+                    )
+                found.add(label)
+        found.discard(_IGNORED)
         numbers = [label for label in found if isinstance(label, int)]
         if len(numbers) == len(found):
             return [*range(max(numbers, default=-1) + 1)]
@@ -171,7 +179,11 @@ class Task:
                 )
                 sample["labels"] = target["input_ids"]
             elif "label" in line and not self._shifts:
-                sample["labels"] = self._classes.index(line["label"])
+                sample["labels"] = self._class(line["label"], where)
+            elif "labels" in line and self._own.head == _OF_TOKENS:
+                sample["labels"] = [
+                    one if one == _IGNORED else self._class(one, where) for one in line["labels"]
+                ]
             elif "labels" in line:
                 sample["labels"] = line["labels"]
             elif self._shifts and "input_ids" in sample:
@@ -185,6 +197,15 @@ class Task:
                 f"{'' if self._shifts else f', and for {self._own.head} label, labels or target'}",
             )
         return sample
+
+    def _class(self, label: object, where: str) -> int:
+        for number, name in enumerate(self._classes):
+            if name == label:
+                return number
+        known = ", ".join(map(str, self._classes[:5]))
+        raise Fault(
+            Exit.DATA, f"{where}: label {label!r} is not a class of train.jsonl, e.g. {known}"
+        )
 
     def _windows(self, path: Path) -> list[Sample]:
         """Return a text as consecutive windows of tokens."""

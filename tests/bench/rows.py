@@ -273,7 +273,7 @@ ROWS = {
     ),
     "start-1": _start_row("one rank", 1, rounds=15),
     "start-2": _start_row("two ranks", 2, rounds=5),
-    "start-8": _start_row("eight ranks", 8, rounds=3),
+    "start-8": _start_row("eight ranks", 8, rounds=9),
     "restart": Row(
         "two ranks, from the failure of one to the first step after the restart, all processes",
         _restart,

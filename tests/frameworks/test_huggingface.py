@@ -92,13 +92,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(made / f"{part}.jsonl", [{"text": text} for text in texts])
         for name, more in (("classes", "label"), ("pairs", "target")):
             (made / name).mkdir(exist_ok=True)
-            lines = [
+            lines: list[dict[str, Any]] = [
                 {
                     "text": text,
                     more: ("cat" if "cat" in text else "none") if more == "label" else text,
                 }
                 for text in texts
             ]
+            if more == "target":
+                lines[0]["label"] = 0.5  # which is not used
             write(made / name / f"{part}.jsonl", lines)
         (made / "tags").mkdir(exist_ok=True)
         tags = [[(n + m) % 5 for m in range(4)] for n in range(64)]

@@ -45,7 +45,7 @@ class Server:
     For tests: if `answer` returns something, it is the answer to a request; `forget()` makes a watch
     from an old version end with 410; `hang_up()` ends every watch; `groups` is what discovery shows;
     `requests` are the requests so far; `logs` are texts by the pod's name; `enter` makes the command
-    that runs one in the pod at a path; `asks_for_token`: whether one without it gets 401.
+    that runs one in the pod at a path; `asks_for_token`: a request without one gets 401.
     """
 
     release = "v1.34.2"

@@ -149,6 +149,8 @@ class Task:
             return []
         found: set[int | str] = set()
         for where, line in _objects(lines):
+            if "target" in line:  # then its label is not used
+                continue
             of_tokens = line.get("labels", []) if self._own.head == _OF_TOKENS else []
             for label in [line["label"]] if "label" in line else of_tokens:
                 if not isinstance(label, int | str):

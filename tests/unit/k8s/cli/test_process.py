@@ -105,7 +105,7 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "render.py"), str(pipe)]
     with (
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process,
-        pipe.open("w"),  # it reads
+        pipe.open("w"),  # waits until render.py reads it
     ):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)

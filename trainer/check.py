@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.arguments import Parser
+from trainer.arguments import Parser, run_tool
 from trainer.config.environment import from_environment, variable
 from trainer.config.exits import Exit, Fault
 from trainer.config.own_settings import in_words, own_settings
@@ -41,16 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("task", help="module:Class, as in TRAINER_TASK, or a built-in task")
-    try:
-        for line in check(parser.parse_args(arguments).task):
-            try:
-                print(f"ok  {line}", flush=True)
-            except BrokenPipeError:  # `| head`; what is left is checked too, for the exit code
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except Fault as fault:
-        print(f"check: {fault} (exit {fault.code})", file=sys.stderr)
-        return fault.code
-    return Exit.DONE
+    return run_tool(
+        "check", lambda: (f"ok  {line}" for line in check(parser.parse_args(arguments).task))
+    )
 
 
 def check(name: str) -> Iterator[str]:

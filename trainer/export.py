@@ -6,10 +6,10 @@ python -m trainer.export runs/digits/checkpoints/step-00000900 -o digits.safeten
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from trainer.arguments import Parser
+from trainer.arguments import Parser, run_tool
 from trainer.config.exits import Exit, Fault
 
 _HELP = """
@@ -43,17 +43,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--ema", action="store_true", help="the averaged weights of a run with TRAINER_EMA_DECAY"
     )
-    try:
+
+    def lines() -> Iterator[str]:
         chosen = parser.parse_args(arguments)
-        export(chosen.checkpoint, chosen.out, averaged=chosen.ema)
-    except Fault as fault:
-        print(f"export: {fault} (exit {fault.code})", file=sys.stderr)
-        return fault.code
-    return Exit.DONE
+        yield export(chosen.checkpoint, chosen.out, averaged=chosen.ema)
+
+    return run_tool("export", lines)
 
 
-def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
-    """Write a checkpoint's weights to `out`, which appears only when it is complete.
+def export(checkpoint: str, out: Path, *, averaged: bool = False) -> str:
+    """Write a checkpoint's weights to `out`, which appears only when it is complete; return a line.
 
     `averaged` writes the weights averaged with TRAINER_EMA_DECAY instead of the last step's.
     Raises Fault(64) if there are none, if safetensors has no such dtype or if `out` has a pickle's
@@ -104,9 +103,9 @@ def export(checkpoint: str, out: Path, *, averaged: bool = False) -> None:
         reason = getattr(error, "strerror", None) or error
         raise Fault(Exit.MACHINE, f"{out}: cannot be written: {reason}") from error
     size = sum(tensor.nbytes for tensor in tensors.values())
-    print(f"{out}: {len(tensors)} tensors, {size:,} bytes, of {found.where}")
     if others := _with_prefix("model.", found.manifest.values):
         print(f"export: {', '.join(others)} is left out: not a tensor", file=sys.stderr)
+    return f"{out}: {len(tensors)} tensors, {size:,} bytes, of {found.where}"
 
 
 def _with_prefix(prefix: str, keys: Iterable[str]) -> dict[str, str]:

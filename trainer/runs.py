@@ -7,13 +7,12 @@ python -m trainer.runs runs --state failed --task digits
 import argparse
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.arguments import Parser
+from trainer.arguments import Parser, run_tool
 from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.config.printable import printable
@@ -28,26 +27,21 @@ _STATES = ("finished", "failed", "stopped", "open")
 def main() -> int:
     """Print a row for each run and return the exit code: 0, or 65 when there is none."""
     log_to_stderr()
-    try:
-        asked = _parse()
-    except Fault as fault:
-        log.error("%s (exit %d)", fault, fault.code)  # noqa: TRY400  # one line
-        return fault.code
+    return run_tool("runs", _lines)
+
+
+def _lines() -> Iterator[str]:
+    asked = _parse()
     found = list(runs(asked.folder))
     if not found:
-        log.error("%s: no run in it or below it (exit %d)", asked.folder, Exit.DATA)
-        return Exit.DATA
+        raise Fault(Exit.DATA, f"{asked.folder}: no run in it or below it")
     wanted = {"task": asked.task, "mode": asked.mode, "state": asked.state}
     rows = [
         row
         for row in (row_of(run, asked.folder) for run in found)
         if all(value in (None, row[name]) for name, value in wanted.items())
     ]
-    try:
-        print(json.dumps(rows) if asked.json else _table(rows), flush=True)
-    except BrokenPipeError:  # `| head`; Python would fail again at the final flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return Exit.DONE
+    yield json.dumps(rows) if asked.json else _table(rows)
 
 
 def runs(folder: Path) -> Iterator[History]:

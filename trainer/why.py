@@ -3,7 +3,6 @@
 python -m trainer.why runs/digits
 """
 
-import logging
 import os
 import re
 import sys
@@ -12,8 +11,8 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from trainer.arguments import Parser
-from trainer.config.exits import Exit, Fault
+from trainer.arguments import Parser, run_tool
+from trainer.config.exits import Exit
 from trainer.config.log import log_to_stderr
 from trainer.config.printable import printable
 from trainer.diagnosis.diagnose import THREAD, Diagnosis, diagnose, in_words
@@ -23,8 +22,6 @@ from trainer.regular import open_regular
 from trainer.report.events import Event
 from trainer.report.history import Attempt, History, read
 from trainer.report.verdict import verdict
-
-log = logging.getLogger("why")
 
 _MOST = 10  # lines
 _MOST_LOGS = 64
@@ -43,16 +40,7 @@ def main() -> int:
         "source, what to do, and what followed. For a job on a cluster: python -m k8s why NAME.",
     )
     parser.add_argument("run", type=Path, help="the run folder (the run's TRAINER_OUT)")
-    try:
-        lines = why(read(parser.parse_args().run))
-    except Fault as fault:
-        log.error("%s (exit %d)", fault, fault.code)  # noqa: TRY400  # one line
-        return fault.code
-    try:
-        print("\n".join(map(printable, lines)), flush=True)
-    except BrokenPipeError:  # `| head`; Python would fail again at the final flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return Exit.DONE
+    return run_tool("why", lambda: map(printable, why(read(parser.parse_args().run))))
 
 
 def why(run: History) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.arguments import Parser
+from trainer.arguments import Parser, run_tool
 from trainer.config.exits import Exit, Fault
 from trainer.data.order import Samples
 from trainer.distributed.messages import from_main
@@ -172,12 +172,7 @@ def main() -> int:
         description="Checks that a run with TRAINER_LEDGER=true used each sample once in each epoch.",
     )
     parser.add_argument("run", type=Path, help="the run folder (the run's TRAINER_OUT)")
-    try:
-        print(check(read(parser.parse_args().run)))
-    except Fault as fault:
-        print(f"ledger: {fault} (exit {fault.code:d})", file=sys.stderr)
-        return fault.code
-    return Exit.DONE
+    return run_tool("ledger", lambda: [check(read(parser.parse_args().run))])
 
 
 if __name__ == "__main__":

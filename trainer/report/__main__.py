@@ -6,16 +6,14 @@ python -m trainer.report runs/digits --serve              # while the run goes o
 """
 
 import argparse
-import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.arguments import Parser
+from trainer.arguments import Parser, run_tool
 from trainer.config.exits import Exit, Fault
 from trainer.config.log import log_to_stderr
 from trainer.report.history import read_all
-
-log = logging.getLogger("report")
 
 _EXTRA = "pip install 'muster[report]'"
 
@@ -23,26 +21,24 @@ _EXTRA = "pip install 'muster[report]'"
 def main() -> int:
     """Write the report and return the exit code."""
     log_to_stderr()
+    return run_tool("report", _write_or_serve)
+
+
+def _write_or_serve() -> Iterator[str]:
+    """Yield the path of the report that was written."""
+    arguments = _parse()
+    runs = read_all(arguments.run)
     try:
-        arguments = _parse()
-        runs = read_all(arguments.run)
-        try:
-            from trainer.report.page.serve import serve  # noqa: PLC0415  # an extra
-            from trainer.report.page.write import write  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            raise Fault(
-                Exit.MACHINE, f"no package {error.name}; install it with {_EXTRA}"
-            ) from None
-        if arguments.serve:
-            serve(arguments.run, port=arguments.port or 0)
-            return Exit.DONE
-        path = arguments.out or arguments.run[0] / "report.html"
-        write(runs, path)
-        print(path)
-    except Fault as fault:
-        log.error("%s (exit %d)", fault, fault.code)  # noqa: TRY400  # one line
-        return fault.code
-    return Exit.DONE
+        from trainer.report.page.serve import serve  # noqa: PLC0415  # an extra
+        from trainer.report.page.write import write  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise Fault(Exit.MACHINE, f"no package {error.name}; install it with {_EXTRA}") from None
+    if arguments.serve:
+        serve(arguments.run, port=arguments.port or 0)
+        return
+    path = arguments.out or arguments.run[0] / "report.html"
+    write(runs, path)
+    yield str(path)
 
 
 def _parse() -> argparse.Namespace:

@@ -28,7 +28,7 @@ RENDER = $(PY) render.py $(JOB) $(foreach pair,$(SET),--set $(pair))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run render lint format test test-fast test-parity test-cluster test-standin coverage axe kind-up kind-e2e kind-down torchx frameworks test-frameworks trackers bench bench-gpu bench-growth bench-peers fuzz soak gpu-check docs lock image publish docker-run compose-run sbom audit clean
+.PHONY: help setup run render lint format test test-fast test-parity test-why test-cluster test-standin coverage axe kind-up kind-e2e kind-down torchx frameworks test-frameworks trackers bench bench-gpu bench-growth bench-peers fuzz soak gpu-check docs lock image publish docker-run compose-run sbom audit clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -99,7 +99,10 @@ test-fast: $(STAMP) ## the quick tests, in about a minute
 	@$(PY) -m pytest $(PARALLEL) -m 'not slow'
 
 test-parity: $(STAMP) ## every mode in every task with every optimiser, accumulation and precision (make test: some of them)
-	@MUSTER_TEST_PARITY=whole $(PY) -m pytest $(PARALLEL) tests/parity/test_table.py tests/parity/test_fuzzed.py tests/unit/trainer/tasks/test_torchvision_models.py
+	@MUSTER_TEST_PARITY=whole $(PY) -m pytest $(PARALLEL) tests/parity/test_table.py tests/parity/test_options.py tests/parity/test_fuzzed.py tests/unit/trainer/tasks/test_torchvision_models.py
+
+test-why: $(STAMP) ## every script that fails, to see whether its cause is named (make test: one for each cause)
+	@MUSTER_TEST_WHY=whole $(PY) -m pytest $(PARALLEL) tests/why
 
 coverage: $(STAMP) ## run TESTS, and write which lines and branches of k8s and trainer they run to build/coverage/index.html
 	@rm -rf build/coverage && mkdir -p build/coverage
@@ -196,7 +199,7 @@ docs: $(STAMP) ## generate the pages' tables and the job file's schema from the 
 # tests/conftest.py sets how many tests run at a time.
 PARALLEL = -n auto --dist worksteal
 # Keep bytecode. Without it pytest rewrites all assertions in each run, and each process compiles all modules.
-test test-fast test-parity: export PYTHONDONTWRITEBYTECODE =
+test test-fast test-parity test-why: export PYTHONDONTWRITEBYTECODE =
 
 lock: $(STAMP) ## compile the requirements files again with the newest versions, and renew the images' digests if the registries answer
 	@printf 'uv\n' | $(UV) pip compile $(LOCK) -o docker/requirements-uv.txt -

@@ -96,7 +96,9 @@ def _plant(fault: Fault, tree: Path) -> str:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     try:
         # no bytecode: its cache could not tell two faults of the same length within a second apart
-        environment = clean_environment(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1")
+        environment = clean_environment(
+            PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1", MUSTER_TEST_WHY="whole"
+        )
         ended = subprocess.run(
             command, cwd=tree, env=environment, capture_output=True, timeout=_TIMEOUT, check=False
         )

@@ -36,7 +36,7 @@ NOT_RUN = {
     r"-m trainer\.report .*--serve": "serves until Ctrl-C; tests/report/test_serve.py runs it",
     r"^muster ": "tests/house/test_wheel.py installs and runs it",
     r"^make fuzz": "takes minutes; tests/fuzz/test_fuzz.py feeds every target a few inputs",
-    r"^make soak": "takes minutes; tests/faults/test_soak.py runs one of them",
+    r"^make soak": "takes minutes; tests/faults/test_soak.py runs half of one",
     r"^make (image|docker-run|compose-run)\b": _ENGINE,
     r"\bdocker (build|run)\b": _ENGINE,
     r"^make kind-|^kind create": _CLUSTER,

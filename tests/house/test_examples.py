@@ -71,6 +71,7 @@ TRAINED = {
         "checkpoints=",
         "procsPerNode=2",
         "trainer.imageSize=32",
+        "trainer.taskLayers=2",
         "trainer.taskWidth=16",
         "trainer.taskPatch=8",
         "trainer.globalBatch=8",

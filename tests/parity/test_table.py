@@ -17,12 +17,14 @@ from tests.parity.compare import differences
 from tests.parity.conftest import Once
 from tests.parity.table import (
     CASES,
+    COMPILED,
     OPTIMIZER_CASES,
     QUICK,
     REFUSED,
     ROWS,
     TASKS,
     TOLERANCE,
+    WHOLE,
     Case,
     reference,
 )
@@ -123,13 +125,15 @@ def test_a_sample_that_only_fills_the_shape_is_not_in_the_loss(once: Once, tmp_p
 
 
 def test_the_table_has_what_it_says() -> None:
-    assert QUICK.issubset(CASES)
     assert {row for task in TASKS.values() for row in task.rows} == {*ROWS}
     cells = {(task, row) for task in TASKS for row in TASKS[task].rows}
-    assert {(case.task, case.row) for case in CASES} == cells
+    left_out = set() if WHOLE else {("tokens", row) for row in COMPILED}
+    assert {(case.task, case.row) for case in CASES} == cells - left_out
     # these two are not synchronous: test_localsgd, test_hogwild
     assert {ROWS[case.row].mode for case in CASES} == {*MODES} - {"localsgd", "hogwild"}
     for mode in {ROWS[row].mode for row in ROWS} - {"single"}:
         of_mode = [case for case in CASES if ROWS[case.row].mode == mode]
-        assert len({(c.optimizer, c.accumulation, c.precision) for c in of_mode}) == 8
+        for axis in ("optimizer", "accumulation", "precision"):
+            assert len({getattr(case, axis) for case in of_mode}) == 2
+        assert not WHOLE or len({(c.optimizer, c.accumulation, c.precision) for c in of_mode}) == 8
         assert any(case in QUICK for case in of_mode)

@@ -2,23 +2,17 @@
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import QUICK, ROOT, Started
+from tests.conftest import QUICK, ROOT
 from tests.faults.test_bad_samples import ALL_AT_ONCE, pictures, spoil
 from tests.launch.test_commands import launch
 from tests.launch.test_nodes import node
 from tests.ranks import free_port
 from tests.why.scripts import SCRIPTS
-from tests.why.sets.fifth_set import FIFTH_SET
-from tests.why.sets.fourth_set import FOURTH_SET
-from tests.why.sets.held_out import HELD_OUT
-from tests.why.sets.second_set import IN_SILENCE, SECOND_SET
-from tests.why.sets.third_set import THIRD_SET
 from trainer.report.history import read
 from trainer.why import why
 
@@ -27,8 +21,6 @@ __all__ = ["pictures"]
 pytestmark = pytest.mark.slow
 
 TASKS = "tests.faults.tasks:"
-WHOLE = FOURTH_SET | FIFTH_SET
-UNSEEN = HELD_OUT | SECOND_SET | THIRD_SET  # by the table, when they were written
 
 
 def told(run: Path) -> dict[str, str]:
@@ -294,52 +286,3 @@ def test_the_command_prints_it_and_refuses_a_folder_without_a_run(
     refused = start("-m", "trainer.why", str(tmp_path)).end()
     assert refused.code == 65
     assert "no event in metrics.jsonl" in refused.stderr
-
-
-@pytest.mark.parametrize("name", UNSEEN)
-def test_a_fault_that_the_table_was_not_written_with(name: str, start: Any, tmp_path: Path) -> None:
-    causes, failing = UNSEEN[name]
-    script = tmp_path / "train.py"
-    script.write_text(failing.text, encoding="utf-8")
-    own = {"TRAINER_OUT": str(tmp_path / "run")}
-    assert launch(start, "--nproc-per-node", "2", str(script), **own)[0] != 0
-    found = told(tmp_path / "run")
-    assert found["cause"].rpartition("(")[2].rstrip(")") in causes, found
-    assert found["first"].startswith("rank 1 "), found
-    assert failing.evidence in found["evidence"], found
-
-
-@pytest.mark.parametrize("name", IN_SILENCE)
-def test_a_rank_that_is_at_fault_without_an_error(name: str, start: Any, tmp_path: Path) -> None:
-    cause, who, source = IN_SILENCE[name]
-    script = tmp_path / "train.py"
-    script.write_text(source, encoding="utf-8")
-    own = {"TRAINER_OUT": str(tmp_path / "run")}
-    assert launch(start, "--nproc-per-node", "2", str(script), **own)[0] != 0
-    ends_with(told(tmp_path / "run"), cause, who, "")
-
-
-def of_two_ranks(
-    folder: Path, files: Mapping[str, str], command: Sequence[str], **variables: str
-) -> dict[str, str]:
-    """Run a command, train.py if it is empty, on two ranks in a folder with these files; see `told`."""
-    for file, text in files.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    own = {"TRAINER_OUT": "run", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
-    arguments = ("--nproc-per-node", "2", *(command or ("train.py",)))
-    started = Started(folder, "-m", "trainer.launch", *arguments, env=own)
-    try:
-        assert started.process.wait(120) != 0
-    finally:
-        started.clear()
-    return told(folder / "run")
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_whole_script_that_the_table_was_not_written_with(name: str, tmp_path: Path) -> None:
-    whole = WHOLE[name]
-    files = {"train.py": whole.text, **whole.files}
-    found = of_two_ranks(tmp_path, files, whole.command, **whole.variables)
-    assert found["cause"].rpartition("(")[2].rstrip(")") in whole.causes, found
-    assert found["first"].startswith(whole.who), found
-    assert whole.evidence in found["evidence"], found

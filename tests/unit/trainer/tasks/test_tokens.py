@@ -151,7 +151,11 @@ def test_124m_takes_real_steps(start: Any, tmp_path: Path) -> None:
     for name in ("train.bin", "val.bin"):
         tokens[: 20_000 if name == "train.bin" else 1_025].astype("uint16").tofile(tmp_path / name)
     settings = {"TRAINER_MODEL": "124m-tied", "TRAINER_DATA": str(tmp_path), "TRAINER_STEPS": "2"}
-    settings |= {"TRAINER_GLOBAL_BATCH": "1", "TRAINER_CHECKPOINT_STEPS": "0"}
+    settings |= {
+        "TRAINER_GLOBAL_BATCH": "1",
+        "TRAINER_CHECKPOINT_STEPS": "0",
+        "TRAINER_EVAL_STEPS": "0",
+    }
     settings |= {"TRAINER_LOG": "json", "TRAINER_LOG_STEPS": "1", "TRAINER_OUT": str(tmp_path)}
     ended = start("-m", "trainer", TRAINER_TASK="tokens", **settings).end()
     assert ended.code == 0, ended.stderr

@@ -167,6 +167,8 @@ def _process(one: Contender, **variables: str) -> Iterator[tuple["subprocess.Pop
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=one.within))
     output = folder / "output"
     env = {"TRAINER_LOG": "json", "BENCH_FOLDER": str(folder), "HF_HUB_OFFLINE": "1"}
+    # A caller may forbid it. The peers' modules were compiled when they were installed.
+    env["PYTHONDONTWRITEBYTECODE"] = ""
     path = f"{ROOT}:{SCRIPTS}"
     with output.open("w") as file:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Write the table of trainer/PERFORMANCE.md from the newest three runs of the benchmark.
+"""Write the table of trainer/PERFORMANCE.md from the newest four runs of the benchmark.
 
     python -m tests.bench.page
 
@@ -7,6 +7,8 @@ The last column is written by hand and is kept.
 
 import json
 import re
+from itertools import groupby
+from math import comb
 from statistics import median
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.conftest import ROOT
 
 PAGE = ROOT / "trainer" / "PERFORMANCE.md"
 RESULTS = ROOT / "tests" / "bench" / "results"
-_RUNS = 3
+_RUNS = 4
 _ROW = re.compile(
     r"^\| `(?P<row>[\w-]+)` \| (?P<peer>[^|]+) \|.*\| (?P<reason>[^|]*) \|$", re.MULTILINE
 )
@@ -43,10 +45,11 @@ def reasons(page: str) -> dict[tuple[str, str], str]:
 
 
 def interval(runs: list[dict[str, Any]], name: str, peer: str) -> tuple[float, float]:
-    """Return the 96 % confidence interval of the ratio to a peer, by the sign test.
+    """Return a confidence interval of the ratio to a peer, of at least 95 %, by the sign test.
 
-    These are the second smallest and second largest of nine medians: one for each start of all
-    processes, of which a run has three. Rounds of one start are no samples of their own: see `in_turn`.
+    Its samples are medians: one for each start of all processes, of which a run has three. Rounds of one
+    start are no samples of their own: see `in_turn`. Of twelve samples, the interval is from the third
+    smallest to the third largest.
     """
     medians = []
     for run in runs:
@@ -58,15 +61,20 @@ def interval(runs: list[dict[str, Any]], name: str, peer: str) -> tuple[float, f
             medians.append(median(left[:share]))
             left = left[share:]
     medians.sort()
-    return medians[1], medians[-2]
+    count, left_out = len(medians), 0
+    while sum(comb(count, below) for below in range(left_out + 2)) / 2 ** (count - 1) <= 0.05:
+        left_out += 1
+    return medians[left_out], medians[-1 - left_out]
 
 
 def table(runs: list[dict[str, Any]], reasons: dict[tuple[str, str], str]) -> str:
-    """Return the table. The medians of runs agree if they differ by at most the largest spread.
+    """Return the table. Runs agree if their medians differ by at most the largest spread.
 
-    A goal is met, or not, if the interval lies on one side of it.
+    "yes" is said of all runs, "each" of those on each kind of processor. A goal is met, or not, if the
+    interval lies on one side of it.
     """
-    times = ", ".join(run["date"][11:16] for run in runs)
+    kinds = [[*of_one] for _, of_one in groupby(runs, lambda run: run["machine"]["cpu"])]
+    times = "; ".join(", ".join(run["date"][11:16] for run in kind) for kind in kinds)
     figures = f"processor time: {times} | spread | agree | interval | memory"
     lines = [f"| row | peer | {figures} | goal | met | what, why |", "| --- " * 10 + "|"]
     for name in runs[-1]["rows"]:
@@ -74,19 +82,19 @@ def table(runs: list[dict[str, Any]], reasons: dict[tuple[str, str], str]) -> st
             continue
         lines.append(f"| **{name}** {'| ' * 9}*{ROWS[name].what}* |")
         for peer in runs[-1]["rows"][name]["ratios"]:
-            ones = [run["rows"][name]["ratios"][peer] for run in runs]
-            cpu, goal = [one["cpu"] for one in ones], ones[-1]["goal"]
-            spread = max(one["cpu_spread"] for one in ones)
-            agree = max(cpu) - min(cpu) <= spread * median(cpu)
+            of_kinds = [[run["rows"][name]["ratios"][peer] for run in kind] for kind in kinds]
+            ones = [one for kind in of_kinds for one in kind]
+            goal = ones[-1]["goal"]
+            agree = "yes" if _agree(ones) else "each" if all(map(_agree, of_kinds)) else "no"
             memory = [one["memory"] for one in ones if one["memory"]]
             low, high = interval(runs, name, peer)
             met = "" if goal is None else "yes" if high <= goal else "no" if low > goal else "open"
             cells = (
                 f"`{name}`",
                 peer,
-                ", ".join(f"{one['cpu']:.2f}" for one in ones),
-                f"{spread:.0%}",
-                "yes" if agree else "no",
+                "; ".join(", ".join(f"{one['cpu']:.2f}" for one in kind) for kind in of_kinds),
+                f"{max(one['cpu_spread'] for one in ones):.0%}",
+                agree,
                 f"{low:.2f} to {high:.2f}",
                 f"{median(memory):.2f}" if memory else "",
                 "" if goal is None else f"{goal:g}",
@@ -95,6 +103,11 @@ def table(runs: list[dict[str, Any]], reasons: dict[tuple[str, str], str]) -> st
             )
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _agree(ratios: list[dict[str, float]]) -> bool:
+    cpu = [one["cpu"] for one in ratios]
+    return max(cpu) - min(cpu) <= max(one["cpu_spread"] for one in ratios) * median(cpu)
 
 
 if __name__ == "__main__":

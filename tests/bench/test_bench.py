@@ -122,12 +122,15 @@ def test_the_pages_table_is_that_of_the_newest_runs() -> None:
     assert page.table(page.newest(), page.reasons(text)) in text
 
 
-def of_step(ratios: list[float], *, cpu: float = 1.0, spread: float = 0.05) -> dict[str, Any]:
+def of_step(
+    ratios: list[float], *, cpu: float = 1.0, spread: float = 0.05, processor: str = "one"
+) -> dict[str, Any]:
     """Return a run with one row, in whose rounds muster took these shares of the peer's time."""
     peer = {"cpu": cpu, "cpu_spread": spread, "memory": 1.5, "goal": 1.03}
     times = {"muster": [{"cpu": one} for one in ratios], "bare": [{"cpu": 1.0}] * len(ratios)}
     row = {"ratios": {"bare": peer}, "times": times}
-    return {"date": "2026-01-01T10:20:30", "rows": {"step": row}}
+    where = {"date": "2026-01-01T10:20:30", "machine": {"cpu": processor}}
+    return {**where, "rows": {"step": row}}
 
 
 def test_runs_agree_within_their_largest_spread() -> None:
@@ -139,6 +142,14 @@ def test_runs_agree_within_their_largest_spread() -> None:
     assert row == wanted
     apart = page.table([runs[0], of_step([1.0] * 3, cpu=1.06)], {}).splitlines()[-1]
     assert "1.00, 1.06 | 5% | no |" in apart
+    elsewhere = of_step([1.0] * 3, cpu=1.06, processor="two")
+    apart = page.table([*runs, elsewhere], {}).splitlines()[-1]
+    assert "1.00, 1.05; 1.06 | 5% | each |" in apart
+
+
+def test_the_interval_is_from_the_third_of_twelve_starts_to_the_tenth() -> None:
+    runs = [of_step([one, one + 1, one + 2]) for one in (1.0, 4.0, 7.0, 10.0)]
+    assert page.interval(runs, "step", "bare") == (3.0, 10.0)
 
 
 @pytest.mark.parametrize(

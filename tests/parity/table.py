@@ -136,7 +136,7 @@ _TIED = ("ddp-zero1", "fsdp", "hsdp")
 TASKS = {
     "digits": Task("digits", 32, (*EVERY, *WIDE, *COMPILED)),
     "lstm": Task("tests.parity.tasks:Lstm", 16, EVERY),
-    "gru": Task("tests.parity.tasks:Gru", 16, EVERY),
+    "gru": Task("tests.parity.tasks:Gru", 16, EVERY, dear=True),  # as the LSTM, but for its cell
     "gpt": Task("tests.parity.tasks:Gpt", 16, (*EVERY, *SPLIT), dear=True),
     "tokens": Task("tests.parity.tasks:Tokens", 16, _TOKENS, dear=True),
     "tokens, tied": Task("tests.parity.tasks:TiedTokens", 16, _TIED, dear=True),

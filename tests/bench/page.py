@@ -70,10 +70,11 @@ def interval(runs: list[dict[str, Any]], name: str, peer: str) -> tuple[float, f
 def table(runs: list[dict[str, Any]], reasons: dict[tuple[str, str], str]) -> str:
     """Return the table. Runs agree if their medians differ by at most the largest spread.
 
-    "yes" is said of all runs, "each" of those on each kind of processor. A goal is met, or not, if the
-    interval lies on one side of it.
+    "yes" is said of all runs, "each" of those on each kind of processor, if each has two. A goal is met,
+    or not, if the interval lies on one side of it.
     """
-    kinds = [[*of_one] for _, of_one in groupby(runs, lambda run: run["machine"]["cpu"])]
+    by_kind = groupby(sorted(runs, key=_processor), _processor)
+    kinds = [[*of_one] for _, of_one in by_kind]
     times = "; ".join(", ".join(run["date"][11:16] for run in kind) for kind in kinds)
     figures = f"processor time: {times} | spread | agree | interval | memory"
     lines = [f"| row | peer | {figures} | goal | met | what, why |", "| --- " * 10 + "|"]
@@ -85,7 +86,8 @@ def table(runs: list[dict[str, Any]], reasons: dict[tuple[str, str], str]) -> st
             of_kinds = [[run["rows"][name]["ratios"][peer] for run in kind] for kind in kinds]
             ones = [one for kind in of_kinds for one in kind]
             goal = ones[-1]["goal"]
-            agree = "yes" if _agree(ones) else "each" if all(map(_agree, of_kinds)) else "no"
+            in_each = all(len(kind) > 1 and _agree(kind) for kind in of_kinds)
+            agree = "yes" if _agree(ones) else "each" if in_each else "no"
             memory = [one["memory"] for one in ones if one["memory"]]
             low, high = interval(runs, name, peer)
             met = "" if goal is None else "yes" if high <= goal else "no" if low > goal else "open"
@@ -103,6 +105,10 @@ def table(runs: list[dict[str, Any]], reasons: dict[tuple[str, str], str]) -> st
             )
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _processor(run: dict[str, Any]) -> str:
+    return str(run["machine"]["cpu"])
 
 
 def _agree(ratios: list[dict[str, float]]) -> bool:

@@ -167,7 +167,7 @@ def _process(one: Contender, **variables: str) -> Iterator[tuple["subprocess.Pop
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=one.within))
     output = folder / "output"
     env = {"TRAINER_LOG": "json", "BENCH_FOLDER": str(folder), "HF_HUB_OFFLINE": "1"}
-    # A caller may forbid it; then each start would compile its modules anew.
+    # A caller may forbid it; then each start would compile all modules again.
     env["PYTHONDONTWRITEBYTECODE"] = ""
     path = f"{ROOT}:{SCRIPTS}"
     with output.open("w") as file:

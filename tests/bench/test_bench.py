@@ -77,7 +77,7 @@ def test_rounds_to_warm_up_do_not_count(warm_up: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_loop_takes_its_steps_when_asked_and_is_started_anew(tmp_path: Path) -> None:
+def test_a_loop_takes_its_steps_when_asked_and_is_started_again(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     code = f"open({str(begun)!r}, 'a').write('x'); import runpy; runpy.run_module('bare')"
     bare = Contender(("-c", code), {"BENCH_STEPS": "3"})

@@ -105,6 +105,15 @@ def test_a_run_resumed_with_an_evaluation_keeps_the_loss_of_that_step(tmp_path: 
     assert curve(tmp_path, "train/loss") == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0, 5: 50.0}
 
 
+def test_steps_that_are_repeated_after_going_back_replace_the_earlier_ones(tmp_path: Path) -> None:
+    with writing(tmp_path / "tensorboard") as take:
+        for steps, scale in ((range(1, 6), 1.0), (range(3, 5), 10.0)):
+            for step in steps:
+                take({"event": "step", "time": time.time(), "step": step, "loss": scale * step})
+            take({"event": "fault", "time": time.time(), "kind": "rolled_back", "step": 5, "to": 2})
+    assert curve(tmp_path, "train/loss") == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0}
+
+
 def test_a_port_in_use_costs_a_warning_and_nothing_is_loaded_unasked(start: Any) -> None:
     import socket
 

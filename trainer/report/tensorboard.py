@@ -30,9 +30,14 @@ def writing(folder: Path) -> Iterator[Callable[[Event], None]]:
     def take(event: Event) -> None:
         nonlocal writer, broken
         points = curves(event)
-        if not points or broken:
+        if broken:
             return
         try:
+            if writer is not None and event.get("kind") == "rolled_back":
+                writer.close()
+                writer = None  # a reader drops repeated steps only at the start of a file
+            if not points:
+                return
             if writer is None:
                 _wait_for_unused_second(folder)
                 # After a resume, a due evaluation of the checkpoint's step can come first. That step

@@ -7,6 +7,7 @@ from DataLoader workers; the model has dropout and running statistics.
 import os
 import signal
 import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ class Drawn(synthetic.Task):
         return OneByOne(whole.inputs, whole.targets)
 
 
+class Twice(synthetic.Task):
+    """A model in which one layer has two names."""
+
+    def model(self) -> nn.Module:
+        layer = nn.Linear(64, 64)
+        return nn.Sequential(
+            OrderedDict(first=layer, act=nn.ReLU(), again=layer, out=nn.Linear(64, 10))
+        )
+
+
 class KilledAt:
     """Ends a rank by SIGKILL before the given update of this attempt."""
 
@@ -91,6 +102,24 @@ def test_a_run_that_is_killed_again_and_again_is_the_same_run(tmp_path: Path) ->
     one, other = weights(tmp_path / "whole"), weights(broken)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_layer_with_two_names_goes_from_mode_to_mode(tmp_path: Path) -> None:
+    common = {
+        "task": "tests.checkpoint.test_exact:Twice",
+        "schedule": "constant",
+        "eval_steps": "0",
+    }
+    common |= {"optimizer": "adamw", "resume": "force"}
+    alone = losses(run_ranks(1, tmp_path / "alone", steps="12", **common))
+    modes = [("single", 1), ("ddp", 2), ("ddp", 2), ("fsdp", 2), ("ddp-zero1", 2), ("single", 1)]
+    for number, (mode, ranks) in enumerate(modes, start=1):
+        events = run_ranks(ranks, tmp_path / "all", steps=str(2 * number), mode=mode, **common)
+    assert losses(events) == pytest.approx(alone, rel=1e-5)
+
+
+def losses(events: list[dict[str, Any]]) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 
 
 def _die_while_loading() -> None:

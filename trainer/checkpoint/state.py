@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from trainer.distributed.tensors import local_part
@@ -31,6 +32,7 @@ def capture(module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Statefu
     load_state_dict(). Their states have tensors, numbers, strings and lists, and change only in or after
     the optimiser's update.
     """
+    module = _without_ddp(module)
     optimiser: State = {}
     if any(group["params"] for group in optimizer.param_groups):
         with _without_empty_groups(optimizer):
@@ -49,6 +51,7 @@ def restore(
     state: State, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Stateful]
 ) -> None:
     """Load a state that `capture` made into model, optimiser and the parts of `extra` that it has."""
+    module = _without_ddp(module)
     if state["optimizer"]:
         with _without_empty_groups(optimizer):
             set_state_dict(
@@ -62,6 +65,11 @@ def restore(
         set_model_state_dict(module, state["model"], options=_OPTIONS)
     for name, part in state["extra"].items():
         extra[name].load_state_dict(part)
+
+
+def _without_ddp(module: nn.Module) -> nn.Module:
+    """Return the model: torch 2.15 cannot load into DDP if one module has two names in the model."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 @contextlib.contextmanager

@@ -194,6 +194,9 @@ def test_a_checkpoint_named_by_hand(tmp_path: Path) -> None:
     with pytest.raises(Fault, match="TRAINER_RESUME=.*not a complete checkpoint") as caught:
         found(tmp_path, str(tmp_path / "typo"))
     assert caught.value.code == Exit.DATA
+    newest = save(tmp_path / "run" / "checkpoints", 2)
+    with pytest.raises(Fault, match=f"TRAINER_RESUME=.*its newest is {newest}"):
+        found(tmp_path, str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("named", ["/best", "file:///best", "/best/"])

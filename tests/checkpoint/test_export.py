@@ -91,6 +91,11 @@ def test_averaged_weights_take_the_place_of_the_last_ones(tmp_path: Path) -> Non
         (["CHECKPOINT", "-o", "OUT", "--ema"], 64, "its run had no TRAINER_EMA_DECAY"),
         (["DAMAGED", "-o", "OUT"], 65, "not a complete checkpoint: rank-00000.data has 63 bytes"),
         (["missing", "-o", "OUT"], 65, "not a complete checkpoint: .*No such file"),
+        (
+            ["RUN", "-o", "OUT"],
+            65,
+            "a run's folder, not a checkpoint; its newest is .*step-00000002",
+        ),
         (["CHECKPOINT", "-o", "CHECKPOINT/muster.json/x"], 71, "cannot be written: "),
         (["CHECKPOINT"], 64, "required: -o"),
         (["CHECKPOINT", "-o", "."], 64, "-o .: is a folder; name a file"),
@@ -107,6 +112,9 @@ def test_a_refusal_is_one_line_a_code_and_no_file(
     import re
 
     places = {"CHECKPOINT": save(tmp_path / "a", 1), "DAMAGED": save(tmp_path / "b", 1)}
+    places["RUN"] = str(tmp_path / "run")
+    for step in (1, 2):
+        save(tmp_path / "run" / "checkpoints", step)
     file = Path(places["DAMAGED"]) / "rank-00000.data"
     file.write_bytes(file.read_bytes()[:-1])
     places["OUT"] = str(tmp_path / "out.safetensors")

@@ -1,8 +1,10 @@
 """Find the newest undamaged checkpoint. All ranks take part."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainer.checkpoint.manifest import MANIFEST_FILE, MOST_BYTES, Damage, Manifest, decode, step_of
 from trainer.checkpoint.store import Local, Store, difference, split
@@ -38,7 +40,7 @@ def find(resume: str, store: Store, *, runtime: Runtime) -> Found | None:
         elsewhere, name = split(resume)
         named = _examine(elsewhere, name, runtime=runtime)
         if isinstance(named, str):
-            raise Fault(Exit.DATA, f"TRAINER_RESUME={resume}: not a complete checkpoint: {named}")
+            raise Fault(Exit.DATA, f"TRAINER_RESUME={resume}: {_not_complete(resume, named)}")
         return named
     if resume == "never":
         set_aside(store, after=0, runtime=runtime)
@@ -154,8 +156,16 @@ def complete(checkpoint: str) -> Found:
     if isinstance(answer, Fault):
         raise answer
     if isinstance(answer, str):
-        raise Fault(Exit.DATA, f"{checkpoint}: not a complete checkpoint: {answer}")
+        raise Fault(Exit.DATA, f"{checkpoint}: {_not_complete(checkpoint, answer)}")
     return Found(store, name, answer)
+
+
+def _not_complete(checkpoint: str, reason: str) -> str:
+    """Return what is wrong; for a run's folder, the name of its newest checkpoint."""
+    with contextlib.suppress(OSError):
+        if saved := [*Path(checkpoint).glob("checkpoints/step-*")]:
+            return f"a run's folder, not a checkpoint; its newest is {max(saved)}"
+    return f"not a complete checkpoint: {reason}"
 
 
 def _examine_share(store: Store, name: str, rank: int, world_size: int) -> Manifest | Fault | str:

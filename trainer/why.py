@@ -176,7 +176,8 @@ def _before(attempts: list[Attempt], earlier: list[Diagnosis | None]) -> list[st
     by_cause: dict[str, list[str]] = {}
     for number, (attempt, found) in enumerate(zip(attempts, earlier, strict=False), 1):
         text = "finished" if attempt.exit == Exit.DONE else "no end recorded"
-        text = text if found is None else f"{found.cause.name}: {found.sign.who}"
+        if found is not None:
+            text = ": ".join(filter(None, (found.cause.name, found.sign.who)))
         by_cause.setdefault(text, []).append(str(number))
     return [
         f"before    attempt{'s' * (len(numbers) > 1)} {', '.join(numbers[:8])}: {text}"

@@ -261,6 +261,16 @@ def test_the_error_of_an_earlier_attempt_is_its_own(tmp_path: Path) -> None:
     assert "before    attempt 1: refused: rank 0" in why(run)
 
 
+def test_an_earlier_attempt_that_was_stopped_names_no_rank(tmp_path: Path) -> None:
+    ends = [
+        event("fault", 2, kind="stopped", step=7),
+        event("launch", 3),
+        event("error", 4, code=64),
+    ]
+    run = read(write(tmp_path, event("launch", 1), *ends))
+    assert "before    attempt 1: stopped" in why(run)
+
+
 def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:
     write(tmp_path, event("step", 1, step=1, loss=0.5))
     with (tmp_path / "metrics.jsonl").open("ab") as file:

@@ -2,8 +2,8 @@
 
 python saving.py save|blocked|load muster|torch|dcp
 
-With `blocked`, a turn ends when the training may continue; the next turn waits for the disk. `load`
-reads what another process has saved.
+With `blocked`, the time of a turn ends when the training may continue. `load` reads what another
+process has saved.
 """
 
 import gc
@@ -82,8 +82,7 @@ with (
     if action == "load":
         subprocess.run([sys.executable, __file__, "make", whose], check=True)
     else:
-        on_disk = begin(1)[1]
-        on_disk()
+        begin(1)[1]()
     if action == "make":  # for `load`
         sys.exit()
     gc.freeze()  # as in the trainer; a collection would happen in a random turn
@@ -91,10 +90,10 @@ with (
     for number in range(2, 10**6):
         if action == "load":
             reload(1)
-        else:
+            turns.step()
+            continue
+        may_change, on_disk = begin(number)
+        may_change()
+        if action == "save":
             on_disk()
-            may_change, on_disk = begin(number)
-            may_change()
-            if action == "save":
-                on_disk()
-        turns.step()
+        turns.step(rest=on_disk)

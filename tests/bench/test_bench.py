@@ -1,7 +1,9 @@
 """The benchmark: real contenders take turns, and a spread that is too wide gives no verdict."""
 
 import json
+import re
 import shutil
+import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -97,6 +99,16 @@ def test_the_trainers_parts_take_turns_too(arguments: tuple[str, str]) -> None:
 
 
 @pytest.mark.slow
+def test_work_that_goes_on_after_a_turn_is_waited_for_and_not_counted() -> None:
+    code = "from turn import Turns; import time; turns = Turns()\nwhile 1: turns.step(rest=rest)"
+    one = Contender(("-c", f"rest = lambda: time.sleep(0.5); {code}"), {"BENCH_STEPS": "1"})
+    began = time.perf_counter()
+    took = in_turn({"one": one}, rounds=3, starts=1)["one"]
+    assert max(each.wall for each in took) < 0.2
+    assert time.perf_counter() - began > 1.5
+
+
+@pytest.mark.slow
 def test_a_time_may_begin_with_a_line() -> None:
     code = "import time; print('go', flush=True); time.sleep(5); print('in', flush=True); time.sleep(9)"
     began = Contender(("-c", f"import time; print('in', flush=True); time.sleep(1); {code}"))
@@ -120,6 +132,11 @@ def test_status_is_compared_with_kubectl() -> None:
 def test_the_pages_table_is_that_of_the_newest_runs() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
     assert page.table(page.newest(), page.reasons(text)) in text
+
+
+def test_the_page_says_why_a_goal_is_not_met() -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert re.findall(r"^\| `.*\| (?:no|open) \| *\|$", text, re.MULTILINE) == []
 
 
 def of_step(

@@ -66,6 +66,25 @@ def test_layers_that_are_found_take_the_memory_of_layers_named_by_hand(
         assert found[name] == pytest.approx(by_hand[name], rel=0.05), name
 
 
+MEASURED = """
+import json, resource
+from trainer.__main__ import main
+main()
+print(json.dumps({"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw-fused"])
+def test_a_dry_run_takes_less_memory_than_the_weights(optimizer: str, tmp_path: Path) -> None:
+    settings = {"task": "tokens", "model": "350m", "mode": "ddp", "optimizer": optimizer}
+    (few, without), _ = in_a_process(
+        2, tmp_path / "few", "-c", MEASURED, **(settings | {"model": "tiny"})
+    )
+    (many, real), _ = in_a_process(2, tmp_path / "many", "-c", MEASURED, **settings)
+    assert many["parameters"] > 1.4e9 > 20 * few["parameters"]
+    assert real["resident"] - without["resident"] < 0.2 * many["parameters"]
+
+
 BARE = """
 import json
 import torch

@@ -29,6 +29,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # What a fake tensor, which has a shape but no values, raises when code reads its values.
 LOOKS_INTO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 
+# SGD's update of all parameters. It has no fake kernel (torch 2.15): with fake tensors, torch runs it on
+# real ones of their sizes.
+FUSED_SGD = torch.ops.aten._fused_sgd_
+
 _MOST_ALLOCATIONS = 100_000  # a few hundred bytes each
 
 __all__ = [

@@ -6,11 +6,12 @@ check_model(task.model(), "circles:Circles")
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.config.exits import Exit, Fault
 from trainer.data.task_contract import blamed_on, kind_of
+from trainer.distributed.tensors import leaves
 
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
 
@@ -79,7 +80,14 @@ def _of_memory(model: nn.Module) -> tuple[str, str]:
 def _of_names(model: nn.Module, name: str) -> tuple[str, str]:
     """What its state_dict() does not have could not be resumed, and other names could not be saved."""
     with blamed_on(name, "the model's state_dict()"):
-        saved = {key for key in model.state_dict() if not key.endswith("_extra_state")}
+        state = model.state_dict()
+    extra = {key: value for key, value in state.items() if key.endswith("_extra_state")}
+    for key, value in extra.items():
+        for leaf in leaves(value):
+            if not isinstance(leaf, Tensor | int | float | str | None):
+                wanted = "tensors, numbers, texts, lists and dicts in it, as a checkpoint can hold"
+                return f"get_extra_state() gives a {kind_of(leaf)} ({key})", wanted
+    saved = state.keys() - extra.keys()
     parameters = {key for key, _ in model.named_parameters(remove_duplicate=False)}
     buffers = {key for key, _ in model.named_buffers(remove_duplicate=False)}
     wanted = (

@@ -49,17 +49,30 @@ def test_a_built_in_task_is_right(task: str) -> None:
 
 
 class Counts(Right):
+    seen: Any = 5
+
     def model(self) -> Any:
+        seen = self.seen
+
         class Model(nn.Linear):
             def get_extra_state(self) -> Any:
-                return {"seen": 5}
+                return {"seen": seen}
 
         return nn.Sequential(Model(2, 2))
+
+
+class CountsInBytes(Counts):
+    seen = (b"5",)
 
 
 def test_what_an_export_leaves_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"{__name__}:Counts"]) == Exit.DONE
     assert "an export leaves out 0._extra_state: it holds" in capsys.readouterr().out
+
+
+def test_what_a_checkpoint_cannot_hold_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{__name__}:CountsInBytes"]) == Exit.CONFIG
+    assert "get_extra_state() gives a bytes (0._extra_state); wanted:" in capsys.readouterr().err
 
 
 class Decays(Right):

@@ -150,6 +150,23 @@ class Lazy(synthetic.Task):
         return made
 
 
+class _Reordered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = nn.Parameter(torch.arange(63, -1, -1), requires_grad=False)
+        self.scales = nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return (values * self.scales)[:, self.order]
+
+
+class Mixed(synthetic.Task):
+    """Its parameters have three types, and one is a whole number."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(_Reordered(), super().model())
+
+
 class RaisesInModel(synthetic.Task):
     def model(self) -> nn.Module:
         raise KeyError("width")

@@ -72,6 +72,10 @@ CASES: dict[str, tuple[int, dict[str, str]]] = {
     "fsdp nested": (2, {"task": "tests.parity.nested_tasks:Samples"}),
     "pp x fsdp x tp": (8, PIPELINED | {"mesh": "pp=2,dp_shard=2,tp=2"}),
     "ddp lazy": (2, {"task": "tests.parity.odd_models:Lazy"}),
+    "ddp frozen": (2, {"freeze": "blocks.*"}),
+    "fsdp frozen": (2, {"freeze": "blocks.*"}),
+    "ddp mixed": (2, {"task": "tests.parity.odd_models:Mixed"}),
+    "fsdp mixed": (2, {"task": "tests.parity.odd_models:Mixed"}),
     "ddp packed": (2, {"task": "tests.parity.test_dry_run:Packed"}),
     "fsdp packed": (2, {"task": "tests.parity.test_dry_run:Packed"}),
 }

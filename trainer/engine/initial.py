@@ -8,7 +8,6 @@ No code in a file is run: a pickle that contains more than tensors is refused.
 import logging
 import re
 from collections.abc import Collection, Mapping
-from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from torch import Tensor, nn
 from trainer.config.exits import Exit, Fault
 from trainer.config.settings import Settings
 from trainer.data.task_contract import blamed_on, kind_of
+from trainer.distributed.by_name import chosen, freeze, some
 from trainer.models.blocks import tied
 
 log = logging.getLogger("trainer")
 
 _INSIDE = ("state_dict", "model_state_dict", "model")  # where other programs keep a state dict
-_SHOWN = 5  # names in a message
 
 
 def initialise(model: nn.Module, settings: Settings, *, is_main: bool, task: object = None) -> None:
@@ -37,7 +36,7 @@ def initialise(model: nn.Module, settings: Settings, *, is_main: bool, task: obj
         where = f"TRAINER_INIT={settings.init}"
         notes += _load(model, _read(Path(settings.init), where), where, settings)
     if settings.freeze:
-        notes.append(_freeze(model, _globs(settings.freeze)))
+        notes.append(freeze(model, settings.freeze))
     for note in notes if is_main else ():
         log.info("%s", note)
 
@@ -70,9 +69,7 @@ def _load(
     """Copy the tensors into the model's tensors of the same names; return lines for the log."""
     wanted = model.state_dict()
     found, note = _renamed(given, wanted)
-    globs = _globs(settings.init_skip)
-    _refuse_unknown("TRAINER_INIT_SKIP", globs, model, wanted)
-    skipped = {name for name in wanted if _matches(name, globs)}
+    skipped = chosen("TRAINER_INIT_SKIP", settings.init_skip, model, names=wanted)
     names = [name for name in wanted if name in found and name not in skipped]
     for several in tied(model).values():  # some files have a tied tensor only once
         skipped |= {*several} if {*several} & {*names} else set()
@@ -86,7 +83,7 @@ def _load(
     ]
     if missing or unlike:
         text = "; ".join(
-            f"{what} {_some(these)}"
+            f"{what} {some(these)}"
             for what, these in (("it lacks", missing), ("the model has", unlike))
             if these
         )
@@ -101,7 +98,7 @@ def _load(
     more = sorted(found.keys() - wanted.keys())
     return [
         f"{where}: {len(names)} of the model's {len(wanted)} tensors{note}",
-        *([f"{where}: not in the model: {_some(more)}"] if more else []),
+        *([f"{where}: not in the model: {some(more)}"] if more else []),
     ]
 
 
@@ -173,46 +170,5 @@ def _prefix(names: Collection[str]) -> str:
     return "".join(f"{level[0]}." for level in shared)
 
 
-def _freeze(model: nn.Module, globs: Collection[str]) -> str:
-    """Freeze the parameters that match; return a line for the log."""
-    named = dict(model.named_parameters(remove_duplicate=False))  # a tied weight has several names
-    _refuse_unknown("TRAINER_FREEZE", globs, model, named)
-    for name, parameter in named.items():
-        parameter.requires_grad_(parameter.requires_grad and not _matches(name, globs))
-    every = list(model.parameters())
-    left = [p for p in every if p.requires_grad]
-    if not left:
-        raise Fault(Exit.CONFIG, f"TRAINER_FREEZE={','.join(globs)}: leaves nothing to train")
-    numbers = [sum(p.numel() for p in these) for these in (left, every)]
-    return (
-        f"trained: {len(left)} of {len(every)} tensors, {numbers[0]:,} of {numbers[1]:,} parameters"
-    )
-
-
-def _refuse_unknown(
-    setting: str, globs: Collection[str], model: nn.Module, names: Collection[str]
-) -> None:
-    for glob in globs:
-        if not any(fnmatchcase(name, glob) for name in names):
-            raise Fault(
-                Exit.CONFIG,
-                f"{setting}={glob!r}: no tensor of model {type(model).__name__} has such a name; it has "
-                f"{_some(list(names))}",
-            )
-
-
-def _globs(text: str) -> list[str]:
-    return [glob for part in text.split(",") if (glob := part.strip())]
-
-
-def _matches(name: str, globs: Collection[str]) -> bool:
-    return any(fnmatchcase(name, glob) for glob in globs)
-
-
 def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "one number"
-
-
-def _some(names: Collection[str]) -> str:
-    shown = ", ".join([*names][:_SHOWN])
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

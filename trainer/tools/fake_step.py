@@ -22,6 +22,7 @@ from trainer.data.order import Order, training_shares
 from trainer.data.sets import Batch, tokens_of
 from trainer.data.stream import Stream
 from trainer.data.task_contract import blamed_on, blocks_of, own_of
+from trainer.distributed.by_name import freeze
 from trainer.distributed.optim import update_as_on_a_gpu
 from trainer.distributed.precision import dtype_of
 from trainer.distributed.runtime import Runtime, place
@@ -84,6 +85,8 @@ def _need(settings: Settings, runtime: Runtime, *, real: bool) -> Need:
         context = strategies.Context(settings, runtime, task.loss, lambda: batches[0], own)
         with _blamed_on(settings.task, "model()"):
             model = _model(task, dtype_of(settings))
+        if settings.freeze:
+            freeze(model, settings.freeze)
         choose(blocks_of(task, model, settings.task))
         if settings.activation_checkpointing:
             recompute_blocks(model)
@@ -95,7 +98,7 @@ def _need(settings: Settings, runtime: Runtime, *, real: bool) -> Need:
             batches = [replace(b, **map_tensors(fake.from_tensor, vars(b))) for b in batches]
         # The optimiser makes its state before the step that is counted, as in any later step.
         for parameter in strategy.module.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         with _blamed_on(settings.task, "the first step"):
             strategy.optimizer.step()
         strategy.optimizer.zero_grad()
@@ -170,18 +173,23 @@ def _fake_world(sizing: Sizing, rank: int) -> Iterator[Runtime]:
 
 
 def _model(task: tasks.Task, dtype: torch.dtype) -> nn.Module:
-    """Return the model, of fake tensors, which cannot be converted once they are in a module."""
+    """Return the model with parameters and buffers of this dtype, of fake tensors within their mode."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        return task.model()
+        model = task.model()
     # A constructor that computes with tensors, as a RegNet's does, or gives lazy layers their size.
     except (*LOOKS_INTO_DATA, RuntimeError):
         # Fake tensors are made in this thread alone.
         with ThreadPoolExecutor(1) as other_thread:
-            return copied(other_thread.submit(task.model).result(), torch.empty_like)
+            model = copied(other_thread.submit(task.model).result(), torch.empty_like)
     finally:
         torch.set_default_dtype(before)
+    tensors = [one for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()]
+    if all(one.dtype == dtype for one in tensors):
+        return model
+    # A module's fake tensors cannot be converted in place, as `cast` does.
+    return copied(model, lambda t: t.detach().to(dtype if t.is_floating_point() else t.dtype))
 
 
 @contextlib.contextmanager

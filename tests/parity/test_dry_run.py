@@ -270,6 +270,15 @@ def test_a_thousand_ranks_fit_into_one_process(tmp_path: Path) -> None:
     assert many["sent"]["all_reduce"] == pytest.approx(2 * 127 / 128 * many["gradients"], rel=0.01)
 
 
+@pytest.mark.parametrize("hook", ["fp16", "bf16"])
+def test_compressed_gradients_are_half_of_the_bytes(hook: str, tmp_path: Path) -> None:
+    whole, half = (
+        dry_run(2, tmp_path / "dry", **(COMMON | {"mode": "ddp", "comm_hook": one}))[0]["sent"]
+        for one in ("none", hook)
+    )
+    assert half["all_reduce"] == pytest.approx(whole["all_reduce"] / 2, rel=0.01)
+
+
 def test_a_dry_run_says_whether_a_device_is_large_enough(tmp_path: Path) -> None:
     environment = {"TRAINER_DRY_RUN": "2", "TRAINER_MODE": "ddp", "TRAINER_OUT": str(tmp_path)}
     for memory, words in (("80", "it fits in 80 GiB"), ("0.001", "does NOT fit in 0.001 GiB")):

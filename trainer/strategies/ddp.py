@@ -7,6 +7,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -59,7 +60,7 @@ def replicate(
         find_unused_parameters=settings.find_unused_parameters and runtime.backend != "fake",
     )
     if runtime.backend == "fake":
-        _count_in_dry_run(replica, group)
+        _count_in_dry_run(replica, group, settings)
     else:
         _register_hook(replica, group, settings)
     parameters = list(model.parameters())
@@ -123,11 +124,17 @@ def _register_hook(
         replica.register_comm_hook(state, powerSGD_hook)
 
 
-def _count_in_dry_run(replica: DistributedDataParallel, group: dist.ProcessGroup) -> None:
-    """Reduce buckets in Python, so that a dry run counts them. DDP's C++ code needs other ranks."""
+def _count_in_dry_run(
+    replica: DistributedDataParallel, group: dist.ProcessGroup, settings: Settings
+) -> None:
+    """Reduce buckets in Python, so that a dry run counts them. DDP's C++ code needs other ranks.
+
+    With `powersgd` it is a step of the warm-up.
+    """
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(settings.comm_hook)
 
     def all_reduce(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:
-        dist.all_reduce(bucket.buffer(), group=group)
+        dist.all_reduce(bucket.buffer().to(dtype or bucket.buffer().dtype), group=group)
         done: Future[Tensor] = Future()
         done.set_result(bucket.buffer())
         return done

@@ -4,7 +4,6 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from trainer.checkpoint.manifest import MANIFEST_FILE, MOST_BYTES, Damage, Manifest, decode, step_of
 from trainer.checkpoint.store import Local, Store, difference, split
@@ -163,8 +162,9 @@ def complete(checkpoint: str) -> Found:
 def _not_complete(checkpoint: str, reason: str) -> str:
     """Return what is wrong; for a run's folder, the name of its newest checkpoint."""
     with contextlib.suppress(OSError):
-        if saved := [*Path(checkpoint).glob("checkpoints/step-*")]:
-            return f"a run's folder, not a checkpoint; its newest is {max(saved)}"
+        of_run, _ = split(f"{checkpoint.rstrip('/')}/checkpoints/any")
+        if names := of_run.names():
+            return f"a run's folder, not a checkpoint; its newest is {of_run.where(names[-1])}"
     return f"not a complete checkpoint: {reason}"
 
 

@@ -19,6 +19,7 @@ from trainer.config.settings import Settings
 from trainer.imports import without_collection
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from trainer.tasks import Task
@@ -67,6 +68,7 @@ def check(name: str) -> Iterator[str]:
             sample_of,
             try_batch,
         )
+        from trainer.distributed.by_name import freeze  # noqa: PLC0415
         from trainer.distributed.generators import seed  # noqa: PLC0415
         from trainer.distributed.precision import cast, dtype_of  # noqa: PLC0415
         from trainer.engine.initial import load_own  # noqa: PLC0415
@@ -89,8 +91,9 @@ def check(name: str) -> Iterator[str]:
     blocks_of(task, model, name)
     cast(model, dtype_of(settings))
     yield from load_own(model, task, settings)
-    named = dict(model.named_parameters())
-    yield f"model(): {type(model).__name__}, {sum(p.numel() for p in named.values()):,} parameters"
+    yield f"model(): {type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters"
+    if settings.freeze:
+        yield freeze(model, settings.freeze)
     if others := [k for k, v in model.state_dict().items() if not isinstance(v, torch.Tensor)]:
         yield f"an export leaves out {', '.join(others[:3])}: it holds only tensors"
     for part, data in sets.items():
@@ -107,17 +110,25 @@ def check(name: str) -> Iterator[str]:
             f"{', '.join(f'{loss:.4g}' for loss in losses.tolist())}"
         )
         if part == "training":
-            with blamed_on(name, "the backward pass"):
-                losses.sum().backward()
-            if len(unused := [key for key, one in named.items() if one.grad is None]) == len(named):
-                raise Fault(Exit.CONFIG, f"task {name}: no parameter of the model has a gradient")
-            yield (
-                f"the backward pass reaches {len(named) - len(unused)} of {len(named)} parameters"
-                + (f"; not {', '.join(unused[:3])}, which will not change" if unused else "")
-            )
+            yield _backward(losses, model, name)
     yield _optimizer(task, model, settings, samples=len(sets["training"]))
     if made := sample_of(task, name, model.eval()):
         yield f"sample(): {', '.join(made)}"
+
+
+def _backward(losses: "torch.Tensor", model: "nn.Module", name: str) -> str:
+    """Do the backward pass; return a line about the parameters that it reaches."""
+    from trainer.data.task_contract import blamed_on  # noqa: PLC0415
+
+    with blamed_on(name, "the backward pass"):
+        losses.sum().backward()
+    named = dict(model.named_parameters())
+    unused = [key for key, one in named.items() if one.grad is None]
+    if len(unused) == len(named):
+        raise Fault(Exit.CONFIG, f"task {name}: no parameter of the model has a gradient")
+    return f"the backward pass reaches {len(named) - len(unused)} of {len(named)} parameters" + (
+        f"; not {', '.join(unused[:3])}, which will not change" if unused else ""
+    )
 
 
 def _optimizer(task: "Task", model: "nn.Module", settings: Settings, *, samples: int) -> str:

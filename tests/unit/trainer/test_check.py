@@ -85,6 +85,17 @@ def test_a_schedule_gets_the_steps_of_the_run(capsys: pytest.CaptureFixture[str]
     assert "first rate of each group: 0.03" in capsys.readouterr().out
 
 
+def test_frozen_parameters_are_counted_and_a_wrong_name_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINER_FREEZE", "0.*")
+    assert main([f"{WRONG}:Right"]) == Exit.DONE
+    assert "ok  trained: 2 of 4 tensors" in capsys.readouterr().out
+    monkeypatch.setenv("TRAINER_FREEZE", "1.*")
+    assert main([f"{WRONG}:Right"]) == Exit.CONFIG
+    assert "TRAINER_FREEZE='1.*': no tensor of model" in capsys.readouterr().err
+
+
 def test_unused_parameters_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"{__name__}:Unused"]) == Exit.DONE
     assert "reaches 2 of 4 parameters; not unused.weight, unused.bias" in capsys.readouterr().out

@@ -140,7 +140,7 @@ def _check_other_launchers(cluster: Cluster, kind: JobKind, name: str, root: Obj
 def make_room(cluster: Cluster, one: Submission) -> Submission:
     """Delete the existing job of this name, if any, and wait until it is gone. Raises Fault(69).
 
-    Its pods save and end first; else a new job of the same name could reach them.
+    `apply` waits for its pods.
     """
     if (job := one.before) is None:
         return one
@@ -150,8 +150,7 @@ def make_room(cluster: Cluster, one: Submission) -> Submission:
     root = job.root_object
 
     def is_there() -> object:
-        own = objects.get(cluster, root["apiVersion"], root["kind"], root["metadata"]["name"])
-        return own or jobs.pod_objects(cluster, job)
+        return objects.get(cluster, root["apiVersion"], root["kind"], one.name)
 
     objects.wait_until_gone(cluster, is_there, what=f"job {one.name}", seconds=_seconds(pods))
     return dataclasses.replace(one, before=None)
@@ -164,9 +163,10 @@ def _seconds(pods: list[Object]) -> float:
 
 
 def _wait_for_former_pods(cluster: Cluster, one: Submission) -> None:
-    """Wait until the pods of a deleted job of this name have ended: they save to the same run folder.
+    """Wait until the pods of a deleted job of this name have ended.
 
-    Kubernetes deletes them a little after the job. Raises Fault(69).
+    They save to the same run folder, and a new job could reach them. Kubernetes deletes them a little
+    after the job. Raises Fault(69).
     """
 
     def running() -> list[Object]:

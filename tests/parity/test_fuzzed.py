@@ -62,9 +62,8 @@ def pair(number: int) -> dict[str, Any]:
         trainer["model"] = dice.choice(["tiny", "tiny-tied"])
     trainer |= {key: dice.choice(values) for key, values in MORE.items() if dice.random() < 0.15}
     if trainer["task"] == "tokens" and "freeze" in trainer:
-        trainer["freeze"] = (
-            "*norm*"  # it has no bias; render.py knows no names of tensors, only `--check` does
-        )
+        # It has no bias. Rendering knows no names of tensors; `--check` does.
+        trainer["freeze"] = "*norm*"
     if mode == "hogwild":
         trainer["processes"] = 2
     if dice.random() < 0.1:

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from tests.bench.measure import PEERS, Times, end_contenders_on_sigterm, ratio, typical
+from tests.bench.measure import PEERS, STARTS, Times, end_contenders_on_sigterm, ratio, typical
 from tests.bench.rows import ROWS, Row
 from tests.conftest import ROOT, run_command
 
@@ -72,6 +72,7 @@ def _row(row: Row, times: Times) -> dict[str, Any]:
         }
     return {
         "what": row.what,
+        "starts": min(STARTS, len(ours)),
         "ratios": ratios,
         "median": {name: asdict(typical(took)) for name, took in times.items()},
         "times": {name: [asdict(one) for one in took] for name, took in times.items()},

@@ -25,7 +25,7 @@ from tests.conftest import ROOT, clean_environment
 
 PEERS = ROOT / "build" / "bench-peers" / "bin" / "python"
 SCRIPTS = ROOT / "tests" / "bench" / "peers"
-STARTS = 3  # of all processes, within the rounds of a row
+STARTS = 5  # of all processes, within the rounds of a row
 _WAIT = 300  # seconds for a contender's answer
 
 Times = dict[str, list["Took"]]

@@ -12,7 +12,6 @@ from math import comb
 from statistics import median
 from typing import Any
 
-from tests.bench.measure import STARTS
 from tests.bench.rows import ROWS
 from tests.conftest import ROOT
 
@@ -47,16 +46,17 @@ def reasons(page: str) -> dict[tuple[str, str], str]:
 def interval(runs: list[dict[str, Any]], name: str, peer: str) -> tuple[float, float]:
     """Return a confidence interval of the ratio to a peer, of at least 95 %, by the sign test.
 
-    Its samples are medians: one for each start of all processes, of which a run has three. Rounds of one
-    start are no samples of their own: see `in_turn`. Of twelve samples, the interval is from the third
-    smallest to the third largest.
+    Its samples are medians: one for each start of all processes. Rounds of one start are no samples of
+    their own: see `in_turn`. Of twelve samples, the interval is from the third smallest to the third
+    largest.
     """
     medians = []
     for run in runs:
-        times = run["rows"][name]["times"]
+        row = run["rows"][name]
+        times = row["times"]
         pairs = zip(times["muster"], times[peer], strict=True)
         left = [one["cpu"] / other["cpu"] for one, other in pairs]
-        for starts in range(STARTS, 0, -1):
+        for starts in range(row.get("starts", 3), 0, -1):  # 3: runs before 2026-11-30 07:00
             share = -(-len(left) // starts)
             medians.append(median(left[:share]))
             left = left[share:]

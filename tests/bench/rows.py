@@ -52,7 +52,8 @@ def _step(rounds: int) -> Times:
 def _mode(rounds: int, *, mode: str, ranks: int, net: str = "digits") -> Times:
     """A mode's step compared with torch's own parts; `net` is digits' or the tiny GPT."""
     ours = muster(ranks, mode=mode, **(_GPT if net == "tokens" else {}), **_AS_BARE.get(mode, {}))
-    steps = {"BENCH_STEPS": "400" if net == "digits" else "5"}  # a turn takes one or two seconds
+    # A turn takes one or two seconds.
+    steps = {"BENCH_STEPS": str(800 // ranks) if net == "digits" else "5"}
     same = {"BENCH_MODE": mode, "BENCH_NET": net, **steps}
     contenders = {"muster": replace(ours, env={**ours.env, **steps})}
     if mode == "pp":
@@ -133,7 +134,6 @@ def _mode_row(mode: str, ranks: int, *, net: str = "digits") -> Row:
         f"a step of {what} with {mode} on {ranks} ranks, processor time of all",
         partial(_mode, mode=mode, ranks=ranks, net=net),
         {"bare": 1.03, "bare, same": 1.03},
-        rounds=15 if ranks == 2 else 9,
     )
 
 
@@ -151,7 +151,6 @@ def _scaling_row(ranks: int) -> Row:
         f"a step of the tiny GPT with ddp on {ranks} ranks, each contender with the same global batch",
         _in_turn(fewer),
         {"one rank": None, "dp": None},
-        rounds=9,
     )
 
 
@@ -223,31 +222,26 @@ ROWS = {
         "batches of 128 images of 28 x 28 from memory, normalised, without loader processes",
         partial(_script, script="reading", what="memory", peers=_LOADER, steps=10),
         {"DataLoader": 0.48},
-        rounds=9,
     ),
     "jpeg": Row(
         "batches of 32 photographs of 500 x 375, cut and flipped, without loader processes",
         partial(_script, script="reading", what="jpeg", peers=_LOADER, steps=2),
         {"DataLoader": 0.77},
-        rounds=9,
     ),
     "jpeg-2": Row(
         "the same with two loader processes",
         partial(_script, script="reading", what="jpeg", peers=_LOADER, steps=20, workers=2),
         {"DataLoader": 0.77},
-        rounds=9,
     ),
     "save": Row(
         "a checkpoint of 100 MB, until it is written, into memory",
         partial(_script, script="saving", what="save", peers=_SAVERS, steps=1),
         {"torch.save": 1, "DCP async": 1},
-        rounds=9,
     ),
     "blocked": Row(
         "the same, until training continues",
         partial(_script, script="saving", what="blocked", peers=_SAVERS, steps=1),
         {"torch.save": 1, "DCP async": 1},
-        rounds=9,
     ),
     "saving": Row(
         "steps of digits' net with checkpoints as by default, compared with steps without",
@@ -269,7 +263,6 @@ ROWS = {
         "loading 100 MB in a process that has just started",
         partial(_script, script="saving", what="load", peers={"torch.load": "torch"}, steps=1),
         {"torch.load": 1},
-        rounds=9,
     ),
     "start-1": _start_row("one rank", 1, rounds=15),
     "start-2": _start_row("two ranks", 2, rounds=5),

@@ -145,7 +145,7 @@ def of_step(
     """Return a run with one row, in whose rounds muster took these shares of the peer's time."""
     peer = {"cpu": cpu, "cpu_spread": spread, "memory": 1.5, "goal": 1.03}
     times = {"muster": [{"cpu": one} for one in ratios], "bare": [{"cpu": 1.0}] * len(ratios)}
-    row = {"ratios": {"bare": peer}, "times": times}
+    row = {"starts": 3, "ratios": {"bare": peer}, "times": times}
     where = {"date": "2026-01-01T10:20:30", "machine": {"cpu": processor}}
     return {**where, "rows": {"step": row}}
 

@@ -142,7 +142,7 @@ def test_storage_that_fails_is_named(
 ) -> None:
     checkpoint, out = save(tmp_path / "checkpoints", 1), tmp_path / "out.safetensors"
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("trainer.checkpoint.parts.read_part", fail)

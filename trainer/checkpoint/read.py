@@ -212,8 +212,8 @@ class _Reader(StorageReader):
                     opened = self._found.store.open(self._found.name, chunk.file)
                     files[chunk.file] = stack.enter_context(opened)
                 target = planner.resolve_tensor(item).detach()
-                offsets, sizes = item.storage_offsets, item.lengths
-                target.copy_(read_part(files[chunk.file], tensor, chunk, offsets, sizes))
+                offsets = item.storage_offsets
+                read_part(files[chunk.file], target, stored=tensor, chunk=chunk, offsets=offsets)
                 planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)

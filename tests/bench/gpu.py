@@ -113,9 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
 def measured(row: Row, *, small: bool, rounds: int, steps: int) -> dict[str, Any]:
     steps = 10 if small else steps
     batch, each = (4, 128 if row.net == "Text" else 1) if small else (row.batch, row.each)
-    times = in_turn(
-        _contenders(row, batch=batch, steps=steps, small=small), rounds=rounds, starts=1
-    )
+    times = in_turn(_contenders(row, batch=batch, steps=steps, small=small), rounds=rounds)
     wall, spread = ratio(*([one.wall for one in times[who]] for who in ("muster", "plain")))
     items = {who: steps * batch * each / typical(took).wall for who, took in times.items()}
     found: dict[str, Any] = {"units": row.units, **items, "wall": wall, "wall_spread": spread}

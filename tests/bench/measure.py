@@ -25,7 +25,6 @@ from tests.conftest import ROOT, clean_environment
 
 PEERS = ROOT / "build" / "bench-peers" / "bin" / "python"
 SCRIPTS = ROOT / "tests" / "bench" / "peers"
-STARTS = 5  # of all processes, within the rounds of a row
 _WAIT = 300  # seconds for a contender's answer
 
 Times = dict[str, list["Took"]]
@@ -77,13 +76,12 @@ def end_contenders_on_sigterm() -> None:
 
 
 def in_turn(
-    contenders: Mapping[str, Contender], *, rounds: int, starts: int = STARTS, warm_up: int = 1
+    contenders: Mapping[str, Contender], *, rounds: int, starts: int = 1, warm_up: int = 1
 ) -> Times:
     """Start every contender, and let each take its steps in every round.
 
-    `starts`: how many times all are restarted within the rounds. Some random effects, such as the layout
-    of memory, last for the life of a process, so processes differ more than rounds of one process.
-    `warm_up`: rounds after each start that do not count.
+    `starts`: how many times all are started within the rounds. `warm_up`: rounds after each start that
+    do not count.
     """
     times: Times = {name: [] for name in contenders}
     for start in range(min(starts, rounds)):

@@ -1,4 +1,4 @@
-"""Write the table of trainer/PERFORMANCE.md from the newest four runs of the benchmark.
+"""Write the table of trainer/PERFORMANCE.md from the newest three runs of the benchmark.
 
     python -m tests.bench.page
 
@@ -7,7 +7,6 @@ The last column is written by hand and is kept.
 
 import json
 import re
-from itertools import groupby
 from math import comb
 from statistics import median
 from typing import Any
@@ -17,7 +16,7 @@ from tests.conftest import ROOT
 
 PAGE = ROOT / "trainer" / "PERFORMANCE.md"
 RESULTS = ROOT / "tests" / "bench" / "results"
-_RUNS = 4
+_RUNS = 3
 _ROW = re.compile(
     r"^\| `(?P<row>[\w-]+)` \| (?P<peer>[^|]+) \|.*\| (?P<reason>[^|]*) \|$", re.MULTILINE
 )
@@ -56,7 +55,7 @@ def interval(runs: list[dict[str, Any]], name: str, peer: str) -> tuple[float, f
         times = row["times"]
         pairs = zip(times["muster"], times[peer], strict=True)
         left = [one["cpu"] / other["cpu"] for one, other in pairs]
-        for starts in range(row.get("starts", 3), 0, -1):  # 3: runs before 2026-11-30 07:00
+        for starts in range(row["starts"], 0, -1):
             share = -(-len(left) // starts)
             medians.append(median(left[:share]))
             left = left[share:]
@@ -70,12 +69,9 @@ def interval(runs: list[dict[str, Any]], name: str, peer: str) -> tuple[float, f
 def table(runs: list[dict[str, Any]], reasons: dict[tuple[str, str], str]) -> str:
     """Return the table. Runs agree if their medians differ by at most the largest spread.
 
-    "yes" is said of all runs, "each" of those on each kind of processor, if each has two. A goal is met,
-    or not, if the interval lies on one side of it.
+    A goal is met, or not, if the interval lies on one side of it.
     """
-    by_kind = groupby(sorted(runs, key=_processor), _processor)
-    kinds = [[*of_one] for _, of_one in by_kind]
-    times = "; ".join(", ".join(run["date"][11:16] for run in kind) for kind in kinds)
+    times = ", ".join(run["date"][11:16] for run in runs)
     figures = f"processor time: {times} | spread | agree | interval | memory"
     lines = [f"| row | peer | {figures} | goal | met | what, why |", "| --- " * 10 + "|"]
     for name in runs[-1]["rows"]:
@@ -83,19 +79,19 @@ def table(runs: list[dict[str, Any]], reasons: dict[tuple[str, str], str]) -> st
             continue
         lines.append(f"| **{name}** {'| ' * 9}*{ROWS[name].what}* |")
         for peer in runs[-1]["rows"][name]["ratios"]:
-            of_kinds = [[run["rows"][name]["ratios"][peer] for run in kind] for kind in kinds]
-            ones = [one for kind in of_kinds for one in kind]
+            ones = [run["rows"][name]["ratios"][peer] for run in runs]
             goal = ones[-1]["goal"]
-            in_each = all(len(kind) > 1 and _agree(kind) for kind in of_kinds)
-            agree = "yes" if _agree(ones) else "each" if in_each else "no"
+            cpu = [one["cpu"] for one in ones]
+            spread = max(one["cpu_spread"] for one in ones)
+            agree = "yes" if max(cpu) - min(cpu) <= spread * median(cpu) else "no"
             memory = [one["memory"] for one in ones if one["memory"]]
             low, high = interval(runs, name, peer)
             met = "" if goal is None else "yes" if high <= goal else "no" if low > goal else "open"
             cells = (
                 f"`{name}`",
                 peer,
-                "; ".join(", ".join(f"{one['cpu']:.2f}" for one in kind) for kind in of_kinds),
-                f"{max(one['cpu_spread'] for one in ones):.0%}",
+                ", ".join(f"{one:.2f}" for one in cpu),
+                f"{spread:.0%}",
                 agree,
                 f"{low:.2f} to {high:.2f}",
                 f"{median(memory):.2f}" if memory else "",
@@ -105,15 +101,6 @@ def table(runs: list[dict[str, Any]], reasons: dict[tuple[str, str], str]) -> st
             )
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _processor(run: dict[str, Any]) -> str:
-    return str(run["machine"]["cpu"])
-
-
-def _agree(ratios: list[dict[str, float]]) -> bool:
-    cpu = [one["cpu"] for one in ratios]
-    return max(cpu) - min(cpu) <= max(one["cpu_spread"] for one in ratios) * median(cpu)
 
 
 if __name__ == "__main__":

@@ -266,7 +266,7 @@ ROWS = {
     ),
     "start-1": _start_row("one rank", 1, rounds=15),
     "start-2": _start_row("two ranks", 2, rounds=5),
-    "start-8": _start_row("eight ranks", 8, rounds=9),
+    "start-8": _start_row("eight ranks", 8, rounds=5),
     "restart": Row(
         "two ranks, from the failure of one to the first step after the restart, all processes",
         _restart,
@@ -277,7 +277,6 @@ ROWS = {
         "a job file to a manifest, the whole process",
         commands.render,
         {"TorchX": 0.6},
-        rounds=9,
     ),
     "export": Row(
         "50 MB of weights of a checkpoint to a safetensors file, the whole process",

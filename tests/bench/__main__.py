@@ -34,7 +34,7 @@ PASSES = 5
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
-    parser.add_argument("--rounds", type=int, help="rounds of each row, instead of its own number")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of each row (15)")
     parser.add_argument("-o", "--folder", type=Path, default=ROOT / "build" / "bench")
     args = parser.parse_args()
     if unknown := set(args.rows) - set(ROWS):
@@ -48,7 +48,7 @@ def main() -> int:
         for number in range(PASSES):
             for name in args.rows or ROWS:
                 row = ROWS[name]
-                rounds = len(range(number, args.rounds or row.rounds, PASSES))
+                rounds = len(range(number, args.rounds, PASSES))
                 if rounds == 0:
                     continue
                 print(f"pass {number + 1} of {PASSES}: {name}", file=sys.stderr, flush=True)

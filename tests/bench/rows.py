@@ -31,7 +31,6 @@ class Row:
     what: str
     measure: Callable[[int], Times]
     goals: Mapping[str, float | None]
-    rounds: int = 15
 
 
 def _in_turn(contenders: Mapping[str, Contender]) -> Callable[[int], Times]:
@@ -154,9 +153,9 @@ def _scaling_row(ranks: int) -> Row:
     )
 
 
-def _start_row(who: str, ranks: int, *, rounds: int) -> Row:
+def _start_row(who: str, ranks: int) -> Row:
     what = f"{who}, from the command to the first step, all processes"
-    return Row(what, partial(_start, ranks=ranks), {"torchrun": 0.5}, rounds)
+    return Row(what, partial(_start, ranks=ranks), {"torchrun": 0.5})
 
 
 ROWS = {
@@ -257,21 +256,19 @@ ROWS = {
             }
         ),
         {"without": 1.02},
-        rounds=5,
     ),
     "load": Row(
         "loading 100 MB in a process that has just started",
         partial(_script, script="saving", what="load", peers={"torch.load": "torch"}, steps=1),
         {"torch.load": 1},
     ),
-    "start-1": _start_row("one rank", 1, rounds=15),
-    "start-2": _start_row("two ranks", 2, rounds=5),
-    "start-8": _start_row("eight ranks", 8, rounds=5),
+    "start-1": _start_row("one rank", 1),
+    "start-2": _start_row("two ranks", 2),
+    "start-8": _start_row("eight ranks", 8),
     "restart": Row(
         "two ranks, from the failure of one to the first step after the restart, all processes",
         _restart,
         {"torchrun": 0.2},
-        rounds=5,
     ),
     "render": Row(
         "a job file to a manifest, the whole process",

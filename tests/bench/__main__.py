@@ -54,17 +54,17 @@ def main() -> int:
                 print(f"pass {number + 1} of {PASSES}: {name}", file=sys.stderr, flush=True)
                 for contender, took in row.measure(rounds).items():
                     times.setdefault(name, {}).setdefault(contender, []).extend(took)
-                result["rows"][name] = _row(row, times[name])
+                result["rows"][name] = _row(row, times[name], starts=number + 1)
                 result["load_after"] = os.getloadavg()[0]
                 path.write_text(json.dumps(result), encoding="utf-8")
     finally:  # a row that fails loses no other
         print(_heading(result))
-        print("\n".join(line for name in times for line in _lines(name, result["rows"][name])))
+        print("\n".join(line for each in result["rows"].items() for line in _lines(*each)))
         print(f"\n{path}")
     return 0
 
 
-def _row(row: Row, times: Times) -> dict[str, Any]:
+def _row(row: Row, times: Times, *, starts: int) -> dict[str, Any]:
     """Return a row's figures: all times as they were measured, and the ratios to each peer."""
     ours, ratios = times["muster"], {}
     for peer, theirs in times.items():
@@ -85,7 +85,7 @@ def _row(row: Row, times: Times) -> dict[str, Any]:
         }
     return {
         "what": row.what,
-        "starts": min(PASSES, len(ours)),
+        "starts": starts,
         "ratios": ratios,
         "median": {name: asdict(typical(took)) for name, took in times.items()},
         "times": {name: [asdict(one) for one in took] for name, took in times.items()},

@@ -46,7 +46,7 @@ def interval(runs: list[dict[str, Any]], name: str, peer: str) -> tuple[float, f
     """Return a confidence interval of the ratio to a peer, of at least 95 %, by the sign test.
 
     Its samples are medians: one for each start of all processes. Rounds of one start are no samples of
-    their own: see `in_turn`. Of twelve samples, the interval is from the third smallest to the third
+    their own: see `PASSES`. Of twelve samples, the interval is from the third smallest to the third
     largest.
     """
     medians = []

@@ -70,6 +70,7 @@ def test_the_table_and_the_file_have_every_ratio(
     (file,) = tmp_path.iterdir()
     result = json.loads(file.read_text(encoding="utf-8"))
     assert result["rows"]["step"]["ratios"]["bare"]["wall"] == 2
+    assert result["rows"]["step"]["starts"] == 1  # the first pass failed
     assert {"date", "machine", "versions"} < result.keys()
 
 

@@ -39,6 +39,8 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := set(args.rows) - set(ROWS):
         parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: wanted 1 or more")
     date = datetime.now(UTC)
     result: dict[str, Any] = {"date": date.isoformat(timespec="seconds"), **where(), "rows": {}}
     args.folder.mkdir(parents=True, exist_ok=True)

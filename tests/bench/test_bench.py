@@ -102,6 +102,23 @@ def test_each_pass_over_the_rows_takes_its_share_of_the_rounds(
     assert [took["cpu"] for took in row["times"]["muster"]] == passes
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("stepp",), "no row stepp; there are step,"),
+        (("--rounds", "0"), "--rounds 0: wanted 1 or more"),
+    ],
+)
+def test_refuses_what_it_cannot_measure(
+    options: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", *options, "--folder", str(tmp_path / "new")])
+    with pytest.raises(SystemExit, match="2"):
+        bench.main()
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("warm_up", [0, 1])
 def test_rounds_to_warm_up_do_not_count(warm_up: int) -> None:
     calls = count()

@@ -40,8 +40,9 @@ def convert(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     its_own = without_torchrun(rest)
     if its_own is None:
         raise config_error(
-            f"{_LABEL}: {shlex.join(rest[:3]) or 'nothing'!r} is not torchrun; write the whole command "
-            "line after --, e.g. -- torchrun --nproc-per-node 8 train.py"
+            f"{_LABEL}: {shlex.join(rest[:3]) or 'nothing'!r} is not torchrun, which also starts "
+            "scripts for accelerate or DeepSpeed; write the whole command line after --, e.g. "
+            "-- torchrun --nproc-per-node 8 train.py"
         )
     asked = parse(its_own, label=_LABEL)
     notes = [

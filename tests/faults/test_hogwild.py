@@ -1,4 +1,4 @@
-"""Hogwild: as accurate as one process, each sample used once, and no process left after any end."""
+"""Hogwild: learns as one process does, each sample used once, and no process left after any end."""
 
 import os
 import re
@@ -31,13 +31,18 @@ def nobody_is_left(processes: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(processes, timeout=10)[1]
 
 
-def test_it_is_as_accurate_as_one_process(tmp_path: Path) -> None:
+def test_it_learns_as_one_process_does(tmp_path: Path) -> None:
+    """By the loss: the accuracy of equal runs differs by five of 360 samples.
+
+    24 runs had 0.092 to 0.110, one process 0.087. Without half of the updates it was 0.160 to 0.200.
+    """
     common = {"task": "digits", "epochs": "12", "eval_steps": "0"}
     single = run_ranks(1, tmp_path / "single", mode="single", **common)
     events = run_ranks(
         1, tmp_path / "hogwild", mode="hogwild", processes="2", timeout=240, **common
     )
-    assert events[-1]["accuracy"] > single[-1]["accuracy"] - 0.01
+    one, two = ([e["loss"] for e in run if e["event"] == "eval"][-1] for run in (single, events))
+    assert two < 1.5 * one
     assert events[-1]["steps"] == single[-1]["steps"]
 
 

@@ -112,7 +112,9 @@ def test_what_render_would_refuse_is_a_note(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "'nothing' is not torchrun; write the whole command line after --, e.g. -- torchrun"),
+        ("", "'nothing' is not torchrun, which also starts scripts for accelerate or DeepSpeed"),
+        ("", "write the whole command line after --, e.g. -- torchrun --nproc-per-node 8 train.py"),
+        ("accelerate launch t.py", "'accelerate launch t.py' is not torchrun, which also starts"),
         ("python train.py", "'python train.py' is not torchrun"),
         ("deepspeed train.py --a b", "'deepspeed train.py --a' is not torchrun"),
         ("torchrun --nnodes 2", "no program in 'torchrun --nnodes 2'"),

@@ -193,15 +193,14 @@ def test_a_name_that_does_not_resolve_yet_is_waited_for_and_reported() -> None:
 def test_a_round_that_ends_before_its_store_answers_is_followed_by_another() -> None:
     gone = encode("start", **PLACE, port=1) + encode("membership_changed", reason="x", lost=True)
     with joined(HEARTBEAT, once_ready=gone, has_store=True) as (member, _):
-        asked = []
-        with pytest.raises(Fault, match="in time|no answer"):
+        ports: Iterator[int] = iter([1])  # the next would be that of another round
+        with pytest.raises(StopIteration):
             member.next_round(
                 clean=True,
-                open_port=lambda: len(asked.append(1) or asked),  # type: ignore[func-returns-value]
-                deadline=time.monotonic() + 0.4,
+                open_port=lambda: next(ports),
+                deadline=time.monotonic() + 30,
                 turn=lambda: None,
             )
-        assert len(asked) > 1
 
 
 def test_only_a_server_with_the_secret_ends_the_run() -> None:

@@ -120,6 +120,7 @@ def test_a_watch_that_always_fails_is_not_asked_for_without_pause(
     found = changes(connected, *JOBSET, "digits", deadline=began + 60)
     assert len(list(islice(found, 6))) == 6
     assert time.monotonic() - began > 0.2  # five pauses of 0.05, see conftest.py
+    # It ends at its deadline, after one look at least.
     assert list(changes(connected, *JOBSET, "digits", deadline=time.monotonic() + 0.1))
 
 
